@@ -1,0 +1,76 @@
+"""Lockstep trains convolutional networks to the same bits, however many workers trained them.
+
+    import lockstep
+    result = lockstep.train(lockstep.recipe("shapes"))
+    print(result.summary["accuracy"], result.summary["weights_sha256"])
+
+Nothing heavy is imported before it is needed.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from lockstep.errors import LockstepError
+from lockstep.recipes import recipe
+from lockstep.spec import Data, Launch, Model, Optimizer, Run, Schedule, Train
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from lockstep.train.event import Listener
+    from lockstep.train.loop import Result
+    from lockstep.train.loss import Loss
+
+__all__ = [
+    "Data",
+    "Launch",
+    "LockstepError",
+    "Model",
+    "Optimizer",
+    "Run",
+    "Schedule",
+    "Train",
+    "load",
+    "recipe",
+    "train",
+]
+__version__ = "0.1.0"
+
+
+def train(
+    run: Run,
+    model: nn.Module | None = None,
+    data: Any = None,
+    loss: Loss | None = None,
+    on_event: Listener | None = None,
+    launch: Launch | None = None,
+) -> Result:
+    """Train a Run; `model` (any nn.Module), `data` (any map-style set, or a pair) and `loss` replace its own.
+
+    A progress bar is drawn unless `on_event` is given, which then gets every event instead.
+    """
+    from lockstep.cli.session import run_session
+
+    return run_session(run, launch or Launch(), on_event, model=model, data=data, loss=loss)
+
+
+def load(run: str | Path, model: nn.Module | None = None) -> nn.Module:
+    """The trained model of a run, ready for inference; a run of your own module needs that `model`."""
+    from lockstep.train.trained import open_trained
+
+    return open_trained(Path("runs"), str(run), device="cpu", model=model).model
+
+
+class _Package(ModuleType):
+    """Keeps `lockstep.train` the function; importing the package of that name would rebind it."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name == "train" and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

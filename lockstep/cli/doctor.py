@@ -1,0 +1,102 @@
+"""`lockstep doctor`: what this machine offers, and its numerics fingerprint."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lockstep import __version__
+from lockstep.cli.flag import add_json
+
+if TYPE_CHECKING:
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_PACKAGES = ("torch", "numpy", "safetensors", "rich", "pillow", "matplotlib")
+_EXTRAS = {
+    "timm": ("timm",),
+    "tensorboard": ("tensorboard",),
+    "onnx": ("onnx", "onnxruntime", "onnxscript"),
+    "report": ("jinja2",),
+    "mpi": ("mpi4py",),
+}
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Add the verb and its flags."""
+    parser = verbs.add_parser("doctor", help="versions, devices, backends, data found, fingerprint")
+    parser.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="default: data")
+    add_json(parser)
+    parser.set_defaults(handler=examine)
+
+
+def examine(options: argparse.Namespace) -> int:
+    """Print the facts as a table or as JSON."""
+    facts = gather(options.data_dir)
+    if options.json:
+        print(json.dumps(facts, indent=1))
+        return 0
+    for section, rows in facts.items():
+        print(section)
+        for key, value in rows.items():
+            print(f"  {key:14} {value}")
+    return 0
+
+
+def gather(data_dir: Path) -> dict[str, dict[str, Any]]:
+    """Everything the doctor looks at."""
+    import torch
+
+    from lockstep.measure.fingerprint import fingerprint
+    from lockstep.train.numerics import prepare_device
+
+    device = prepare_device("auto", threads=1)
+    return {
+        "versions": {
+            "lockstep": __version__,
+            "python": platform.python_version(),
+            **{name: _version(name) for name in _PACKAGES},
+        },
+        "extras": {name: _extra(modules) for name, modules in _EXTRAS.items()},
+        "devices": {
+            "cpu": f"{len(os.sched_getaffinity(0))} cores usable, {torch.backends.cpu.get_cpu_capability()}",
+            **{f"cuda:{i}": torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())},
+        },
+        "threads": {"a worker": "1 (train.threads)", "torch default": os.cpu_count()},
+        "backends": {
+            name: "yes" if getattr(torch.distributed, f"is_{name}_available", lambda: False)() else "no"
+            for name in ("gloo", "nccl", "mpi")
+        },
+        "data": {name: _data(name, data_dir / name) for name in ("mnist", "fashion", "cifar10")},
+        f"fingerprint on {device.type}": fingerprint(device),
+    }
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "missing"
+
+
+def _extra(modules: tuple[str, ...]) -> str:
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    return f"missing {', '.join(missing)}" if missing else "installed"
+
+
+def _data(name: str, directory: Path) -> str:
+    from lockstep.data import open_store
+    from lockstep.errors import DataError
+
+    if not directory.is_dir():
+        return f"not in {directory} (lockstep data get {name})"
+    try:
+        store = open_store(name, directory, {})
+    except DataError as error:
+        return str(error)
+    return f"{directory}: {len(store.train):,} + {len(store.test):,} images"

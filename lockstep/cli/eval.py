@@ -1,0 +1,62 @@
+"""`lockstep eval`: a trained run on its test images."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from lockstep.cli.flag import add_json, add_trained_run
+
+if TYPE_CHECKING:
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Add the verb and its flags."""
+    parser = verbs.add_parser("eval", help="evaluate a trained run on its test images")
+    add_trained_run(parser)
+    parser.add_argument("--data-dir", metavar="DIR", help="where the data lies, if it moved")
+    add_json(parser)
+    parser.set_defaults(handler=evaluate)
+
+
+def evaluate(options: argparse.Namespace) -> int:
+    """Evaluate and print loss and accuracy."""
+    from lockstep.train.evaluate import Evaluator
+    from lockstep.train.loss import make_loss
+    from lockstep.train.setup import open_data
+    from lockstep.train.trained import open_trained
+
+    trained = open_trained(options.runs_dir, options.run, device=options.device, which=options.checkpoint)
+    run = trained.run
+    if options.data_dir:
+        run = replace(run, data=replace(run.data, dir=options.data_dir))
+    store = open_data(run)
+    evaluator = Evaluator(
+        store.test,
+        trained.augment,
+        make_loss(run.train),
+        run.train.batch // run.train.lanes,
+        trained.device,
+        trained.memory_format,
+        run.train.precision == "bf16",
+    )
+    result = evaluator(trained.model)
+    row = {
+        "run": str(trained.directory),
+        "step": trained.step,
+        "loss": result.loss,
+        "accuracy": result.accuracy,
+        "correct": result.correct,
+        "samples": result.samples,
+    }
+    if options.json:
+        print(json.dumps(row))
+    else:
+        print(
+            f"{trained.directory} step {trained.step}: accuracy {100 * result.accuracy:.2f} % "
+            f"({result.correct:,} of {result.samples:,}), loss {result.loss:.4f}"
+        )
+    return 0

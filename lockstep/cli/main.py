@@ -1,0 +1,55 @@
+"""`lockstep`: finds the verb, runs it, and turns errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from lockstep import __version__
+from lockstep.errors import LockstepError
+
+VERBS = ("train", "eval", "predict", "export", "data", "doctor")
+_DESCRIPTION = """\
+Train convolutional networks to the same bits, however many workers trained them.
+
+  lockstep train                          LeNet-5 on procedural shapes, under a minute, no download
+  lockstep train fashion -o data.dir=DIR  a recipe on data of yours
+  lockstep train cifar10 -o train.epochs=5 -o optimizer.lr=0.1
+  lockstep train fashion --resume auto    go on where it stopped, to the same bits
+  lockstep eval fashion                   lockstep predict fashion photo.png
+"""
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The whole command line; each verb's file adds its own flags."""
+    parser = argparse.ArgumentParser(
+        "lockstep", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--version", action="version", version=f"lockstep {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for verb in VERBS:
+        importlib.import_module(f"lockstep.cli.{verb}").add_parser(verbs)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit."""
+    sys.exit(run(sys.argv[1:] if arguments is None else list(arguments)))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command; gives its exit code."""
+    options = make_parser().parse_args(arguments)
+    try:
+        return int(options.handler(options))
+    except LockstepError as error:
+        print(f"lockstep: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("lockstep: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output went away
+        sys.stderr.close()
+        return 1

@@ -1,0 +1,64 @@
+"""`lockstep predict`: the most likely classes of image files."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lockstep.cli.flag import add_json, add_trained_run
+
+if TYPE_CHECKING:
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+    from lockstep.train.trained import Trained
+
+_TOP = 5
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Add the verb and its flags."""
+    parser = verbs.add_parser("predict", help="the five most likely classes of image files")
+    add_trained_run(parser)
+    parser.add_argument("images", nargs="+", type=Path, metavar="IMAGE", help="PNG or JPEG files")
+    add_json(parser)
+    parser.set_defaults(handler=predict)
+
+
+def predict(options: argparse.Namespace) -> int:
+    """Read every image first, so that a bad one is named before any work; then predict."""
+    from lockstep.data.folder import read_image
+    from lockstep.train.trained import open_trained
+
+    trained = open_trained(options.runs_dir, options.run, device=options.device, which=options.checkpoint)
+    height, width = trained.shape[1:]
+    pictures = []
+    for path in options.images:
+        picture, size = read_image(path, trained.shape)
+        pictures.append(picture)
+        if size != (height, width):
+            note = f"{path}: resized from {size[1]}×{size[0]} to {width}×{height}"
+            print(note, file=sys.stderr)
+    for path, picture in zip(options.images, pictures, strict=True):
+        top = _top(trained, picture)
+        if options.json:
+            print(json.dumps({"image": str(path), "top": top}))
+        else:
+            best = "  ".join(f"{row['class']} {100 * row['probability']:.1f} %" for row in top)
+            print(f"{path}: {best}")
+    return 0
+
+
+def _top(trained: Trained, picture: Any) -> list[dict[str, Any]]:
+    import torch
+
+    with torch.no_grad():
+        images = trained.augment.normalize(picture[None].to(trained.device))
+        probabilities = trained.model(images.contiguous(memory_format=trained.memory_format)).softmax(1)[0]
+    values, indices = probabilities.topk(min(_TOP, len(trained.classes)))
+    return [
+        {"class": trained.classes[index], "index": index, "probability": value}
+        for value, index in zip(values.tolist(), indices.tolist(), strict=True)
+    ]

@@ -1,0 +1,126 @@
+"""What a person sees of a run: a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bar
+
+from lockstep.train.event import CheckpointSaved, EpochDone, Event, Finished, Notice, Started, StepDone
+
+_LINE_EVERY_S = 10.0
+
+
+class Progress:
+    """A listener that draws; use it as a context, so that the terminal is left in order."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._console = Console(file=stream, highlight=False)
+        self._started: Started | None = None
+        self._img_s = 0.0
+        self._last_line = time.monotonic()
+        self._bar = Bar(
+            TextColumn("epoch {task.fields[epoch]}"),
+            BarColumn(bar_width=None),
+            TextColumn("step {task.completed:.0f}/{task.total:.0f} {task.description}"),
+            console=self._console,
+            transient=True,
+        )
+        self._task = self._bar.add_task("", total=1, visible=False, epoch="")
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop_bar()
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case Started():
+                self._start(event)
+            case StepDone():
+                self._step(event)
+            case EpochDone():
+                self._epoch(event)
+            case Notice():
+                style = "bold yellow" if event.warning else "dim"
+                prefix = "warning: " if event.warning else ""
+                self._print(f"{prefix}{event.text}", style)
+            case CheckpointSaved():
+                pass  # the end of the epoch says it; a line each would hide the rest
+            case Finished():
+                self._finish(event)
+
+    def _start(self, event: Started) -> None:
+        run = event.run
+        self._started = event
+        self._print(
+            f"{run.model.name} ({event.num_params:,} parameters) on {run.data.name} "
+            f"({event.num_train:,} + {event.num_test:,} images), {event.device}"
+        )
+        self._print(
+            f"batch {run.train.batch} in {run.train.lanes} lanes, {run.train.epochs} epochs of "
+            f"{event.steps_per_epoch} steps, {run.train.precision}; identity {event.identity[:12]}"
+        )
+        where = f", from step {event.resumed_step}" if event.resumed_step else ""
+        self._print(f"run {event.directory}{where}", "dim")
+        if self._console.is_terminal:
+            self._bar.update(self._task, total=run.train.epochs * event.steps_per_epoch, visible=True)
+            self._bar.start()
+
+    def _step(self, event: StepDone) -> None:
+        assert self._started
+        self._img_s = 0.9 * self._img_s + 0.1 * event.img_s if self._img_s else event.img_s
+        text = (
+            f"loss {event.loss:.4f}  acc {100 * event.accuracy:5.1f} %  {self._img_s:,.0f} img/s  "
+            f"{self._time_left(event)} left"
+        )
+        if self._console.is_terminal:
+            epoch = f"{event.epoch + 1}/{self._started.run.train.epochs}"
+            self._bar.update(self._task, completed=event.step, description=text, epoch=epoch)
+        elif time.monotonic() - self._last_line > _LINE_EVERY_S:
+            self._last_line = time.monotonic()
+            self._print(f"  step {event.step}  {text}")
+
+    def _epoch(self, event: EpochDone) -> None:
+        assert self._started
+        self._last_line = time.monotonic()
+        width = len(str(self._started.run.train.epochs))
+        self._print(
+            f"epoch {event.epoch + 1:{width}}/{self._started.run.train.epochs}  "
+            f"train loss {event.train_loss:.4f} acc {100 * event.train_accuracy:5.2f} %  "
+            f"test loss {event.test_loss:.4f} acc {100 * event.test_accuracy:5.2f} %  "
+            f"{event.img_s:,.0f} img/s{'  best' if event.best else ''}"
+        )
+
+    def _finish(self, event: Finished) -> None:
+        self._stop_bar()
+        summary = event.summary
+        self._print(
+            f"done: test accuracy {100 * summary['accuracy']:.2f} %, best "
+            f"{100 * summary['best_accuracy']:.2f} %, loss {summary['loss']:.4f}, {summary['img_s']:,.0f} img/s"
+        )
+        self._print(f"weights_sha256 {summary['weights_sha256']}")
+        self._print(f"in {event.directory}: summary.json, curves.png, metrics.jsonl, checkpoints/", "dim")
+
+    def _stop_bar(self) -> None:
+        if self._bar.live.is_started:
+            self._bar.stop()
+
+    def _time_left(self, event: StepDone) -> str:
+        assert self._started
+        run = self._started.run
+        steps = run.train.epochs * self._started.steps_per_epoch - event.step
+        seconds = round(steps * run.train.batch / self._img_s)
+        hours, rest = divmod(seconds, 3600)
+        return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
+
+    def _print(self, text: str, style: str | None = None) -> None:
+        """A whole line, above the bar if one is drawn; never folded or read as markup."""
+        self._console.print(text, style=style, markup=False, soft_wrap=True)

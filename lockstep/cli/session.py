@@ -1,0 +1,59 @@
+"""A training run with someone watching: events become progress, curves and TensorBoard files."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from lockstep.cli.progress import Progress
+from lockstep.report.plot import draw_curves
+from lockstep.spec import Launch, Run
+from lockstep.train.event import EpochDone, Event, Finished, Listener, Started
+from lockstep.train.loop import Result, fit
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from lockstep.train.loss import Loss
+
+
+def run_session(
+    run: Run,
+    launch: Launch,
+    on_event: Listener | None,
+    *,
+    model: nn.Module | None = None,
+    data: Any = None,
+    loss: Loss | None = None,
+) -> Result:
+    """Train, and draw curves.png; the progress is shown unless the caller listens for itself."""
+    with ExitStack() as stack:
+        listeners: list[Listener] = [_Curves()]
+        if launch.tensorboard:
+            from lockstep.cli.tensorboard import TensorBoard
+
+            listeners.append(stack.enter_context(TensorBoard()))
+        listeners.append(on_event or stack.enter_context(Progress(sys.stdout)))
+
+        def tell(event: Event) -> None:
+            for listener in listeners:
+                listener(event)
+
+        return fit(run, launch, tell, model=model, data=data, loss=loss)
+
+
+class _Curves:
+    """Draws curves.png after every epoch; a picture that cannot be drawn never stops a run."""
+
+    def __init__(self) -> None:
+        self._started: Started | None = None
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Started):
+            self._started = event
+        elif self._started and isinstance(event, EpochDone | Finished):
+            try:
+                draw_curves(self._started.directory)
+            except (OSError, ValueError) as error:
+                print(f"lockstep: curves.png not drawn: {error}", file=sys.stderr)

@@ -1,0 +1,44 @@
+"""Events as TensorBoard files, through the `tensorboard` extra."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from lockstep.errors import BadInput
+from lockstep.train.event import EpochDone, Event, Started, StepDone
+
+
+class TensorBoard:
+    """A listener that writes scalars into the run's directory."""
+
+    def __init__(self) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise BadInput(
+                "--tensorboard needs the extra: pip install 'lockstep-train[tensorboard]'"
+            ) from None
+        self._make_writer: Any = SummaryWriter
+        self._writer: Any = None
+
+    def __enter__(self) -> TensorBoard:
+        return self
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Started):
+            self._writer = self._make_writer(str(event.directory / "tensorboard"))
+        elif isinstance(event, StepDone):
+            self._write(event, ("loss", "accuracy", "lr", "img_s"), "step")
+        elif isinstance(event, EpochDone):
+            self._write(event, ("train_loss", "train_accuracy", "test_loss", "test_accuracy"), "epoch")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._writer:
+            self._writer.close()
+
+    def _write(self, event: StepDone | EpochDone, names: tuple[str, ...], group: str) -> None:
+        for name in names:
+            self._writer.add_scalar(f"{group}/{name}", getattr(event, name), event.step)

@@ -1,0 +1,105 @@
+"""`lockstep train`: a recipe, a file and overrides become a Run, and the Run is trained."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lockstep.cli.flag import add_runs_dir
+from lockstep.recipes import RECIPES, recipe
+from lockstep.spec import Launch, Run
+from lockstep.spec.file import dump_toml, from_table, merge, parse_overrides, read_toml, to_table
+from lockstep.spec.launch import DEVICES
+
+if TYPE_CHECKING:
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_EPILOG = """\
+recipes:
+{recipes}
+
+Every key has a default: `lockstep train RECIPE --print-config` shows them all, and its output is a file
+for -c. An interrupted run saves its state; --resume auto goes on to the bits it would have had.
+"""
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Add the verb and its flags."""
+    lines = [f"  {name:9} {(function.__doc__ or '').splitlines()[0]}" for name, function in RECIPES.items()]
+    parser = verbs.add_parser(
+        "train",
+        help="train a model",
+        description="Train a model: a recipe, then a file's keys, then -o overrides.",
+        epilog=_EPILOG.format(recipes="\n".join(lines)),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="where to start from; default: shapes")
+    parser.add_argument("-c", "--config", type=Path, metavar="FILE.toml", help="keys of a Run")
+    parser.add_argument(
+        "-o",
+        "--override",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="set one key, e.g. -o optimizer.lr=0.1",
+    )
+    parser.add_argument("--name", help="the run's name; one that exists gets a suffix")
+    add_runs_dir(parser)
+    parser.add_argument(
+        "--device", choices=DEVICES, default="auto", help="default: auto, a GPU if there is one"
+    )
+    parser.add_argument("--resume", metavar="auto|RUN|PATH", help="go on with a run that stopped")
+    parser.add_argument("--fork", metavar="RUN", help="start a new run from this run's weights")
+    parser.add_argument("--tensorboard", action="store_true", help="also write TensorBoard files")
+    parser.add_argument("--print-config", action="store_true", help="print the Run as TOML and stop")
+    parser.set_defaults(handler=train)
+
+
+def train(options: argparse.Namespace) -> int:
+    """Resolve the Run, then train it."""
+    launch = Launch(
+        options.name,
+        options.runs_dir,
+        options.resume,
+        options.fork,
+        options.device,
+        options.tensorboard,
+    )
+    run, name = resolve(options, launch)
+    if options.print_config:
+        print(dump_toml(run), end="")
+        return 0
+    from lockstep.cli.session import run_session
+
+    run_session(run, replace(launch, name=launch.name or name), None)
+    return 0
+
+
+def resolve(options: argparse.Namespace, launch: Launch) -> tuple[Run, str]:
+    """The Run that the arguments mean, and the name it gets if none is given."""
+    base, name = _base(options, launch)
+    table = to_table(base)
+    if options.config:
+        table = merge(table, read_toml(options.config))
+        name = options.config.stem
+    table = merge(table, parse_overrides(options.override))
+    if launch.fork:
+        from lockstep.train.resume import fork_weights
+
+        table = merge(table, {"model": {"weights": str(fork_weights(launch))}})
+    return from_table(table), name
+
+
+def _base(options: argparse.Namespace, launch: Launch) -> tuple[Run, str]:
+    """What the file and the overrides are laid over: a recipe, or the run to go on from."""
+    if options.recipe:
+        return recipe(options.recipe), options.recipe
+    earlier = launch.fork or (launch.resume if launch.resume != "auto" else None)
+    if earlier and not options.config:
+        from lockstep.train.resume import find_directory
+
+        directory = find_directory(launch.runs_dir, earlier)
+        return directory.run(), f"{directory.path.name}-fork" if launch.fork else directory.path.name
+    return recipe("shapes") if not options.config else Run(), "shapes"

@@ -1,0 +1,1 @@
+"""How lanes are summed: the lane tree now, and later the only caller of collectives."""

@@ -1,0 +1,86 @@
+"""Augmentation as a pure function of (seed, epoch, sample id), in batched tensor code for any device.
+
+A batch's way: store → order → augment → loader. Flip and crop only move pixels, so they are one gather
+over the raw images; normalization makes them float, and cutout zeroes a square of the result.
+Shapes: N images, C channels, H, W pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lockstep.kernels import random
+
+
+@dataclass(frozen=True)
+class Augment:
+    """What happens to an image between the store and the model."""
+
+    seed: int
+    flip: bool
+    crop_padding: int
+    cutout: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @classmethod
+    def parse(
+        cls, names: Sequence[str], seed: int, size: int, mean: tuple[float, ...], std: tuple[float, ...]
+    ) -> Augment:
+        """Read names such as `flip`, `crop`, `crop:4`, `cutout:8`; pixels default to a share of `size`."""
+        pixels = dict.fromkeys(("flip", "crop", "cutout"), 0)
+        defaults = {"flip": 1, "crop": max(size // 8, 1), "cutout": max(size // 4, 1)}
+        for item in names:
+            name, _, number = item.partition(":")
+            pixels[name] = int(number) if number else defaults[name]
+        return cls(seed, bool(pixels["flip"]), pixels["crop"], pixels["cutout"], mean, std)
+
+    def apply(self, images: Tensor, ids: Tensor, epoch: int) -> Tensor:
+        """Training images: moved, normalized, cut out."""
+        if self.flip or self.crop_padding:
+            images = self._move(images, ids, epoch)
+        images = self.normalize(images)
+        return self._cut_out(images, ids, epoch) if self.cutout else images
+
+    def normalize(self, images: Tensor) -> Tensor:
+        """Bytes to floats of mean 0 and deviation 1; floats are only shifted and scaled."""
+        unit = 255.0 if images.dtype == torch.uint8 else 1.0
+        scale = torch.tensor([1.0 / (unit * s) for s in self.std], device=images.device)
+        shift = torch.tensor([m / s for m, s in zip(self.mean, self.std, strict=True)], device=images.device)
+        return images.to(torch.float32) * scale.view(-1, 1, 1) - shift.view(-1, 1, 1)
+
+    def _move(self, images: Tensor, ids: Tensor, epoch: int) -> Tensor:
+        """Mirror and shift by one gather; what comes from outside the image is 0."""
+        height, width = images.shape[2:]
+        rows = torch.arange(height, device=images.device).expand(len(ids), -1)
+        cols = torch.arange(width, device=images.device).expand(len(ids), -1)
+        if self.crop_padding:
+            span = 2 * self.crop_padding + 1
+            rows = rows + (self._draw("crop-row", ids, epoch, span) - self.crop_padding)[:, None]
+            cols = cols + (self._draw("crop-col", ids, epoch, span) - self.crop_padding)[:, None]
+        if self.flip:
+            mirrored = self._draw("flip", ids, epoch, 2).bool()[:, None]
+            cols = torch.where(mirrored, width - 1 - cols, cols)
+        inside = ((rows >= 0) & (rows < height))[:, :, None] & ((cols >= 0) & (cols < width))[:, None, :]
+        source = rows.clamp(0, height - 1)[:, :, None] * width + cols.clamp(0, width - 1)[:, None, :]
+        index = source.flatten(1)[:, None, :].expand(-1, images.shape[1], -1)
+        moved = images.flatten(2).gather(2, index).view_as(images)
+        return moved * inside[:, None].to(images.dtype)
+
+    def _cut_out(self, images: Tensor, ids: Tensor, epoch: int) -> Tensor:
+        height, width = images.shape[2:]
+        top = self._draw("cutout-row", ids, epoch, height) - self.cutout // 2
+        left = self._draw("cutout-col", ids, epoch, width) - self.cutout // 2
+        rows = torch.arange(height, device=images.device)[None, :] - top[:, None]
+        cols = torch.arange(width, device=images.device)[None, :] - left[:, None]
+        hole = ((rows >= 0) & (rows < self.cutout))[:, :, None] & ((cols >= 0) & (cols < self.cutout))[
+            :, None
+        ]
+        return images.masked_fill(hole[:, None], 0.0)
+
+    def _draw(self, what: str, ids: Tensor, epoch: int, bound: int) -> Tensor:
+        return random.integers(random.key("augment", self.seed, epoch, what), ids, bound)

@@ -1,0 +1,96 @@
+"""CIFAR-10 from its binary batches, as published.
+
+A store, so the first stop of a batch: store → order → augment → loader. A batch is a file of records of
+3073 bytes: one label, then the red, green and blue planes of 32x32 pixels.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lockstep.data.store import MemorySplit, Store, check_labels, content_sha256
+from lockstep.errors import DataError
+
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+FOLDER = "cifar-10-batches-bin"
+TRAIN_FILES = tuple(f"data_batch_{i}.bin" for i in range(1, 6))
+TEST_FILE = "test_batch.bin"
+_SHAPE = (3, 32, 32)
+_RECORD_BYTES = 1 + 3 * 32 * 32
+_PUBLISHED_BYTES = 10_000 * _RECORD_BYTES
+
+
+def open_cifar10(folder: Path) -> Store:
+    """Read and check the six batches in `folder` or in its cifar-10-batches-bin."""
+    paths = _find_batches(folder)
+    _check_lengths(paths)
+    batches = [_read_batch(path) for path in paths]
+    train = MemorySplit(
+        torch.cat([images for images, _ in batches[:-1]]), torch.cat([labels for _, labels in batches[:-1]])
+    )
+    test = MemorySplit(*batches[-1])
+    return Store(
+        name="cifar10",
+        classes=CLASSES,
+        shape=_SHAPE,
+        train=train,
+        test=test,
+        mean=(0.4914, 0.4822, 0.4465),
+        std=(0.2470, 0.2435, 0.2616),
+        manifest={
+            "name": "cifar10",
+            "num_train": len(train),
+            "num_test": len(test),
+            "content_sha256": content_sha256(train, test),
+        },
+    )
+
+
+def _find_batches(folder: Path) -> list[Path]:
+    """The paths of all six batches, the test batch last."""
+    names = (*TRAIN_FILES, TEST_FILE)
+    for candidate in (folder, folder / FOLDER):
+        present = [name for name in names if (candidate / name).is_file()]
+        if present:
+            missing = [name for name in names if name not in present]
+            if missing:
+                raise DataError(
+                    f"{candidate}: {', '.join(missing)} missing: cifar10 needs all six batches; "
+                    f"run `lockstep data get cifar10 --dir {folder}`"
+                )
+            return [candidate / name for name in names]
+    raise DataError(
+        f"data.dir={folder}: holds no cifar10 batches such as {TRAIN_FILES[0]}, nor does its {FOLDER}; "
+        f"run `lockstep data get cifar10 --dir {folder}` or name another data.dir"
+    )
+
+
+def _check_lengths(paths: list[Path]) -> None:
+    """All six batches are equally long, so that one cut at a record is noticed too."""
+    lengths = [path.stat().st_size for path in paths]
+    usual = Counter(lengths).most_common(1)[0][0]
+    expected = _PUBLISHED_BYTES if _PUBLISHED_BYTES in lengths else usual
+    for path, length in zip(paths, lengths, strict=True):
+        if length != expected:
+            fault = "truncated" if length < expected else "overlong"
+            raise DataError(f"{path}: {fault}: expected {expected} bytes, found {length}; fetch it again")
+    if expected == 0 or expected % _RECORD_BYTES:
+        raise DataError(
+            f"{paths[0]}: {expected} bytes: a batch is one or more records of {_RECORD_BYTES} bytes "
+            f"({_PUBLISHED_BYTES} bytes as published); fetch it again"
+        )
+
+
+def _read_batch(path: Path) -> tuple[Tensor, Tensor]:
+    try:
+        content = bytearray(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); fetch it again") from error
+    records = torch.frombuffer(content, dtype=torch.uint8).view(-1, _RECORD_BYTES)
+    labels = records[:, 0].to(torch.int64)
+    check_labels(str(path), labels, len(CLASSES))
+    return records[:, 1:].reshape(-1, *_SHAPE), labels

@@ -1,0 +1,221 @@
+"""Fetches published data sets: resumed where a connection broke, checked by sum, never over a user's file.
+
+Outside the way of a batch: it puts into a folder the files that a store reads later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import shutil
+import tarfile
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from lockstep.data.cifar import FOLDER, TEST_FILE, TRAIN_FILES
+from lockstep.errors import DataError, unknown
+
+Progress = Callable[[str, int, int], None]  # file, bytes done, bytes in all (0: unknown)
+
+_CHUNK_BYTES = 1 << 18
+_TIMEOUT_S = 30.0
+_SCHEMES = ("http://", "https://", "file://")
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A published file, its MD5 sum, and the members to extract where it is a tar file."""
+
+    name: str
+    md5: str
+    members: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Published:
+    """Where a data set is published, and as which files."""
+
+    base: str
+    archives: tuple[Archive, ...]
+
+
+PUBLISHED: Mapping[str, Published] = {
+    "mnist": Published(
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        (
+            Archive("train-images-idx3-ubyte.gz", "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
+            Archive("train-labels-idx1-ubyte.gz", "d53e105ee54ea40749a09fcbcd1e9432"),
+            Archive("t10k-images-idx3-ubyte.gz", "9fb629c4189551a2d022fa330f9573f3"),
+            Archive("t10k-labels-idx1-ubyte.gz", "ec29112dd5afa0611ce80d1b7f02629c"),
+        ),
+    ),
+    "fashion": Published(
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+        (
+            Archive("train-images-idx3-ubyte.gz", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+            Archive("train-labels-idx1-ubyte.gz", "25c81989df183df01b3e8a0aad5dffbe"),
+            Archive("t10k-images-idx3-ubyte.gz", "bef4ecab320f06d8554ea6380940ec79"),
+            Archive("t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310"),
+        ),
+    ),
+    "cifar10": Published(
+        "https://www.cs.toronto.edu/~kriz/",
+        (
+            Archive(
+                "cifar-10-binary.tar.gz",
+                "c32a1d4ab5d03f1284b67883e8d87530",
+                members=tuple(f"{FOLDER}/{name}" for name in (*TRAIN_FILES, TEST_FILE)),
+            ),
+        ),
+    ),
+}
+
+
+def fetch(
+    name: str,
+    dir: Path,
+    mirror: str | None = None,
+    on_progress: Progress | None = None,
+    published: Mapping[str, Published] = PUBLISHED,
+) -> None:
+    """Put the files of a published data set into `dir`; what is there and right is kept."""
+    if name not in published:
+        raise DataError(unknown("data set to fetch", name, published))
+    base = mirror if mirror is not None else published[name].base
+    if not base.startswith(_SCHEMES):
+        raise DataError(f"--mirror {base}: must begin with http://, https:// or file://")
+    try:
+        dir.mkdir(parents=True, exist_ok=True)
+        for archive in published[name].archives:
+            url = f"{base.rstrip('/')}/{archive.name}"
+            _fetch_archive(archive, dir / archive.name, url, on_progress or _ignore)
+            if archive.members:
+                _extract(archive, dir)
+    except OSError as error:
+        raise DataError(
+            f"--dir {dir}: cannot be written ({error.strerror or error}): free it or name another"
+        ) from error
+
+
+def _ignore(_file: str, _done: int, _total: int) -> None:
+    pass
+
+
+def _fetch_archive(archive: Archive, target: Path, url: str, on_progress: Progress) -> None:
+    """Download beside the target and rename once the sum is right."""
+    if target.exists():
+        found = _md5(target)
+        if found != archive.md5:
+            raise DataError(
+                f"{target}: is there with MD5 {found}, the published one is {archive.md5}: "
+                "it is left as it is; move it away to fetch it"
+            )
+        on_progress(archive.name, target.stat().st_size, target.stat().st_size)
+        return
+    part = target.with_name(f"{target.name}.part")
+    if not (part.exists() and _md5(part) == archive.md5):
+        _download(url, part, lambda done, total: on_progress(archive.name, done, total))
+    found = _md5(part)
+    if found != archive.md5:
+        part.unlink()
+        raise DataError(
+            f"{url}: MD5 is {found}, expected {archive.md5}: the download is removed; "
+            "run again, or name another source with --mirror"
+        )
+    part.replace(target)
+
+
+def _download(url: str, part: Path, on_progress: Callable[[int, int], None]) -> None:
+    """Write `url` to `part`, going on from the bytes it has where the server can."""
+    start = part.stat().st_size if part.exists() else 0
+    with _open(url, start) as response:
+        if response.status != http.HTTPStatus.PARTIAL_CONTENT:  # file:// has no status
+            start = 0
+        length = int(response.headers.get("Content-Length") or 0)
+        total = start + length if length else 0
+        done = start
+        with part.open("r+b" if start else "wb") as out:
+            out.seek(start)
+            for chunk in _chunks(url, response):
+                out.write(chunk)
+                done += len(chunk)
+                on_progress(done, total)
+    if done < total:
+        raise _network_error(url, f"the connection broke after {done} of {total} bytes, which are kept")
+
+
+def _open(url: str, start: int) -> Any:
+    """The response to a GET from byte `start` on, or of the whole file where that is past its end."""
+    headers = {"User-Agent": "lockstep", **({"Range": f"bytes={start}-"} if start else {})}
+    try:
+        return urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT_S)
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and start:
+            return _open(url, 0)
+        raise _network_error(url, f"HTTP {error.code} {error.reason}") from error
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise _network_error(url, str(getattr(error, "reason", error))) from error
+
+
+def _chunks(url: str, response: IO[bytes]) -> Iterator[bytes]:
+    while True:
+        try:
+            chunk = response.read(_CHUNK_BYTES)
+        except (OSError, http.client.HTTPException) as error:
+            raise _network_error(url, f"the connection broke: {error}; what came is kept") from error
+        if not chunk:
+            return
+        yield chunk
+
+
+def _network_error(url: str, reason: str) -> DataError:
+    text = reason.replace("\n", " ")
+    return DataError(f"{url}: {text}: run again to go on, or name another source with --mirror")
+
+
+def _md5(path: Path) -> str:
+    digest = hashlib.md5(usedforsecurity=False)  # what the publishers give; it guards against accidents
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _extract(archive: Archive, dir: Path) -> None:
+    """Write the expected members and no others, so that no name in the archive can lead elsewhere."""
+    missing = set(archive.members)
+    try:
+        with tarfile.open(dir / archive.name) as tar:
+            for member in tar:
+                if member.name in missing and member.isreg():
+                    missing.remove(member.name)
+                    _extract_member(tar, member, dir / member.name)
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise DataError(f"{dir / archive.name}: not a tar file ({error}): remove it and run again") from error
+    if missing:
+        raise DataError(f"{dir / archive.name}: holds no {', '.join(sorted(missing))}: use another --mirror")
+
+
+def _extract_member(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
+    """Extract beside the target and rename, unless the target is there: then it must be equal."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f"{target.name}.part")
+    source = tar.extractfile(member)
+    assert source is not None, "a regular member has content"
+    with source, part.open("wb") as out:
+        shutil.copyfileobj(source, out)
+    if not target.exists():
+        part.replace(target)
+        return
+    equal = _md5(part) == _md5(target)
+    part.unlink()
+    if not equal:
+        raise DataError(
+            f"{target}: differs from the one in {tar.name}: it is left as it is; move it away to extract it"
+        )

@@ -1,0 +1,169 @@
+"""MNIST and Fashion-MNIST from their IDX files, plain or gzipped, as published.
+
+A store, so the first stop of a batch: store → order → augment → loader. An IDX file is a magic number
+0x0000_08_DD (unsigned bytes, DD dims), DD big-endian sizes and the bytes. Shapes: N images, H, W pixels.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import struct
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lockstep.data.store import MemorySplit, Store, check_labels, content_sha256
+from lockstep.errors import DataError
+
+_NUM_DIMS = {"images-idx3": 3, "labels-idx1": 1}
+_PARTS = {"train": "train", "test": "t10k"}
+
+
+@dataclass(frozen=True)
+class Idx:
+    """What tells one IDX data set from another, beside its files."""
+
+    name: str
+    folders: tuple[str, ...]  # names a subfolder may have, in lower case without - and _
+    classes: tuple[str, ...]
+    mean: float
+    std: float
+
+
+MNIST = Idx(
+    name="mnist",
+    folders=("mnist", "raw"),
+    classes=tuple("0123456789"),
+    mean=0.1307,
+    std=0.3081,
+)
+FASHION = Idx(
+    name="fashion",
+    folders=("fashion", "fashionmnist", "raw"),
+    classes=(
+        "T-shirt/top",
+        "Trouser",
+        "Pullover",
+        "Dress",
+        "Coat",
+        "Sandal",
+        "Shirt",
+        "Sneaker",
+        "Bag",
+        "Ankle boot",
+    ),
+    mean=0.2860,
+    std=0.3530,
+)
+
+
+def open_idx(kind: Idx, folder: Path) -> Store:
+    """Read and check both splits of the set that lies in `folder` or in a subfolder of its name."""
+    found = _find_folder(kind, folder)
+    train, test = (_read_split(kind, found, part) for part in ("train", "test"))
+    if train.images.shape[1:] != test.images.shape[1:]:
+        raise DataError(
+            f"{found}: train images are {_by(train.images)} and test images {_by(test.images)}: "
+            f"both must be equal; fetch {kind.name} again"
+        )
+    channels, height, width = train.images.shape[1:]
+    return Store(
+        name=kind.name,
+        classes=kind.classes,
+        shape=(channels, height, width),
+        train=train,
+        test=test,
+        mean=(kind.mean,),
+        std=(kind.std,),
+        manifest={
+            "name": kind.name,
+            "num_train": len(train),
+            "num_test": len(test),
+            "content_sha256": content_sha256(train, test),
+        },
+    )
+
+
+def _by(images: Tensor) -> str:
+    return f"{images.shape[-2]}x{images.shape[-1]}"
+
+
+def _find_folder(kind: Idx, folder: Path) -> Path:
+    """`folder`, or the subfolder (such as fashion-mnist or MNIST/raw) that holds any of the files."""
+    named = [
+        path
+        for path in sorted(folder.iterdir())
+        if path.is_dir() and path.name.lower().replace("-", "").replace("_", "") in kind.folders
+    ]
+    for candidate in (folder, *named, *(path / "raw" for path in named)):
+        if any(_variants(candidate, part, what) for part in _PARTS for what in _NUM_DIMS):
+            return candidate
+    raise DataError(
+        f"data.dir={folder}: holds no {kind.name} files such as train-images-idx3-ubyte.gz; "
+        f"run `lockstep data get {kind.name} --dir {folder}` or name another data.dir"
+    )
+
+
+def _variants(folder: Path, part: str, what: str) -> list[Path]:
+    """The files there that may be this one: with - or ., plain (preferred) or gzipped."""
+    names = (f"{_PARTS[part]}-{name}-ubyte" for name in (what, what.replace("-", ".")))
+    paths = [folder / name for name in names]
+    return [path for path in (*paths, *(Path(f"{path}.gz") for path in paths)) if path.is_file()]
+
+
+def _read_split(kind: Idx, folder: Path, part: str) -> MemorySplit:
+    images_path, labels_path = (_pick(kind, folder, part, what) for what in _NUM_DIMS)
+    images, labels = _read_idx(images_path, 3), _read_idx(labels_path, 1).to(torch.int64)
+    if len(images) != len(labels):
+        raise DataError(
+            f"{images_path}: {len(images)} images, but {labels_path.name} has {len(labels)} labels: "
+            f"counts must be equal; fetch {kind.name} again"
+        )
+    check_labels(str(labels_path), labels, len(kind.classes))
+    return MemorySplit(images.unsqueeze(1), labels)
+
+
+def _pick(kind: Idx, folder: Path, part: str, what: str) -> Path:
+    found = _variants(folder, part, what)
+    if not found:
+        raise DataError(
+            f"{folder}: {_PARTS[part]}-{what}-ubyte or its .gz is missing; "
+            f"run `lockstep data get {kind.name} --dir {folder}`"
+        )
+    return found[0]
+
+
+def _read_idx(path: Path, num_dims: int) -> Tensor:
+    """The uint8 tensor of one file, whose magic number, sizes and length must all fit."""
+    content = _read_bytes(path)
+    header = 4 + 4 * num_dims
+    if len(content) < header:
+        raise DataError(f"{path}: expected at least {header} bytes, found {len(content)}: fetch it again")
+    magic, *sizes = struct.unpack_from(f">{1 + num_dims}I", content)
+    if magic != 0x0800 + num_dims:
+        raise DataError(
+            f"{path}: magic number 0x{magic:08x}, expected 0x{0x0800 + num_dims:08x}: "
+            f"not an IDX file of bytes in {num_dims} dims; fetch it again"
+        )
+    if 0 in sizes:
+        raise DataError(f"{path}: sizes {sizes} hold nothing: every size must be at least 1; fetch it again")
+    expected = header + math.prod(sizes)
+    if len(content) != expected:
+        fault = "truncated" if len(content) < expected else "overlong"
+        raise DataError(f"{path}: {fault}: expected {expected} bytes, found {len(content)}; fetch it again")
+    return torch.frombuffer(content, dtype=torch.uint8, offset=header).view(sizes)
+
+
+def _read_bytes(path: Path) -> bytearray:
+    try:
+        if path.suffix == ".gz":
+            with gzip.open(path) as stream:
+                return bytearray(stream.read())
+        return bytearray(path.read_bytes())
+    except (OSError, EOFError, zlib.error) as error:
+        reason = "corrupt or truncated gzip" if path.suffix == ".gz" else "cannot be read"
+        raise DataError(f"{path}: {reason} ({error}); fetch it again") from error

@@ -1,0 +1,91 @@
+"""The last stop of a batch: positions become lanes of images on the device.
+
+A batch's way: store → order → augment → loader → step. The next step's images are read by a thread
+while this one computes, so decoding files overlaps training; reading ahead changes no bit, because
+every sample depends on its keys alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lockstep.data.augment import Augment
+from lockstep.data.order import lane_positions, sample_ids
+from lockstep.data.store import MemorySplit, Split
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """The lanes of one step, one after another along dim 0, normalized and on the device."""
+
+    images: Tensor  # [V · n, C, H, W]
+    labels: Tensor  # [V · n]
+    num_lanes: int
+
+    def lane(self, index: int) -> tuple[Tensor, Tensor]:
+        """One lane's images and labels; aligned as if it were alone, since BLAS may look at addresses."""
+        size = len(self.labels) // self.num_lanes
+        part = slice(index * size, (index + 1) * size)
+        images = self.images[part]
+        return (images if images.data_ptr() % 64 == 0 else images.clone()), self.labels[part]
+
+
+class TrainLoader:
+    """Gives the lanes of each step from a cursor (epoch, step in the epoch) on."""
+
+    def __init__(
+        self,
+        split: Split,
+        augment: Augment,
+        *,
+        batch: int,
+        lanes: int,
+        device: torch.device,
+        memory_format: torch.memory_format = torch.contiguous_format,
+    ) -> None:
+        self._memory_format = memory_format
+        self._split, self._augment, self._device = split, augment, device
+        self._batch, self._lanes = batch, lanes
+
+    def __len__(self) -> int:
+        """Steps in an epoch; the positions past the last whole batch are dropped."""
+        return len(self._split) // self._batch
+
+    def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Lanes]:
+        """The steps of one epoch from `first_step` on."""
+        steps = range(first_step, len(self))
+        if isinstance(self._split, MemorySplit):  # a gather in memory is not worth a thread
+            yield from (self._finish(epoch, *self._read(epoch, step)) for step in steps)
+            return
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="lockstep-read") as pool:
+            ahead: Future[tuple[Tensor, Tensor, Tensor]] | None = None
+            for step in steps:
+                raw = ahead.result() if ahead else self._read(epoch, step)
+                ahead = pool.submit(self._read, epoch, step + 1) if step + 1 < len(self) else None
+                yield self._finish(epoch, *raw)
+
+    def _read(self, epoch: int, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        positions = lane_positions(step, self._batch, self._lanes).flatten()
+        ids = sample_ids(self._augment.seed, epoch, positions, len(self._split))
+        return ids, *self._split.read(ids)
+
+    def _finish(self, epoch: int, ids: Tensor, images: Tensor, labels: Tensor) -> Lanes:
+        images = self._augment.apply(images.to(self._device), ids.to(self._device), epoch)
+        images = images.contiguous(memory_format=self._memory_format)
+        return Lanes(images, labels.to(self._device), self._lanes)
+
+
+def eval_blocks(
+    split: Split, augment: Augment, block: int, device: torch.device
+) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """Blocks of `block` samples in order: images, labels, and how many are real; the last is padded."""
+    for first in range(0, len(split), block):
+        ids = torch.arange(first, min(first + block, len(split)))
+        real = len(ids)
+        images, labels = split.read(torch.cat([ids, ids[-1:].expand(block - real)]))
+        yield augment.normalize(images.to(device)), labels.to(device), real

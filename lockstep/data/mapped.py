@@ -1,0 +1,187 @@
+"""Any map-style data set of the user's as a store: what has `len` and gives (image, label) by number.
+
+The first stop of a batch that comes through the Python API: store → order → augment → loader.
+Images are tensors (C H W or H W), NumPy arrays (H W C or H W) or Pillow images. Shapes: N images, C channels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from lockstep.data.store import Store, check_labels
+from lockstep.errors import DataError
+from lockstep.kernels.random import integers, key
+
+_NUM_HASHED = 64
+_TENTH = 10  # one sample in so many is held out of a single data set
+
+
+def from_map_style(data: Any) -> Store:
+    """A store of a data set, of a pair (train, test), or of a Store, which is returned as it is."""
+    if isinstance(data, Store):
+        return data
+    train, test = _split(data)
+    first = train.item(0)[0]
+    channels, height, width = first.shape
+    classes = _classes(train, test)
+    unit = first.is_floating_point()  # floats are used as they are
+    return Store(
+        name=type(train.data).__name__,
+        classes=classes,
+        shape=(channels, height, width),
+        train=train.expecting(first, len(classes)),
+        test=test.expecting(first, len(classes)),
+        mean=(0.0 if unit else 0.5,) * channels,
+        std=(1.0 if unit else 0.25,) * channels,
+        manifest={
+            "name": "map-style",
+            "type": f"{type(train.data).__module__}.{type(train.data).__qualname__}",
+            "num_train": len(train),
+            "num_test": len(test),
+            "sample_sha256": _sample_sha256(train, test),
+        },
+    )
+
+
+@dataclass(frozen=True)
+class MappedSplit:
+    """Some samples of a user's data set; all must have the shape and type of the first."""
+
+    data: Any
+    name: str
+    indices: Sequence[int]
+    shape: tuple[int, ...] = ()
+    dtype: torch.dtype = torch.uint8
+    num_classes: int = 0
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def expecting(self, image: Tensor, num_classes: int) -> MappedSplit:
+        """The same split, which refuses what differs from `image` or has another class."""
+        return MappedSplit(self.data, self.name, self.indices, tuple(image.shape), image.dtype, num_classes)
+
+    def read(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        items = [self.item(i) for i in ids.tolist()]
+        for i, (image, label) in zip(ids.tolist(), items, strict=True):
+            if tuple(image.shape) != self.shape or image.dtype != self.dtype:
+                raise DataError(
+                    f"{self.where(i)}: image is {_describe(image.dtype, image.shape)}, the first is "
+                    f"{_describe(self.dtype, self.shape)}: all must be equal; resize them in the data set"
+                )
+            if not 0 <= label < self.num_classes:
+                check_labels(self.where(i), torch.tensor([label]), self.num_classes)
+        images = [image for image, _ in items]
+        stacked = torch.stack(images) if images else torch.empty((0, *self.shape), dtype=self.dtype)
+        return stacked, torch.tensor([label for _, label in items], dtype=torch.int64)
+
+    def where(self, i: int) -> str:
+        return f"{self.name}[{self.indices[i]}]"
+
+    def item(self, i: int) -> tuple[Tensor, int]:
+        """One sample as a tensor [C, H, W] and an integer."""
+        sample = self.data[self.indices[i]]
+        try:
+            image, label = sample
+            return _as_tensor(image), _as_label(label)
+        except (TypeError, ValueError) as error:
+            raise DataError(
+                f"{self.where(i)}: expected (image, label), got {type(sample).__name__}: {error}"
+            ) from error
+
+    def labels(self) -> Tensor:
+        """Every label: from `targets` or `labels` where the data set has one, else by reading all samples."""
+        for name in ("targets", "labels"):
+            listed = getattr(self.data, name, None)
+            if listed is not None and not callable(listed) and len(listed) == len(self.data):
+                return torch.as_tensor(np.asarray(listed))[torch.as_tensor(self.indices)].to(torch.int64)
+        return torch.tensor([self.item(i)[1] for i in range(len(self))])
+
+
+def _describe(dtype: torch.dtype, shape: Iterable[int]) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {'x'.join(map(str, shape))}"
+
+
+def _split(data: Any) -> tuple[MappedSplit, MappedSplit]:
+    """Both splits of a pair, or of one data set by a hash of the sample's number."""
+    if isinstance(data, tuple) and len(data) == 2:
+        train, test = (
+            MappedSplit(part, name, range(_length(part, name)))
+            for part, name in zip(data, ("train", "test"), strict=True)
+        )
+        return train, test
+    length = _length(data, "data")
+    if length < 2:
+        raise DataError("data: 1 sample cannot be split into train and test: give a pair (train, test)")
+    held = integers(key("held out"), torch.arange(length), _TENTH) == 0
+    if not held.any() or held.all():
+        held[0], held[1:] = True, False
+    train_indices, test_indices = (torch.nonzero(mask)[:, 0].tolist() for mask in (~held, held))
+    return MappedSplit(data, "data", train_indices), MappedSplit(data, "data", test_indices)
+
+
+def _length(data: Any, name: str) -> int:
+    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        raise DataError(
+            f"{name}: {type(data).__name__} is no map-style data set: it needs __len__ and __getitem__ "
+            "that gives (image, label)"
+        )
+    if len(data) == 0:
+        raise DataError(f"{name}: {type(data).__name__} is empty: it needs at least one sample")
+    return len(data)
+
+
+def _classes(train: MappedSplit, test: MappedSplit) -> tuple[str, ...]:
+    """The data set's own names for its classes, or as many numbers as its labels need."""
+    labels = [(split, split.labels()) for split in (train, test)]
+    named = getattr(train.data, "classes", None)
+    count = len(named) if named is not None else 1 + max(int(found.max()) for _, found in labels)
+    for split, found in labels:
+        check_labels(split.name, found, count)
+    return tuple(str(name) for name in (named if named is not None else range(count)))
+
+
+def _as_tensor(image: Any) -> Tensor:
+    if isinstance(image, Image.Image):
+        image = np.array(image if image.mode in ("L", "RGB") else image.convert("RGB"))
+    if isinstance(image, np.ndarray):
+        array = torch.from_numpy(np.array(image))
+        tensor = array.permute(2, 0, 1).contiguous() if array.dim() == 3 else array
+    elif isinstance(image, Tensor):
+        tensor = image
+    else:
+        raise TypeError(f"an image is a tensor, an array or a Pillow image, not {type(image).__name__}")
+    if tensor.dim() == 2:
+        tensor = tensor.unsqueeze(0)
+    if tensor.dim() != 3 or not (tensor.dtype == torch.uint8 or tensor.is_floating_point()):
+        raise TypeError(
+            f"an image is uint8 or float in 2 or 3 dims, not {_describe(tensor.dtype, tensor.shape)}"
+        )
+    return tensor.float() if tensor.is_floating_point() else tensor
+
+
+def _as_label(label: Any) -> int:
+    number = label.item() if isinstance(label, Tensor | np.ndarray | np.generic) else label
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise TypeError(f"a label is an integer, not {type(label).__name__}")
+    return number
+
+
+def _sample_sha256(*splits: MappedSplit) -> str:
+    """A hash over at most 64 samples of each split, evenly spaced: enough to tell data sets apart."""
+    digest = hashlib.sha256()
+    for split in splits:
+        count = min(_NUM_HASHED, len(split))
+        for i in range(count):
+            image, label = split.item(i * len(split) // count)
+            digest.update(f"{_describe(image.dtype, image.shape)} {label}".encode())
+            digest.update(image.contiguous().numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,41 @@
+"""The order of an epoch: which sample stands at which position, as a pure function.
+
+A batch's way: store → order → augment → loader. The order is a permutation computed position by
+position (a Feistel network over the next even power of two, walked until it lands inside), so nobody
+holds a shuffled list and the cursor of a run is two integers.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lockstep.kernels import random
+
+_ROUNDS = 6
+
+
+def sample_ids(seed: int, epoch: int, positions: Tensor, length: int) -> Tensor:
+    """The sample id at each position of `epoch`, for a set of `length` samples."""
+    half_bits = max((max(length - 1, 1).bit_length() + 1) // 2, 1)
+    keys = [random.key("order", seed, epoch, turn) for turn in range(_ROUNDS)]
+    ids = _permute(positions, half_bits, keys)
+    outside = torch.nonzero(ids >= length).flatten()
+    while len(outside):  # cycle walking: apply the permutation again until it lands inside
+        ids[outside] = _permute(ids[outside], half_bits, keys)
+        outside = outside[ids[outside] >= length]
+    return ids
+
+
+def _permute(x: Tensor, half_bits: int, keys: list[int]) -> Tensor:
+    mask = (1 << half_bits) - 1
+    left, right = x >> half_bits, x & mask
+    for key in keys:
+        left, right = right, left ^ (random.bits(key, right) & mask)
+    return (left << half_bits) | right
+
+
+def lane_positions(step_in_epoch: int, batch: int, lanes: int) -> Tensor:
+    """The positions of a step as [lane, sample]: sample j of the batch is in lane j mod V."""
+    first = step_in_epoch * batch
+    return torch.arange(first, first + batch).view(batch // lanes, lanes).t()

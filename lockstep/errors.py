@@ -1,0 +1,74 @@
+"""Every error a user can meet, in one tree; nothing else in the package is below it.
+
+LockstepError                 exit 1: the run failed
+├── BadInput                  exit 2: found before any work started
+│   ├── SpecError             a key, type or value of a Run
+│   ├── ModelError            an unknown model, a size it cannot take, weights that do not fit
+│   ├── DataError             data that is missing, truncated, mislabelled or unreadable
+│   └── IdentityError         a checkpoint of another run
+├── CheckpointError           no checkpoint that can be read
+├── NumericsError             a loss or a gradient that is not finite
+├── OutOfMemory               a lane does not fit
+└── Interrupted               exit 130 or 143: stopped by a signal, after saving
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class LockstepError(Exception):
+    """The root: one line that names the field, its value, the rule and the fix."""
+
+    exit_code = 1
+
+
+class BadInput(LockstepError):
+    """What the user gave cannot work; raised before any work starts."""
+
+    exit_code = 2
+
+
+class SpecError(BadInput):
+    """A key, a type or a value of a Run is wrong."""
+
+
+class ModelError(BadInput):
+    """The model is unknown, or cannot be built or loaded as asked."""
+
+
+class DataError(BadInput):
+    """The data is missing, truncated, mislabelled or unreadable."""
+
+
+class IdentityError(BadInput):
+    """The checkpoint belongs to a run of another identity."""
+
+
+class CheckpointError(LockstepError):
+    """There is no checkpoint that can be read."""
+
+
+class NumericsError(LockstepError):
+    """A loss or a gradient is not finite."""
+
+
+class OutOfMemory(LockstepError):
+    """A lane's work does not fit into memory."""
+
+
+class Interrupted(LockstepError):
+    """A signal stopped the run after its state was saved."""
+
+    def __init__(self, message: str, signal_number: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signal_number
+
+
+def unknown(what: str, value: str, choices: Iterable[str]) -> str:
+    """One line for a name that does not exist: the nearest right one, then all of them."""
+    known = sorted(choices)
+    near = difflib.get_close_matches(value, known, n=1, cutoff=0.5)
+    hint = f"did you mean '{near[0]}'? " if near else ""
+    return f"unknown {what} '{value}': {hint}choose from {', '.join(known)}"

@@ -1,0 +1,118 @@
+"""Models by name: from a Run's `[model]` table and the shape of the data to an initialized module.
+
+Initialization draws from torch's default generator, which the caller seeds; nothing else is read.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from lockstep.errors import ModelError, unknown
+from lockstep.models import option
+from lockstep.models.alexnet import AlexNet
+from lockstep.models.emotion48 import Emotion48
+from lockstep.models.googlenet import GoogLeNet
+from lockstep.models.lenet5 import LeNet5
+from lockstep.models.resnet import resnet18, resnet34, resnet50
+from lockstep.models.vgg11 import VGG11
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A builder, called as (in_channels, num_classes, image_size, **options), and its smallest image."""
+
+    builder: Callable[..., nn.Module]
+    min_side: int
+
+
+_MODELS = {
+    "emotion48": Entry(Emotion48, 8),
+    "lenet5": Entry(LeNet5, 12),
+    "alexnet": Entry(AlexNet, 63),
+    "googlenet": Entry(GoogLeNet, 16),
+    "vgg11": Entry(VGG11, 32),
+    "resnet18": Entry(resnet18, 8),
+    "resnet34": Entry(resnet34, 8),
+    "resnet50": Entry(resnet50, 8),
+}
+_SMALL = ("lenet5", "emotion48")  # what to offer for images that a model cannot take
+_TIMM = "timm:"
+
+
+def names() -> tuple[str, ...]:
+    """Every model of ours; `timm:NAME` names timm's beside them."""
+    return tuple(_MODELS)
+
+
+def option_names(name: str) -> tuple[str, ...]:
+    """The option keys of a model; none for `timm:NAME`, whose keys only timm knows."""
+    return () if name.startswith(_TIMM) else option.option_names(_entry(name).builder)
+
+
+def build(
+    name: str,
+    *,
+    in_channels: int,
+    num_classes: int,
+    image_size: tuple[int, int],
+    options: Mapping[str, Any] | None = None,
+) -> nn.Module:
+    """The model `name` for images [in_channels, *image_size], freshly initialized, in training mode."""
+    options = dict(options or {})
+    for what, count in (("channels", in_channels), ("classes", num_classes)):
+        if count < 1:
+            raise ModelError(f"model.name={name} needs data with {what}; data gives {count}: check data.name")
+    if name.startswith(_TIMM):
+        return _build_timm(name, in_channels, num_classes, options)
+    entry = _entry(name)
+    option.check(name, entry.builder, options)
+    if min(image_size) < entry.min_side:
+        raise ModelError(_too_small(name, entry.min_side, image_size))
+    return entry.builder(in_channels, num_classes, image_size, **options)
+
+
+def _entry(name: str) -> Entry:
+    try:
+        return _MODELS[name]
+    except KeyError:
+        raise ModelError(unknown("model", name, _MODELS)) from None
+
+
+def _too_small(name: str, min_side: int, image_size: tuple[int, int]) -> str:
+    height, width = image_size
+    fix = f"set data.size={-(-min_side // 8) * 8}"
+    fitting = [small for small in _SMALL if _MODELS[small].min_side <= min(image_size)]
+    if fitting:
+        fix += f" or choose {fitting[0]}"
+    return f"{name} needs images of at least {min_side}x{min_side}; data gives {height}x{width}: {fix}"
+
+
+def _build_timm(name: str, in_channels: int, num_classes: int, options: Mapping[str, Any]) -> nn.Module:
+    """Through timm, imported only now since few runs need it."""
+    try:
+        timm = importlib.import_module("timm")
+    except ImportError:
+        raise ModelError(
+            f"model.name={name} needs timm, which is not installed: pip install 'lockstep-train[timm]'"
+        ) from None
+    timm_name = name.removeprefix(_TIMM)
+    if not timm.is_model(timm_name):
+        near = difflib.get_close_matches(timm_name, timm.list_models(), n=1, cutoff=0.5)
+        fix = f"did you mean '{_TIMM}{near[0]}'?" if near else "timm.list_models() lists them all"
+        raise ModelError(f"model.name={name}: timm has no model '{timm_name}': {fix}")
+    taken = {"pretrained": False, "in_chans": in_channels, "num_classes": num_classes}
+    for key in options:
+        if key in taken:
+            raise ModelError(f"model.{key}: the data and model.weights decide this for {name}: remove it")
+    try:
+        model: nn.Module = timm.create_model(timm_name, **taken, **options)
+    except (TypeError, ValueError, RuntimeError, AssertionError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ModelError(f"model.name={name}: timm refuses options {dict(options)}: {reason}") from error
+    return model

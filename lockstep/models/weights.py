@@ -1,0 +1,115 @@
+"""Given weights into a model: a safetensors file, matched by name and checked before anything is copied.
+
+Comes after registry.build, for `model.weights`. Takes a checkpoint's state file, where the model's
+tensors are named "model.NAME" beside other groups, or a plain export with bare names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from lockstep.errors import ModelError
+from lockstep.models.block import BlockModel
+
+_GROUP = "model."
+
+
+def load_weights(model: nn.Module, path: Path) -> list[str]:
+    """Load parameters and buffers by name; return the names of a head of another size, left as it was."""
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise ModelError(f"model.weights={path}: {what}: give the path of a .safetensors file")
+    try:
+        with safe_open(path, framework="pt") as file:
+            return _load(model, path, file)
+    except (SafetensorError, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise ModelError(
+            f"model.weights={path}: not a readable safetensors file ({reason}):"
+            " give one written by `lockstep export --format safetensors` or a checkpoint's"
+        ) from error
+
+
+def _load(model: nn.Module, path: Path, file: Any) -> list[str]:
+    own = model.state_dict()
+    stored = _stored_names(file.keys(), own)
+    missing = sorted(own.keys() - stored.keys())
+    surplus = sorted(stored.keys() - own.keys())
+    if missing or surplus:
+        raise ModelError(_name_error(path, missing, surplus))
+    reset = _differing(own, stored, file)
+    heads = head_names(model)
+    for name in reset:
+        if name not in heads:
+            raise ModelError(_shape_error(path, name, file.get_slice(stored[name]).get_shape(), own[name]))
+    with torch.no_grad():
+        for name, tensor in own.items():
+            if name not in reset:
+                tensor.copy_(file.get_tensor(stored[name]))
+    return reset
+
+
+def _stored_names(keys: Iterable[str], own: dict[str, torch.Tensor]) -> dict[str, str]:
+    """The model's name of each of its tensors in the file → its name in the file.
+
+    "model." marks a checkpoint's group, unless it is how the model itself names things.
+    """
+    keys = list(keys)
+    if any(key.startswith(_GROUP) and key not in own for key in keys):
+        return {key.removeprefix(_GROUP): key for key in keys if key.startswith(_GROUP)}
+    return {key: key for key in keys}
+
+
+def _differing(own: dict[str, torch.Tensor], stored: dict[str, str], file: Any) -> list[str]:
+    """Names, in the model's order, of tensors whose shape in the file is another."""
+    return [
+        name
+        for name, tensor in own.items()
+        if list(tensor.shape) != list(file.get_slice(stored[name]).get_shape())
+    ]
+
+
+def head_names(model: nn.Module) -> set[str]:
+    """Names of the tensors whose size the number of classes decides: the last layer's of each head.
+
+    A head is the end of the chain of blocks, each auxiliary head, or the end of any other module.
+    """
+    heads: dict[str, nn.Module] = {"blocks": model.blocks} if isinstance(model, BlockModel) else {"": model}
+    aux = getattr(model, "aux", None)
+    if isinstance(aux, nn.ModuleDict):
+        heads.update({f"aux.{name}": head for name, head in aux.items()})
+    layers = [_last_layer(prefix, head) for prefix, head in heads.items()]
+    return {name for name in model.state_dict() if name.rpartition(".")[0] in layers}
+
+
+def _last_layer(prefix: str, head: nn.Module) -> str | None:
+    """The full name of the last module under `head` that holds parameters of its own."""
+    holders = [name for name, module in head.named_modules(prefix=prefix) if module._parameters]
+    return holders[-1] if holders else None
+
+
+def _name_error(path: Path, missing: list[str], surplus: list[str]) -> str:
+    found = []
+    if missing:
+        found.append(f"lacks {_some(missing)}")
+    if surplus:
+        found.append(f"has {_some(surplus)}, which the model has not")
+    fix = "set model.name and its options to those of the run that saved it"
+    return f"model.weights={path}: {' and '.join(found)}: {fix}"
+
+
+def _some(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+
+
+def _shape_error(path: Path, name: str, shape: list[int], tensor: torch.Tensor) -> str:
+    return (
+        f"model.weights={path}: {name} is {list(shape)} in the file and {list(tensor.shape)} in the model:"
+        " only the last layer may differ, so set data.size and the model's options to those it was saved with"
+    )

@@ -1,0 +1,71 @@
+"""Recipes for image classification; each docstring says what it reaches, with its record in benchmarks/."""
+
+from __future__ import annotations
+
+from lockstep.spec import Data, Model, Optimizer, Run, Schedule, Train
+
+
+def shapes() -> Run:
+    """LeNet-5 on procedural shapes: the embedded default, no download, under a minute on one core."""
+    return Run(
+        model=Model("lenet5"),
+        data=Data("shapes"),
+        train=Train(epochs=8, batch=256, lanes=8),
+        optimizer=Optimizer("momentum", lr=0.1, weight_decay=1e-4),
+        schedule=Schedule("cosine", warmup_epochs=1),
+    )
+
+
+def mnist() -> Run:
+    """LeNet-5 on MNIST."""
+    return Run(
+        model=Model("lenet5"),
+        data=Data("mnist"),
+        train=Train(epochs=6, batch=256, lanes=8),
+        optimizer=Optimizer("momentum", lr=0.1, weight_decay=1e-4),
+        schedule=Schedule("cosine", warmup_epochs=1),
+    )
+
+
+def fashion() -> Run:
+    """The three-block CNN on Fashion-MNIST: at least 91 % test accuracy."""
+    return Run(
+        model=Model("emotion48", options={"dropout": 0.3}),
+        data=Data("fashion", augment=("flip",)),
+        train=Train(epochs=8, batch=256, lanes=8, channels_last=True),
+        optimizer=Optimizer("nag", lr=0.05, weight_decay=5e-4),
+        schedule=Schedule("onecycle"),
+    )
+
+
+def cifar10() -> Run:
+    """ResNet-18 on CIFAR-10: at least 93 % test accuracy in 20 epochs on one GPU."""
+    return Run(
+        model=Model("resnet18"),
+        data=Data("cifar10", augment=("flip", "crop:4", "cutout:8")),
+        train=Train(epochs=20, batch=512, lanes=8, precision="bf16", label_smoothing=0.1, channels_last=True),
+        optimizer=Optimizer("nag", lr=0.2, weight_decay=5e-4),
+        schedule=Schedule("onecycle"),
+    )
+
+
+def emotion() -> Run:
+    """The founding papers' CNN at its own size, 48×48 grey and seven classes, on procedural shapes."""
+    return Run(
+        model=Model("emotion48"),
+        data=Data("shapes", options={"size": 48, "classes": 7, "num_train": 7168, "num_test": 1024}),
+        train=Train(epochs=4, batch=256, lanes=8, channels_last=True),
+        optimizer=Optimizer("momentum", lr=0.05, weight_decay=1e-4),
+        schedule=Schedule("cosine", warmup_epochs=1),
+    )
+
+
+def folder() -> Run:
+    """ResNet-18 on your own images: `-o data.dir=PHOTOS` with one folder a class."""
+    return Run(
+        model=Model("resnet18"),
+        data=Data("folder", augment=("flip", "crop"), options={"size": 64}),
+        train=Train(epochs=20, batch=128, lanes=8, channels_last=True, label_smoothing=0.1),
+        optimizer=Optimizer("nag", lr=0.05, weight_decay=5e-4),
+        schedule=Schedule("onecycle"),
+    )

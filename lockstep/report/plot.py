@@ -1,0 +1,70 @@
+"""curves.png: a run's loss, accuracy and learning rate, drawn from its metrics.jsonl."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+_TRAIN, _TEST = "#4477aa", "#cc6677"
+
+
+def draw_curves(directory: Path) -> Path | None:
+    """Draw curves.png into a run's directory; None where there is nothing to draw yet."""
+    steps, epochs = _rows(directory / "metrics.jsonl")
+    if not steps:
+        return None
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    loss, accuracy = figure.subplots(1, 2)
+    x = [row["step"] for row in steps]
+    loss.plot(x, [row["loss"] for row in steps], color=_TRAIN, alpha=0.25, linewidth=0.8)
+    loss.plot(x, _smooth([row["loss"] for row in steps]), color=_TRAIN, label="training, smoothed")
+    accuracy.plot(x, _smooth([100 * row["accuracy"] for row in steps]), color=_TRAIN, label="training")
+    if epochs:
+        ends = [row["step"] for row in epochs]
+        loss.plot(ends, [row["test_loss"] for row in epochs], "o-", color=_TEST, label="test", markersize=4)
+        percent = [100 * row["test_accuracy"] for row in epochs]
+        accuracy.plot(ends, percent, "o-", color=_TEST, label="test", markersize=4)
+        accuracy.annotate(f"{percent[-1]:.2f} %", (ends[-1], percent[-1]), (-8, -14),
+                          textcoords="offset points", ha="right", color=_TEST)  # fmt: skip
+    _finish(loss, "loss", steps)
+    _finish(accuracy, "accuracy, %", steps)
+    figure.suptitle(directory.name)
+    path = directory / "curves.png"
+    figure.savefig(path)
+    return path
+
+
+def _finish(axes: Any, label: str, steps: list[Row]) -> None:
+    axes.set_xlabel("step")
+    axes.set_ylabel(label)
+    axes.grid(alpha=0.25)
+    axes.legend(loc="best")
+    rate = axes.twinx()
+    rate.plot([row["step"] for row in steps], [row["lr"] for row in steps], color="#999999", linewidth=0.8)
+    rate.set_ylabel("learning rate", color="#999999")
+    rate.tick_params(colors="#999999")
+
+
+def _smooth(values: list[float], keep: float = 0.9) -> list[float]:
+    """An exponential average that starts without bias."""
+    result, total, weight = [], 0.0, 0.0
+    for value in values:
+        total, weight = keep * total + value, keep * weight + 1.0
+        result.append(total / weight)
+    return result
+
+
+def _rows(path: Path) -> tuple[list[Row], list[Row]]:
+    steps: list[Row] = []
+    epochs: list[Row] = []
+    if path.is_file():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            (steps if row["kind"] == "step" else epochs).append(row)
+    return steps, epochs

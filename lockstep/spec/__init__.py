@@ -1,0 +1,18 @@
+"""Values that describe a run, frozen and printable; the bottom of everything, with no torch."""
+
+from lockstep.spec.launch import Launch
+from lockstep.spec.record import Record
+from lockstep.spec.run import Checkpoint, Data, Kernels, Model, Optimizer, Run, Schedule, Train
+
+__all__ = [
+    "Checkpoint",
+    "Data",
+    "Kernels",
+    "Launch",
+    "Model",
+    "Optimizer",
+    "Record",
+    "Run",
+    "Schedule",
+    "Train",
+]

@@ -1,0 +1,51 @@
+"""Field types: what a dataclass field of the spec accepts, and the error that names it otherwise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, get_type_hints
+
+from lockstep.errors import SpecError
+
+
+def check_fields(value: Any, section: str) -> None:
+    """Check every field of a frozen dataclass against its annotation; ints become floats where asked."""
+    hints = get_type_hints(type(value))
+    for item in fields(value):
+        key = f"{section}.{item.name}" if section else item.name
+        object.__setattr__(value, item.name, _accept(key, getattr(value, item.name), hints[item.name]))
+
+
+def _accept(key: str, value: Any, kind: Any) -> Any:
+    if isinstance(kind, type) and is_dataclass(kind):
+        return _expect(key, value, isinstance(value, kind), f"a {kind.__name__}")
+    if kind is bool:
+        return _expect(key, value, isinstance(value, bool), "true or false")
+    if kind is int:
+        return _expect(key, value, isinstance(value, int) and not isinstance(value, bool), "a whole number")
+    if kind is float:
+        good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        return float(_expect(key, value, good, "a finite number"))
+    if kind is str:
+        return _expect(key, value, isinstance(value, str), "text")
+    if kind == str | None:
+        return _expect(key, value, value is None or isinstance(value, str), "text")
+    if kind == tuple[str, ...]:
+        return _accept_names(key, value)
+    return dict(_expect(key, value, isinstance(value, Mapping), "a table"))
+
+
+def _accept_names(key: str, value: Any) -> tuple[str, ...]:
+    """A list of names; one text with commas too, which is what people type on the command line."""
+    if isinstance(value, str):
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    good = isinstance(value, (list, tuple)) and all(isinstance(part, str) for part in value)
+    return tuple(_expect(key, value, good, "a list of names"))
+
+
+def _expect(key: str, value: Any, holds: bool, rule: str) -> Any:
+    if not holds:
+        raise SpecError(f"{key}={value!r} must be {rule}, not {type(value).__name__}")
+    return value

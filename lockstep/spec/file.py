@@ -1,0 +1,137 @@
+"""Runs as TOML files and `-o key=value` overrides: tables in, a checked Run out, and back.
+
+Layers are merged as plain tables (recipe, then file, then overrides) and checked once, at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from lockstep.errors import SpecError, unknown
+from lockstep.spec.run import Checkpoint, Data, Kernels, Model, Optimizer, Run, Schedule, Train
+
+Table = dict[str, Any]
+SECTIONS: dict[str, type] = {
+    "model": Model,
+    "data": Data,
+    "train": Train,
+    "optimizer": Optimizer,
+    "schedule": Schedule,
+    "kernels": Kernels,
+    "checkpoint": Checkpoint,
+}
+
+
+def to_table(run: Run) -> Table:
+    """A Run as nested tables; a section's own options stand beside its common keys."""
+    table: Table = {"seed": run.seed}
+    for section in SECTIONS:
+        value = getattr(run, section)
+        row = {f.name: getattr(value, f.name) for f in fields(value) if f.name != "options"}
+        row.update(getattr(value, "options", {}))
+        table[section] = {key: item for key, item in row.items() if item is not None}
+    return table
+
+
+def from_table(table: Mapping[str, Any]) -> Run:
+    """Check nested tables and make the Run; an unknown key names the nearest right one."""
+    for key in table:
+        if key != "seed" and key not in SECTIONS:
+            raise SpecError(unknown("key", key, ("seed", *SECTIONS)))
+    parts: Table = {"seed": table["seed"]} if "seed" in table else {}
+    for section, kind in SECTIONS.items():
+        row = table.get(section, {})
+        if not isinstance(row, Mapping):
+            raise SpecError(f"{section}={row!r} must be a table: write [{section}] or {section}.KEY=VALUE")
+        parts[section] = kind(**_split_options(section, kind, row))
+    return Run(**parts)
+
+
+def merge(base: Table, layer: Mapping[str, Any]) -> Table:
+    """Lay `layer` over `base`; a section given another name forgets the options of the old one."""
+    merged = {key: dict(value) if isinstance(value, Mapping) else value for key, value in base.items()}
+    for key, value in layer.items():
+        old = merged.get(key)
+        if not isinstance(value, Mapping) or not isinstance(old, Mapping):
+            merged[key] = value
+            continue
+        if key in SECTIONS and value.get("name", old.get("name")) != old.get("name"):
+            common = {f.name for f in fields(SECTIONS[key])}
+            old = {name: item for name, item in old.items() if name in common}
+        merged[key] = {**old, **value}
+    return merged
+
+
+def read_toml(path: Path) -> Table:
+    """The tables of a TOML file; errors name the file and, where TOML is broken, the line."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpecError(f"{path}: cannot read the file: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: not a TOML file: {error}") from None
+
+
+def parse_overrides(items: Iterable[str]) -> Table:
+    """`optimizer.lr=0.1` and the like as nested tables."""
+    table: Table = {}
+    for item in items:
+        path, equals, text = item.partition("=")
+        names = path.strip().split(".")
+        if not equals or len(names) > 2 or not all(names):
+            raise SpecError(f"-o {item}: must be KEY=VALUE or SECTION.KEY=VALUE, like optimizer.lr=0.1")
+        row = table if len(names) == 1 else table.setdefault(names[0], {})
+        if not isinstance(row, dict):
+            raise SpecError(f"-o {item}: '{names[0]}' is given both as a value and as a section")
+        row[names[-1]] = _parse_value(text.strip())
+    return table
+
+
+def dump_toml(run: Run) -> str:
+    """The whole Run as TOML text, every key written out."""
+    table = to_table(run)
+    lines = [f"seed = {table.pop('seed')}"]
+    for section, row in table.items():
+        lines += ["", f"[{section}]", *(f"{_key(key)} = {_value(item)}" for key, item in row.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _split_options(section: str, kind: type, row: Mapping[str, Any]) -> Table:
+    names = {f.name for f in fields(kind)}
+    if "options" not in names:
+        for key in row:
+            if key not in names:
+                raise SpecError(f"{section}: {unknown('key', key, names)}")
+        return dict(row)
+    common = {key: item for key, item in row.items() if key in names - {"options"}}
+    return {**common, "options": {key: item for key, item in row.items() if key not in common}}
+
+
+def _parse_value(text: str) -> Any:
+    """A TOML value where the text is one, else the text itself, so that names need no quotes."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _key(key: str) -> str:
+    bare = key.replace("_", "").replace("-", "").isalnum() and key.isascii()
+    return key if bare else json.dumps(key)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_value(item) for item in value)}]"
+    raise SpecError(f"{value!r} cannot be written to TOML: use numbers, text, booleans or lists of them")

@@ -1,0 +1,63 @@
+"""The identity of a run: everything that may change its bits, as one flat table that can be compared."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from lockstep.spec.file import to_table
+from lockstep.spec.run import Run
+
+Identity = dict[str, Any]
+
+# Keys of a Run that say where things lie or when they are saved, and so cannot change a bit.
+_NOT_IDENTITY = ("data.dir", "model.weights", "checkpoint.every_steps", "checkpoint.keep")
+
+
+def make_identity(
+    run: Run,
+    *,
+    data: Mapping[str, Any],
+    model: Mapping[str, Any],
+    fingerprint: Mapping[str, Any],
+    kernels: str,
+) -> Identity:
+    """Flatten the run, the data's manifest, the model's source and the numerics into one table."""
+    whole = {
+        **_flatten("", to_table(run)),
+        **_flatten("manifest", data),
+        **_flatten("source", model),
+        **_flatten("numerics", fingerprint),
+        "kernels.set": kernels,
+    }
+    return {key: whole[key] for key in sorted(whole) if key not in _NOT_IDENTITY}
+
+
+def digest(identity: Identity) -> str:
+    """The short name of an identity: SHA-256 of its canonical JSON."""
+    text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def differences(theirs: Identity, ours: Identity) -> list[str]:
+    """One line a field that differs: `train.batch: 256 there, 512 here`."""
+    keys = sorted(theirs.keys() | ours.keys())
+    absent = "absent"
+    return [
+        f"{key}: {theirs.get(key, absent)} there, {ours.get(key, absent)} here"
+        for key in keys
+        if theirs.get(key, absent) != ours.get(key, absent)
+    ]
+
+
+def _flatten(prefix: str, table: Mapping[str, Any]) -> Identity:
+    flat: Identity = {}
+    for key, value in table.items():
+        path = f"{prefix}.{key}" if prefix else key
+        if isinstance(value, Mapping):
+            flat.update(_flatten(path, value))
+        else:
+            flat[path] = list(value) if isinstance(value, tuple) else value
+    return flat

@@ -1,0 +1,234 @@
+"""A Run: everything a person decides about a training run, checked when it is made.
+
+What may change the bits of a run is here, and only here; how it is launched is in `launch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lockstep.errors import SpecError, unknown
+from lockstep.spec.field import check_fields
+
+# The keys that each optimizer and schedule takes beside the common ones, with their defaults.
+OPTIMIZERS: dict[str, dict[str, float]] = {
+    "sgd": {},
+    "momentum": {"momentum": 0.9},
+    "nag": {"momentum": 0.9},
+    "adagrad": {"eps": 1e-10},
+    "adadelta": {"rho": 0.9, "eps": 1e-6},
+    "rmsprop": {"alpha": 0.99, "eps": 1e-8},
+    "adam": {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8},
+    "adamw": {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8},
+}
+SCHEDULES: dict[str, dict[str, float]] = {
+    "constant": {},
+    "step": {"every_epochs": 10.0, "gamma": 0.1},
+    "cosine": {"final": 0.0},
+    "linear": {"final": 0.0},
+    "onecycle": {"peak": 0.3, "start": 0.04, "final": 0.0},
+}
+PRECISIONS = ("fp32", "bf16")
+LOSSES = ("cross_entropy", "squared_error")
+KERNEL_SETS = ("auto", "stock")
+AUGMENTATIONS = ("flip", "crop", "cutout")
+
+
+@dataclass(frozen=True)
+class Model:
+    """Which network; `options` are its own keys, checked when it is built."""
+
+    name: str = "lenet5"
+    weights: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_fields(self, "model")
+
+
+@dataclass(frozen=True)
+class Data:
+    """Which images; `options` are the data set's own keys, checked when it is opened."""
+
+    name: str = "shapes"
+    dir: str | None = None
+    augment: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_fields(self, "data")
+        for item in self.augment:
+            name, _, pixels = item.partition(":")
+            if name not in AUGMENTATIONS:
+                raise SpecError(f"data.augment: {unknown('augmentation', name, AUGMENTATIONS)}")
+            if pixels and not (name != "flip" and pixels.isdecimal() and int(pixels) > 0):
+                raise SpecError(f"data.augment: '{item}' must be like crop:4 or cutout:8, in pixels")
+
+
+@dataclass(frozen=True)
+class Train:
+    """How a batch becomes a step."""
+
+    epochs: int = 5
+    batch: int = 256
+    lanes: int = 8
+    precision: str = "fp32"
+    loss: str = "cross_entropy"
+    label_smoothing: float = 0.0
+    clip: float = 0.0
+    ema: float = 0.0
+    channels_last: bool = False
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        check_fields(self, "train")
+        for name in ("epochs", "batch", "lanes", "threads"):
+            _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "must be at least 1")
+        power = 1 << (self.lanes.bit_length() - 1)
+        _require(
+            self.lanes == power,
+            "train.lanes",
+            self.lanes,
+            f"must be a power of two: use {power} or {2 * power}",
+        )
+        if self.batch % self.lanes:
+            lower, upper = self.batch // self.lanes * self.lanes, -(-self.batch // self.lanes) * self.lanes
+            fix = f"use batch {upper}" + (f" or {lower}" if lower else "") + ", or other lanes"
+            raise SpecError(
+                f"train.batch={self.batch} is not divisible by train.lanes={self.lanes}: every lane "
+                f"holds batch/lanes samples; {fix}"
+            )
+        _choice("train.precision", self.precision, PRECISIONS)
+        _choice("train.loss", self.loss, LOSSES)
+        _range("train.label_smoothing", self.label_smoothing, 0.0, 1.0)
+        _range("train.ema", self.ema, 0.0, 1.0)
+        _require(self.clip >= 0, "train.clip", self.clip, "must be 0 (off) or the largest gradient norm")
+        if self.label_smoothing and self.loss != "cross_entropy":
+            raise SpecError(
+                f"train.label_smoothing={self.label_smoothing} works with loss=cross_entropy only; "
+                f"train.loss is {self.loss}: set label_smoothing=0"
+            )
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """The update rule; `options` are its own keys (`OPTIMIZERS`), filled with their defaults."""
+
+    name: str = "momentum"
+    lr: float = 0.05
+    weight_decay: float = 0.0
+    options: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_fields(self, "optimizer")
+        object.__setattr__(self, "options", _own_options("optimizer", self, OPTIMIZERS))
+        _require(self.lr > 0, "optimizer.lr", self.lr, "must be above 0")
+        _require(self.weight_decay >= 0, "optimizer.weight_decay", self.weight_decay, "must be 0 or more")
+        for key, value in self.options.items():
+            if key == "eps":
+                _require(value > 0, "optimizer.eps", value, "must be above 0")
+            else:
+                _range(f"optimizer.{key}", value, 0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The learning rate over the run; `options` are its own keys (`SCHEDULES`)."""
+
+    name: str = "cosine"
+    warmup_epochs: float = 0.0
+    options: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_fields(self, "schedule")
+        object.__setattr__(self, "options", _own_options("schedule", self, SCHEDULES))
+        _require(self.warmup_epochs >= 0, "schedule.warmup_epochs", self.warmup_epochs, "must be 0 or more")
+        for key, value in self.options.items():
+            if key in ("every_epochs", "peak"):
+                _require(value > 0, f"schedule.{key}", value, "must be above 0")
+            else:
+                _require(value >= 0, f"schedule.{key}", value, "must be 0 or more")
+            if key == "peak":
+                _range("schedule.peak", value, 0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Which kernels compute the step."""
+
+    set: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_fields(self, "kernels")
+        _choice("kernels.set", self.set, KERNEL_SETS)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """When state is saved beside the end of every epoch, and how much is kept; never changes a bit."""
+
+    every_steps: int = 500
+    keep: int = 3
+
+    def __post_init__(self) -> None:
+        check_fields(self, "checkpoint")
+        _require(self.every_steps >= 1, "checkpoint.every_steps", self.every_steps, "must be at least 1")
+        _require(self.keep >= 1, "checkpoint.keep", self.keep, "must be at least 1")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A whole training run; every key has a default."""
+
+    seed: int = 0
+    model: Model = field(default_factory=Model)
+    data: Data = field(default_factory=Data)
+    train: Train = field(default_factory=Train)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    schedule: Schedule = field(default_factory=Schedule)
+    kernels: Kernels = field(default_factory=Kernels)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+
+    def __post_init__(self) -> None:
+        check_fields(self, "")
+        _require(0 <= self.seed < 2**63, "seed", self.seed, "must be from 0 to 2^63-1")
+        _require(
+            self.schedule.warmup_epochs <= self.train.epochs,
+            "schedule.warmup_epochs",
+            self.schedule.warmup_epochs,
+            f"must not pass train.epochs={self.train.epochs}",
+        )
+
+
+def _require(holds: bool, key: str, value: object, rule: str) -> None:
+    if not holds:
+        raise SpecError(f"{key}={value} {rule}")
+
+
+def _choice(key: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise SpecError(f"{key}: {unknown('value', value, choices)}")
+
+
+def _range(key: str, value: float, low: float, high: float) -> None:
+    _require(low <= value < high, key, value, f"must be at least {low:g} and below {high:g}")
+
+
+def _own_options(
+    section: str, value: Optimizer | Schedule, table: dict[str, dict[str, float]]
+) -> dict[str, float]:
+    """The options of the named rule: its defaults, overlaid with what was given."""
+    if value.name not in table:
+        raise SpecError(f"{section}.name: {unknown(section, value.name, table)}")
+    defaults = table[value.name]
+    for key, given in value.options.items():
+        if key not in defaults:
+            common = ("lr", "weight_decay") if section == "optimizer" else ("warmup_epochs",)
+            raise SpecError(
+                f"{section}: {unknown('key', key, ('name', *common, *defaults))} (for {value.name})"
+            )
+        if isinstance(given, bool) or not isinstance(given, (int, float)):
+            raise SpecError(f"{section}.{key}={given!r} must be a number")
+    return {key: float(value.options.get(key, default)) for key, default in defaults.items()}

@@ -1,0 +1,1 @@
+"""Training: model + kernel set → lanes → step → loop, told as events."""

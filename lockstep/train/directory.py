@@ -1,0 +1,137 @@
+"""A run's directory: what lies in it, how a new one is named, and who is using it.
+
+run.toml · identity.json · metrics.jsonl · checkpoints/ · summary.json · curves.png
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from lockstep.errors import BadInput, LockstepError
+from lockstep.spec import Run
+from lockstep.spec.file import dump_toml, from_table, read_toml
+from lockstep.spec.identity import Identity
+from lockstep.train.checkpoint import write_durably
+
+
+class RunDirectory:
+    """The files of one run, held by one process at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self._metrics: IO[str] | None = None
+        self._lock: IO[str] | None = None
+
+    @classmethod
+    def create(cls, runs_dir: Path, name: str) -> RunDirectory:
+        """A new directory; a name that exists gets a suffix."""
+        try:
+            runs_dir.mkdir(parents=True, exist_ok=True)
+            number = 1
+            while True:
+                path = runs_dir / (name if number == 1 else f"{name}-{number}")
+                try:
+                    path.mkdir()
+                    return cls(path)
+                except FileExistsError:
+                    number += 1
+        except OSError as error:
+            raise BadInput(
+                f"--runs-dir {runs_dir}: cannot make a directory there: {error.strerror}"
+            ) from None
+
+    @classmethod
+    def find(cls, runs_dir: Path, run: str) -> RunDirectory:
+        """The directory of a run given as a path or a name."""
+        for path in (Path(run), runs_dir / run):
+            if (path / "identity.json").is_file():
+                return cls(path)
+        raise BadInput(f"no run '{run}': neither {Path(run)} nor {runs_dir / run} is a run's directory")
+
+    @classmethod
+    def newest(cls, runs_dir: Path, name: str) -> RunDirectory | None:
+        """The run that `--resume auto` means: the highest suffix of this name."""
+        pattern = re.compile(re.escape(name) + r"(?:-(\d+))?")
+        found = {}
+        for path in runs_dir.iterdir() if runs_dir.is_dir() else ():
+            match = pattern.fullmatch(path.name)
+            if match and (path / "identity.json").is_file():
+                found[int(match[1] or 1)] = path
+        return cls(found[max(found)]) if found else None
+
+    def describe(self, run: Run, identity: Identity) -> None:
+        """Write what the run is; identity.json makes the directory a run."""
+        write_durably(self.path / "run.toml", dump_toml(run).encode())
+        write_durably(self.path / "identity.json", (json.dumps(identity, indent=1) + "\n").encode())
+
+    def run(self) -> Run:
+        """The Run that this directory was made for."""
+        return from_table(read_toml(self.path / "run.toml"))
+
+    def identity(self) -> Identity:
+        """The identity it was made under."""
+        return dict(self._read_json("identity.json"))
+
+    def summary(self) -> dict[str, Any] | None:
+        """What the finished run reported; None while it is not finished."""
+        return self._read_json("summary.json") if (self.path / "summary.json").is_file() else None
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Write summary.json, which marks the run as finished."""
+        write_durably(self.path / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
+
+    def hold(self) -> None:
+        """Keep other processes out until this one ends, however it ends."""
+        self._lock = (self.path / ".lock").open("a")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.close()
+            raise LockstepError(
+                f"{self.path} is being trained by another process: wait, or use another --name"
+            ) from None
+
+    def start_metrics(self, step: int) -> None:
+        """Open metrics.jsonl, dropping the rows of steps that are about to be done again."""
+        path = self.path / "metrics.jsonl"
+        rows = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        kept = [row for row in rows if _row_step(row) <= step]
+        if kept != rows:
+            write_durably(path, "".join(row + "\n" for row in kept).encode())
+        self._metrics = path.open("a", encoding="utf-8", buffering=1)
+
+    def add_metrics(self, row: dict[str, Any], warn: Callable[[str], None]) -> None:
+        """Append one row; a full disk costs the row, not the run."""
+        assert self._metrics is not None
+        try:
+            self._metrics.write(json.dumps(row) + "\n")
+        except OSError as error:
+            warn(f"metrics.jsonl: a row was lost: {error.strerror}")
+
+    def close(self) -> None:
+        """Let go of the files."""
+        for file in (self._metrics, self._lock):
+            if file:
+                file.close()
+        self._metrics = self._lock = None
+
+    def _read_json(self, name: str) -> dict[str, Any]:
+        try:
+            table: dict[str, Any] = json.loads((self.path / name).read_text(encoding="utf-8"))
+            return table
+        except (OSError, ValueError) as error:
+            raise LockstepError(f"{self.path / name}: cannot be read: {error}") from None
+
+
+def _row_step(row: str) -> float:
+    """The step a row reports; a row torn by a crash counts as after everything."""
+    try:
+        return float(json.loads(row)["step"])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")

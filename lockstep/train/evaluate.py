@@ -1,0 +1,72 @@
+"""Evaluation: every sample once, in blocks of one fixed size, counted in integers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.comm.tree import tree_sum
+from lockstep.data.augment import Augment
+from lockstep.data.loader import eval_blocks
+from lockstep.data.store import Split
+from lockstep.train.loss import Loss
+from lockstep.train.state import float_state
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Mean loss and the share of samples whose label came first."""
+
+    loss: float
+    correct: int
+    samples: int
+
+    @property
+    def accuracy(self) -> float:
+        return self.correct / self.samples
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Evaluates a model on a split; the same for training, `lockstep eval` and the API."""
+
+    split: Split
+    augment: Augment
+    loss: Loss
+    block: int
+    device: torch.device
+    memory_format: torch.memory_format
+    bf16: bool
+
+    @torch.no_grad()
+    def __call__(self, model: nn.Module) -> Evaluation:
+        """Blocks of one shape, the last padded and masked; the loss is a fixed tree over blocks."""
+        model.eval()
+        losses: list[Tensor] = []
+        correct = torch.zeros((), dtype=torch.int64, device=self.device)
+        for images, labels, real in eval_blocks(self.split, self.augment, self.block, self.device):
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+                logits = model(images.contiguous(memory_format=self.memory_format))
+            logits, truth = logits[:real].float(), labels[:real]
+            losses.append(self.loss(logits, truth).float() * real)
+            correct += (logits.argmax(1) == truth).sum()
+        total = tree_sum(torch.stack(losses)) / len(self.split)
+        return Evaluation(float(total), int(correct), len(self.split))
+
+
+@contextmanager
+def averaged_weights(model: nn.Module, ema: dict[str, Tensor]) -> Iterator[None]:
+    """The model with its averaged weights, where the run keeps them; its own come back afterwards."""
+    if not ema:
+        yield
+        return
+    own, live = float_state(model, copy=True), float_state(model)
+    torch._foreach_copy_(list(live.values()), list(ema.values()))
+    try:
+        yield
+    finally:
+        torch._foreach_copy_(list(live.values()), list(own.values()))

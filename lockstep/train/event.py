@@ -1,0 +1,80 @@
+"""What training tells the outside; whoever draws, prints or logs listens to these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep.spec import Run
+
+
+@dataclass(frozen=True)
+class Started:
+    """The run is checked and set up; the first step comes next."""
+
+    directory: Path
+    run: Run
+    identity: str
+    device: str
+    num_params: int
+    num_train: int
+    num_test: int
+    steps_per_epoch: int
+    resumed_step: int
+
+
+@dataclass(frozen=True)
+class StepDone:
+    """A step was committed; `step` counts committed steps from 1."""
+
+    epoch: int
+    step_in_epoch: int
+    step: int
+    loss: float
+    accuracy: float
+    lr: float
+    img_s: float
+
+
+@dataclass(frozen=True)
+class EpochDone:
+    """An epoch was trained and evaluated; `epoch` counts from 0."""
+
+    epoch: int
+    step: int
+    train_loss: float
+    train_accuracy: float
+    test_loss: float
+    test_accuracy: float
+    img_s: float
+    best: bool
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something the user should know; a warning asks for attention."""
+
+    text: str
+    warning: bool = False
+
+
+@dataclass(frozen=True)
+class CheckpointSaved:
+    """A checkpoint is on disk."""
+
+    path: Path
+    step: int
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The run is done; `summary` is what summary.json holds."""
+
+    directory: Path
+    summary: dict[str, Any]
+
+
+Event = Started | StepDone | EpochDone | Notice | CheckpointSaved | Finished
+Listener = Callable[[Event], None]

@@ -1,0 +1,35 @@
+"""Losses of a lane: the mean over its samples, and the weighted sum over a model's heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from lockstep.spec import Train
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def make_loss(train: Train) -> Loss:
+    """The loss a Run names."""
+    if train.loss == "squared_error":
+        return squared_error
+    return lambda logits, labels: F.cross_entropy(logits, labels, label_smoothing=train.label_smoothing)
+
+
+def squared_error(logits: Tensor, labels: Tensor) -> Tensor:
+    """Softmax, then the squared distance to the one-hot label."""
+    target = F.one_hot(labels, logits.shape[1]).to(logits.dtype)
+    return (logits.softmax(1) - target).square().sum(1).mean()
+
+
+def heads_loss(loss: Loss, outputs: Tensor | tuple[Tensor, ...], labels: Tensor, aux_weight: float) -> Tensor:
+    """The main head's loss plus the auxiliary heads' by their weight."""
+    if not isinstance(outputs, tuple):
+        return loss(outputs.float(), labels)
+    total = loss(outputs[0].float(), labels)
+    for output in outputs[1:]:
+        total = total + aux_weight * loss(output.float(), labels)
+    return total

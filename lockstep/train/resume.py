@@ -1,0 +1,93 @@
+"""Which directory a run trains in and what state it goes on from: new, resumed or forked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lockstep.errors import CheckpointError, IdentityError
+from lockstep.spec import Launch
+from lockstep.spec.identity import Identity, differences
+from lockstep.train import checkpoint
+from lockstep.train.checkpoint import Saved
+from lockstep.train.directory import RunDirectory
+from lockstep.train.event import Listener, Notice
+from lockstep.train.setup import Setup
+
+_SHOWN = 6
+
+
+def open_directory(setup: Setup, launch: Launch, on_event: Listener) -> tuple[RunDirectory, Saved | None]:
+    """The run's directory, held for this process, and the checkpoint to go on from, if any."""
+    name = launch.name or f"{setup.run.data.name}-{setup.run.model.name}"
+    if launch.resume:
+        directory, path = find_resumed(launch, name)
+        if directory:
+            _check_identity(directory, setup.identity)
+            directory.hold()
+            return directory, _choose(directory, path, on_event)
+        on_event(Notice(f"--resume auto: no run '{name}' in {launch.runs_dir}; starting a new one"))
+    directory = RunDirectory.create(launch.runs_dir, name)
+    directory.hold()
+    directory.describe(setup.run, setup.identity)
+    return directory, None
+
+
+def find_resumed(launch: Launch, name: str | None) -> tuple[RunDirectory | None, Path | None]:
+    """The run that --resume means, and the one checkpoint of it, if one was named."""
+    assert launch.resume
+    if launch.resume == "auto":
+        return (RunDirectory.newest(launch.runs_dir, name) if name else None), None
+    path = Path(launch.resume)
+    return find_directory(launch.runs_dir, launch.resume), path if path.is_file() else None
+
+
+def find_directory(runs_dir: Path, run: str) -> RunDirectory:
+    """The directory of a run given by its name, its path or the path of one of its checkpoints."""
+    path = Path(run)
+    return RunDirectory.find(runs_dir, str(path.parent.parent) if path.is_file() else run)
+
+
+def recorded_identity(launch: Launch) -> Identity | None:
+    """The identity of the run that will be resumed, where there is one."""
+    if not launch.resume:
+        return None
+    directory, _ = find_resumed(launch, launch.name)
+    return directory.identity() if directory else None
+
+
+def fork_weights(launch: Launch) -> Path:
+    """The tensors of the newest checkpoint of the run that --fork names."""
+    assert launch.fork
+    path = Path(launch.fork)
+    if path.is_file():
+        return checkpoint.load(path).path.with_suffix(".safetensors")
+    return newest_checkpoint(find_directory(launch.runs_dir, launch.fork)).path.with_suffix(".safetensors")
+
+
+def newest_checkpoint(directory: RunDirectory) -> Saved:
+    """The newest whole checkpoint of a run that must have one."""
+    saved = checkpoint.load_newest(directory.checkpoints, warn=lambda text: None)
+    if saved is None:
+        raise CheckpointError(f"{directory.path}: no checkpoint was saved yet")
+    return saved
+
+
+def _choose(directory: RunDirectory, path: Path | None, on_event: Listener) -> Saved | None:
+    if path:
+        return checkpoint.load(path)
+
+    def warn(text: str) -> None:
+        on_event(Notice(text, warning=True))
+
+    return checkpoint.load_newest(directory.checkpoints, warn)
+
+
+def _check_identity(directory: RunDirectory, ours: Identity) -> None:
+    theirs = directory.identity()
+    found = differences(theirs, ours)
+    if found:
+        more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        raise IdentityError(
+            f"{directory.path} is another run, so it cannot be resumed as this one: "
+            f"{'; '.join(found[:_SHOWN])}{more}. To start a new run from its weights: --fork {directory.path}"
+        )

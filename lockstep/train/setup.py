@@ -1,0 +1,222 @@
+"""Everything that is checked and built before the first step: device, data, model, identity.
+
+Bad input is found here, before a directory is made or a step computed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from lockstep.data import Store, open_store
+from lockstep.data.augment import Augment
+from lockstep.data.mapped import from_map_style
+from lockstep.errors import DataError, ModelError
+from lockstep.kernels import random
+from lockstep.measure.fingerprint import fingerprint
+from lockstep.models import build, load_weights
+from lockstep.spec import Run
+from lockstep.spec.identity import Identity, make_identity
+from lockstep.train.evaluate import Evaluator
+from lockstep.train.loss import Loss, make_loss
+from lockstep.train.lower import resolve_kernels
+from lockstep.train.numerics import prepare_device
+
+
+@dataclass
+class Setup:
+    """The parts of a run, ready to train or evaluate."""
+
+    run: Run
+    device: torch.device
+    store: Store
+    model: nn.Module
+    loss: Loss
+    identity: Identity
+    warnings: list[str] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+
+    @property
+    def memory_format(self) -> torch.memory_format:
+        return memory_format(self.run)
+
+    @property
+    def bf16(self) -> bool:
+        return self.run.train.precision == "bf16"
+
+    @property
+    def kernels(self) -> str:
+        return resolve_kernels(self.run.kernels.set)
+
+    def augment(self) -> Augment:
+        """The way of an image from the store to the model."""
+        return make_augment(self.run, self.store.shape, self.store.mean, self.store.std)
+
+    def evaluator(self) -> Evaluator:
+        """Evaluation on the test split, in blocks of one lane."""
+        block = self.run.train.batch // self.run.train.lanes
+        return Evaluator(
+            self.store.test, self.augment(), self.loss, block, self.device, self.memory_format, self.bf16
+        )
+
+
+def set_up(
+    run: Run,
+    device: str,
+    model: nn.Module | None = None,
+    data: Any = None,
+    loss: Loss | None = None,
+    recorded: Identity | None = None,
+) -> Setup:
+    """Check and build everything a run needs; `model`, `data` and `loss` replace what the Run names.
+
+    A run that is resumed brings its `recorded` identity, and needs the weights it started from no more.
+    """
+    store = from_map_style(data) if data is not None else open_data(run)
+    if len(store.train) < run.train.batch:
+        raise DataError(
+            f"train.batch={run.train.batch} is more than the {len(store.train)} training images of "
+            f"{store.name}: lower train.batch"
+        )
+    chosen = prepare_device(device, run.train.threads)
+    source: dict[str, Any] = {}
+    notices: list[str] = []
+    if model is None:
+        model = build_model(run, store.shape, len(store.classes))
+        if run.model.weights:
+            path = Path(run.model.weights)
+            if recorded and not path.exists():
+                source["weights_sha256"] = recorded.get("source.weights_sha256")
+            else:
+                notices += _start_from(model, path)
+                source["weights_sha256"] = file_sha256(path)
+    else:
+        source["model"] = _describe_module(model)
+        if run.model.weights:
+            raise ModelError(
+                "model.weights is for models by name: load weights into your own module yourself"
+            )
+    if loss is not None:
+        source["loss"] = describe_callable(loss)
+    model = place(model, chosen, run)
+    _check_output(model, store, chosen)
+    identity = make_identity(
+        run,
+        data={**store.manifest, **data_facts(store)},
+        model=source,
+        fingerprint=fingerprint(chosen),
+        kernels=resolve_kernels(run.kernels.set),
+    )
+    chosen_loss = loss or make_loss(run.train)
+    return Setup(run, chosen, store, model, chosen_loss, identity, _warnings(run, model), notices)
+
+
+def open_data(run: Run) -> Store:
+    """The data set a Run names."""
+    return open_store(run.data.name, Path(run.data.dir) if run.data.dir else None, run.data.options)
+
+
+def build_model(run: Run, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+    """The network a Run names, its weights a pure function of the seed."""
+    with torch.random.fork_rng():
+        torch.manual_seed(random.key("init", run.seed))
+        return build(
+            run.model.name,
+            in_channels=shape[0],
+            num_classes=num_classes,
+            image_size=(shape[1], shape[2]),
+            options=run.model.options,
+        )
+
+
+def memory_format(run: Run) -> torch.memory_format:
+    """How images and weights lie in memory."""
+    return torch.channels_last if run.train.channels_last else torch.contiguous_format
+
+
+def place(model: nn.Module, device: torch.device, run: Run) -> nn.Module:
+    """The model on its device, its weights lying as the Run says."""
+    placed: nn.Module = model.to(device=device, memory_format=memory_format(run))  # type: ignore[call-overload]
+    return placed
+
+
+def make_augment(
+    run: Run, shape: tuple[int, int, int], mean: tuple[float, ...], std: tuple[float, ...]
+) -> Augment:
+    """Augmentation for images of one shape."""
+    return Augment.parse(run.data.augment, run.seed, min(shape[1:]), mean, std)
+
+
+def data_facts(store: Store) -> dict[str, Any]:
+    """What a trained model must know of its data to be used without it."""
+    return {"classes": store.classes, "shape": store.shape, "mean": store.mean, "std": store.std}
+
+
+def describe_callable(function: Callable[..., Any]) -> str:
+    """A name for a user's function that changes when its source does."""
+    name = (
+        f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__name__)}"
+    )
+    try:
+        source = inspect.getsource(function if hasattr(function, "__qualname__") else type(function))
+    except (OSError, TypeError):
+        return name
+    return f"{name} {hashlib.sha256(source.encode()).hexdigest()[:16]}"
+
+
+def _describe_module(model: nn.Module) -> Mapping[str, str]:
+    shapes = [f"{name} {tuple(t.shape)} {t.dtype}" for name, t in model.state_dict().items()]
+    text = "\n".join([repr(model), *shapes])
+    return {"class": describe_callable(type(model)), "sha256": hashlib.sha256(text.encode()).hexdigest()[:16]}
+
+
+def _start_from(model: nn.Module, path: Path) -> list[str]:
+    renewed = load_weights(model, path)
+    notices = [f"starting from the weights of {path}"]
+    if renewed:
+        notices.append(f"the head has another size and starts anew: {', '.join(renewed)}")
+    return notices
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@torch.no_grad()
+def _check_output(model: nn.Module, store: Store, device: torch.device) -> None:
+    """One image through the model, so that a module that does not fit is refused at once."""
+    model.eval()
+    try:
+        output = model(torch.zeros(1, *store.shape, device=device))
+    except (RuntimeError, TypeError, ValueError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise ModelError(
+            f"the model does not take images of shape {store.shape} (C, H, W): {first}"
+        ) from None
+    wanted = (1, len(store.classes))
+    if not isinstance(output, torch.Tensor) or tuple(output.shape) != wanted:
+        shape = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+        raise ModelError(
+            f"the model gives {shape} for one image in eval mode; {store.name} has {len(store.classes)} "
+            f"classes, so it must give {wanted}"
+        )
+
+
+def _warnings(run: Run, model: nn.Module) -> list[str]:
+    per_lane = run.train.batch // run.train.lanes
+    has_norm = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+    if has_norm and per_lane < 16:
+        return [
+            f"batch norm over {per_lane} samples a lane (train.batch={run.train.batch} / "
+            f"train.lanes={run.train.lanes}) is noisy: use 16 or more"
+        ]
+    return []

@@ -1,0 +1,129 @@
+"""Everything a run has learned so far, and its hashes.
+
+A commit changes all of it together: weights, buffers, optimizer memory, averaged weights and cursor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.spec import Optimizer
+from lockstep.train import optimizer as rules
+
+
+@dataclass
+class Totals:
+    """Sums over the steps of the epoch under way, so that a resumed epoch reports the whole."""
+
+    loss: float = 0.0
+    correct: int = 0
+    samples: int = 0
+
+
+@dataclass
+class TrainState:
+    """Model, optimizer memory, averaged weights and the cursor (epoch, step in the epoch)."""
+
+    model: nn.Module
+    memory: rules.State
+    ema: dict[str, Tensor]
+    epoch: int = 0
+    step_in_epoch: int = 0
+    step: int = 0
+    totals: Totals = field(default_factory=Totals)
+    best_accuracy: float = -1.0
+    best_step: int = -1
+    evaluation: tuple[float, float] | None = None  # the last one's loss and accuracy
+
+    @classmethod
+    def begin(cls, model: nn.Module, optimizer: Optimizer, ema: float) -> TrainState:
+        """The state before the first step."""
+        params: list[Tensor] = [p.detach() for p in model.parameters() if p.requires_grad]
+        return cls(model, rules.init_state(optimizer, params), float_state(model, copy=True) if ema else {})
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything but the cursor, by name, in logical memory order, on the CPU."""
+        groups: dict[str, Mapping[str, Tensor]] = {"model": self.model.state_dict(), "ema": self.ema}
+        for memory, values in self.memory.items():
+            groups[f"optimizer.{memory}"] = dict(zip(trainable(self.model), values, strict=True))
+        return {
+            f"{group}.{name}": tensor.detach().cpu().contiguous().clone()
+            for group, tensors in groups.items()
+            for name, tensor in tensors.items()
+        }
+
+    @torch.no_grad()
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy saved tensors into this state; the names must be exactly these."""
+        targets: dict[str, Tensor] = {f"model.{k}": v for k, v in self.model.state_dict().items()}
+        targets |= {f"ema.{name}": tensor for name, tensor in self.ema.items()}
+        for memory, values in self.memory.items():
+            names = trainable(self.model)
+            targets |= {f"optimizer.{memory}.{n}": v for n, v in zip(names, values, strict=True)}
+        if targets.keys() != tensors.keys():
+            raise KeyError(", ".join(sorted(targets.keys() ^ tensors.keys())[:4]))
+        for name, target in targets.items():
+            target.copy_(tensors[name])
+
+    def cursor(self) -> dict[str, Any]:
+        """The numbers of the state, for a manifest."""
+        return {
+            "epoch": self.epoch,
+            "step_in_epoch": self.step_in_epoch,
+            "step": self.step,
+            "totals": {
+                "loss": self.totals.loss,
+                "correct": self.totals.correct,
+                "samples": self.totals.samples,
+            },
+            "best_accuracy": self.best_accuracy,
+            "best_step": self.best_step,
+            "evaluation": self.evaluation,
+        }
+
+    def load_cursor(self, numbers: Mapping[str, Any]) -> None:
+        """Take the numbers of `cursor` back."""
+        self.epoch, self.step = int(numbers["epoch"]), int(numbers["step"])
+        self.step_in_epoch = int(numbers["step_in_epoch"])
+        self.totals = Totals(**numbers["totals"])
+        self.best_accuracy, self.best_step = float(numbers["best_accuracy"]), int(numbers["best_step"])
+        last = numbers["evaluation"]
+        self.evaluation = (float(last[0]), float(last[1])) if last else None
+
+    def hashes(self) -> dict[str, str]:
+        """`weights_sha256`, and hashes of their own for optimizer memory and averaged weights."""
+        tensors = self.tensors()
+        groups = {"weights": "model.", "optimizer": "optimizer.", "ema": "ema."}
+        parts = {
+            name: {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
+            for name, start in groups.items()
+        }
+        return {f"{name}_sha256": tensors_sha256(part) for name, part in parts.items() if part}
+
+
+def trainable(model: nn.Module) -> list[str]:
+    """Names of the parameters that are trained, in the model's order."""
+    return [name for name, p in model.named_parameters() if p.requires_grad]
+
+
+def float_state(model: nn.Module, copy: bool = False) -> dict[str, Tensor]:
+    """Parameters and floating buffers by name: what weight averaging averages."""
+    items = {k: v.detach() for k, v in model.state_dict().items() if v.is_floating_point()}
+    return {name: tensor.clone() if copy else tensor for name, tensor in items.items()}
+
+
+def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over (name, dtype, shape, bytes) in name order, bytes in logical order."""
+    sha = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        sha.update(f"{name}\0{dtype}\0{tuple(tensor.shape)}\0".encode())
+        sha.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()

@@ -1,0 +1,94 @@
+"""A trained run opened for use: the model with its weights, and what it must know of its data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.data.augment import Augment
+from lockstep.errors import CheckpointError, ModelError
+from lockstep.spec import Run
+from lockstep.train import checkpoint
+from lockstep.train.checkpoint import Saved
+from lockstep.train.directory import RunDirectory
+from lockstep.train.numerics import prepare_device
+from lockstep.train.resume import newest_checkpoint
+from lockstep.train.setup import build_model, make_augment, memory_format, place
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model in eval mode, holding averaged weights where the run keeps them."""
+
+    directory: Path
+    run: Run
+    model: nn.Module
+    step: int
+    classes: tuple[str, ...]
+    shape: tuple[int, int, int]
+    augment: Augment
+    device: torch.device
+
+    @property
+    def memory_format(self) -> torch.memory_format:
+        return memory_format(self.run)
+
+
+def open_trained(
+    runs_dir: Path, name: str, *, device: str, which: str = "last", model: nn.Module | None = None
+) -> Trained:
+    """Open a run by name or directory; `which` is `last`, `best` or a checkpoint's path."""
+    directory = RunDirectory.find(runs_dir, name)
+    run, identity = directory.run(), directory.identity()
+    saved = _choose(directory, which)
+    classes, shape = tuple(identity["manifest.classes"]), tuple(identity["manifest.shape"])
+    if model is None:
+        if "source.model.class" in identity:
+            raise ModelError(
+                f"{directory.path} trained a module of your own "
+                f"({identity['source.model.class'].split()[0]}): use lockstep.load(run, model=YourModule())"
+            )
+        model = build_model(run, (shape[0], shape[1], shape[2]), len(classes))
+    _copy_weights(model, saved)
+    chosen = prepare_device(device, run.train.threads)
+    augment = make_augment(run, shape, tuple(identity["manifest.mean"]), tuple(identity["manifest.std"]))
+    return Trained(
+        directory.path,
+        run,
+        place(model, chosen, run).eval(),
+        int(saved.manifest["cursor"]["step"]),
+        classes,
+        shape,
+        augment,
+        chosen,
+    )
+
+
+def weights_of(saved: Saved) -> dict[str, Tensor]:
+    """The weights to use: the trained ones, overlaid with averaged ones where there are any."""
+    weights = {k.removeprefix("model."): v for k, v in saved.tensors.items() if k.startswith("model.")}
+    return weights | {k.removeprefix("ema."): v for k, v in saved.tensors.items() if k.startswith("ema.")}
+
+
+def _choose(directory: RunDirectory, which: str) -> Saved:
+    newest = newest_checkpoint(directory)
+    if which == "last":
+        return newest
+    if which == "best":
+        step = int(newest.manifest["cursor"]["best_step"])
+        paths = checkpoint.steps(directory.checkpoints)
+        if step not in paths:
+            raise CheckpointError(f"{directory.path}: no best checkpoint yet: no epoch was evaluated")
+        return checkpoint.load(paths[step])
+    return checkpoint.load(Path(which))
+
+
+def _copy_weights(model: nn.Module, saved: Saved) -> None:
+    try:
+        model.load_state_dict(weights_of(saved))
+    except RuntimeError as error:
+        detail = " ".join(str(error).split())
+        raise ModelError(f"{saved.path}: its weights do not fit the model: {detail}") from None
