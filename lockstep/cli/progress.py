@@ -104,7 +104,8 @@ class Progress:
         summary = event.summary
         self._print(
             f"done: test accuracy {100 * summary['accuracy']:.2f} %, best "
-            f"{100 * summary['best_accuracy']:.2f} %, loss {summary['loss']:.4f}, {summary['img_s']:,.0f} img/s"
+            f"{100 * summary['best_accuracy']:.2f} %, loss {summary['loss']:.4f}, "
+            f"{summary['img_s']:,.0f} img/s"
         )
         self._print(f"weights_sha256 {summary['weights_sha256']}")
         self._print(f"in {event.directory}: summary.json, curves.png, metrics.jsonl, checkpoints/", "dim")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+import time
 from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from lockstep.cli.progress import Progress
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
 
     from lockstep.train.loss import Loss
 
+_DRAW_EVERY_S = 15.0
+
 
 def run_session(
     run: Run,
@@ -29,7 +34,7 @@ def run_session(
 ) -> Result:
     """Train, and draw curves.png; the progress is shown unless the caller listens for itself."""
     with ExitStack() as stack:
-        listeners: list[Listener] = [_Curves()]
+        listeners: list[Listener] = [stack.enter_context(_Curves())]
         if launch.tensorboard:
             from lockstep.cli.tensorboard import TensorBoard
 
@@ -44,16 +49,33 @@ def run_session(
 
 
 class _Curves:
-    """Draws curves.png after every epoch; a picture that cannot be drawn never stops a run."""
+    """Draws curves.png now and then and at the end; a picture that cannot be drawn never stops a run."""
 
     def __init__(self) -> None:
-        self._started: Started | None = None
+        self._directory: Path | None = None
+        self._drawn_at = time.monotonic()
+
+    def __enter__(self) -> _Curves:
+        return self
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Started):
-            self._started = event
-        elif self._started and isinstance(event, EpochDone | Finished):
-            try:
-                draw_curves(self._started.directory)
-            except (OSError, ValueError) as error:
-                print(f"lockstep: curves.png not drawn: {error}", file=sys.stderr)
+            self._directory = event.directory
+        elif isinstance(event, EpochDone) and time.monotonic() - self._drawn_at > _DRAW_EVERY_S:
+            self._draw()
+        elif isinstance(event, Finished):
+            self._draw()
+            self._directory = None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._draw()
+
+    def _draw(self) -> None:
+        self._drawn_at = time.monotonic()
+        try:
+            if self._directory:
+                draw_curves(self._directory)
+        except (OSError, ValueError) as error:
+            print(f"lockstep: curves.png not drawn: {error}", file=sys.stderr)

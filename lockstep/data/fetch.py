@@ -5,6 +5,7 @@ Outside the way of a batch: it puts into a folder the files that a store reads l
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import http.client
 import shutil
@@ -196,7 +197,7 @@ def _extract(archive: Archive, dir: Path) -> None:
                 if member.name in missing and member.isreg():
                     missing.remove(member.name)
                     _extract_member(tar, member, dir / member.name)
-    except (tarfile.TarError, EOFError, zlib.error) as error:
+    except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(f"{dir / archive.name}: not a tar file ({error}): remove it and run again") from error
     if missing:
         raise DataError(f"{dir / archive.name}: holds no {', '.join(sorted(missing))}: use another --mirror")
@@ -217,5 +218,5 @@ def _extract_member(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path)
     part.unlink()
     if not equal:
         raise DataError(
-            f"{target}: differs from the one in {tar.name}: it is left as it is; move it away to extract it"
+            f"{target}: differs from the one in its archive: it is left as it is; move it away to extract it"
         )

@@ -196,7 +196,7 @@ class FolderSplit:
 
 
 def read_image(path: Path, shape: tuple[int, int, int]) -> tuple[Tensor, tuple[int, int]]:
-    """A file as uint8 [C, H, W] of `shape`, and its own (H, W); the shorter side is fitted, the centre cropped."""
+    """A file as uint8 [C, H, W] of `shape`, and its own (H, W): shorter side fitted, centre cropped."""
     channels, height, width = shape
     if channels not in _STATISTICS:
         raise DataError(f"{path}: an image file gives 1 or 3 channels, not the {channels} that are wanted")

@@ -93,9 +93,7 @@ class MappedSplit:
             image, label = sample
             return _as_tensor(image), _as_label(label)
         except (TypeError, ValueError) as error:
-            raise DataError(
-                f"{self.where(i)}: expected (image, label), got {type(sample).__name__}: {error}"
-            ) from error
+            raise DataError(f"{self.where(i)}: a sample must be (image, label): {error}") from error
 
     def labels(self) -> Tensor:
         """Every label: from `targets` or `labels` where the data set has one, else by reading all samples."""

@@ -11,7 +11,7 @@ def shapes() -> Run:
         model=Model("lenet5"),
         data=Data("shapes"),
         train=Train(epochs=8, batch=256, lanes=8),
-        optimizer=Optimizer("momentum", lr=0.1, weight_decay=1e-4),
+        optimizer=Optimizer("momentum", lr=0.05, weight_decay=1e-4),
         schedule=Schedule("cosine", warmup_epochs=1),
     )
 
@@ -22,7 +22,7 @@ def mnist() -> Run:
         model=Model("lenet5"),
         data=Data("mnist"),
         train=Train(epochs=6, batch=256, lanes=8),
-        optimizer=Optimizer("momentum", lr=0.1, weight_decay=1e-4),
+        optimizer=Optimizer("momentum", lr=0.05, weight_decay=1e-4),
         schedule=Schedule("cosine", warmup_epochs=1),
     )
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
 
 from lockstep.errors import SpecError
+
+_LARGEST = sys.float_info.max
 
 
 def check_fields(value: Any, section: str) -> None:
@@ -26,8 +28,7 @@ def _accept(key: str, value: Any, kind: Any) -> Any:
     if kind is int:
         return _expect(key, value, isinstance(value, int) and not isinstance(value, bool), "a whole number")
     if kind is float:
-        good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        return float(_expect(key, value, good, "a finite number"))
+        return accept_number(key, value)
     if kind is str:
         return _expect(key, value, isinstance(value, str), "text")
     if kind == str | None:
@@ -35,6 +36,12 @@ def _accept(key: str, value: Any, kind: Any) -> Any:
     if kind == tuple[str, ...]:
         return _accept_names(key, value)
     return dict(_expect(key, value, isinstance(value, Mapping), "a table"))
+
+
+def accept_number(key: str, value: Any) -> float:
+    """A finite float; a whole number stands for one."""
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
+    return float(_expect(key, value, good, "a finite number"))
 
 
 def _accept_names(key: str, value: Any) -> tuple[str, ...]:

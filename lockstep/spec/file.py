@@ -122,7 +122,7 @@ def _parse_value(text: str) -> Any:
 
 def _key(key: str) -> str:
     bare = key.replace("_", "").replace("-", "").isalnum() and key.isascii()
-    return key if bare else json.dumps(key)
+    return key if bare else _value(key)
 
 
 def _value(value: Any) -> str:

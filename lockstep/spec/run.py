@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep.errors import SpecError, unknown
-from lockstep.spec.field import check_fields
+from lockstep.spec.field import accept_number, check_fields
 
 # The keys that each optimizer and schedule takes beside the common ones, with their defaults.
 OPTIMIZERS: dict[str, dict[str, float]] = {
@@ -223,12 +223,13 @@ def _own_options(
     if value.name not in table:
         raise SpecError(f"{section}.name: {unknown(section, value.name, table)}")
     defaults = table[value.name]
-    for key, given in value.options.items():
+    for key in value.options:
         if key not in defaults:
             common = ("lr", "weight_decay") if section == "optimizer" else ("warmup_epochs",)
             raise SpecError(
                 f"{section}: {unknown('key', key, ('name', *common, *defaults))} (for {value.name})"
             )
-        if isinstance(given, bool) or not isinstance(given, (int, float)):
-            raise SpecError(f"{section}.{key}={given!r} must be a number")
-    return {key: float(value.options.get(key, default)) for key, default in defaults.items()}
+    return {
+        key: accept_number(f"{section}.{key}", value.options.get(key, default))
+        for key, default in defaults.items()
+    }

@@ -15,7 +15,7 @@ def prepare_device(name: str, threads: int) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise SpecError("--device cuda: torch sees no GPU here; use --device cpu or run `lockstep doctor`")
     torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(True)
+    torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms, without importing inductor
     # costs time and changes no result
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False

@@ -1,0 +1,44 @@
+# Two commands do everything on a fresh machine: `make train` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+SOURCES := lockstep tests examples benchmarks
+
+.PHONY: train test lint format bench clean
+
+train: $(VENV)/train.stamp  ## set up and train LeNet-5 on procedural shapes
+	$(BIN)/lockstep train shapes
+
+test: $(VENV)/dev.stamp  ## set up and run the tests
+	$(BIN)/python -m pytest -n 2 $(TESTS)
+
+lint: $(VENV)/dev.stamp  ## ruff and mypy
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/mypy
+
+format: $(VENV)/dev.stamp  ## let ruff write the code's form
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+
+bench: $(VENV)/train.stamp  ## the benchmarks that need no GPU and no data; writes benchmarks/results/
+	$(BIN)/python benchmarks/lanes.py
+	$(BIN)/python benchmarks/accuracy.py shapes --seeds 3 --at-least 97
+
+clean:  ## remove the environment; runs and data stay
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+
+$(VENV)/venv.stamp:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lockstep needs Python 3.11 or newer: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+$(VENV)/train.stamp: $(VENV)/venv.stamp pyproject.toml constraints.txt
+	$(INSTALL) torch==2.13.0
+	$(INSTALL) -e .
+	touch $@
+
+$(VENV)/dev.stamp: $(VENV)/train.stamp
+	$(INSTALL) -e '.[dev,onnx,tensorboard]'
+	touch $@

@@ -1,0 +1,58 @@
+"""The gradient's norm against float64, in bits that no order or layout changes."""
+
+import pytest
+import torch
+
+from lockstep.train.clip import clip_gradients, gradient_norm
+
+SHAPES = {"b": (3,), "a.weight": (4, 3, 5, 5), "scalar": (), "big": (3, 65536), "odd": (65537,), "none": (0,)}
+
+
+def gradients() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+
+
+def test_the_norm_equals_float64() -> None:
+    grads = gradients()
+    expected = torch.cat([g.double().flatten() for g in grads.values()]).norm()
+    torch.testing.assert_close(gradient_norm(grads).double(), expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_gradient_counts(name: str) -> None:
+    grads = gradients()
+    if not grads[name].numel():
+        pytest.skip("nothing in it")
+    before = gradient_norm(grads)
+    grads[name].view(-1)[-1] += 1000
+    assert gradient_norm(grads) > 900 > before / 2
+
+
+def test_the_bits_do_not_depend_on_the_order_of_the_dict() -> None:
+    grads = gradients()
+    assert torch.equal(gradient_norm(dict(reversed(grads.items()))), gradient_norm(grads))
+
+
+def test_the_bits_do_not_depend_on_the_memory_format() -> None:
+    grads = gradients()
+    other = {k: g.to(memory_format=torch.channels_last) if g.dim() == 4 else g for k, g in grads.items()}
+    assert not other["a.weight"].is_contiguous()
+    assert torch.equal(gradient_norm(other), gradient_norm(grads))
+
+
+def test_a_short_gradient_is_left_as_it_is() -> None:
+    grads = gradients()
+    norm = clip_gradients(grads, 1e9)
+    assert torch.equal(norm, gradient_norm(gradients()))
+    assert all(torch.equal(g, before) for g, before in zip(grads.values(), gradients().values(), strict=True))
+
+
+def test_a_long_gradient_is_scaled_to_the_limit() -> None:
+    grads = gradients()
+    norm = clip_gradients(grads, 2.5)
+    assert torch.equal(norm, gradient_norm(gradients()))
+    total = torch.cat([g.double().flatten() for g in grads.values()]).norm()
+    assert abs(float(total) - 2.5) < 1e-4
+    for name, before in gradients().items():
+        torch.testing.assert_close(grads[name], before * (2.5 / float(norm)), rtol=1e-6, atol=0)

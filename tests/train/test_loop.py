@@ -1,0 +1,194 @@
+import json
+import tomllib
+
+import pytest
+import torch
+from small import rows, small_run, summary, train
+from torch import nn
+
+import lockstep
+from lockstep.errors import DataError, LockstepError, ModelError, NumericsError, OutOfMemory
+from lockstep.spec.file import dump_toml
+from lockstep.train.event import CheckpointSaved, EpochDone, Finished, Notice, Started, StepDone
+
+
+def test_a_run_leaves_everything_in_its_directory(tmp_path):
+    result, events = train(small_run(), tmp_path)
+    assert result.directory == tmp_path / "run"
+    names = {path.name for path in result.directory.iterdir()}
+    assert names >= {"run.toml", "identity.json", "metrics.jsonl", "summary.json", "curves.png"}
+    assert (result.directory / "run.toml").read_text() == dump_toml(small_run())
+    assert summary(result.directory) == result.summary
+    kinds = [type(event) for event in events]
+    assert kinds[0] is Started and kinds[-1] is Finished
+    assert kinds.count(StepDone) == 20 and kinds.count(EpochDone) == 2
+
+
+def test_every_position_is_used_once_an_epoch(tmp_path):
+    result, _ = train(small_run(), tmp_path)
+    for epoch in range(2):
+        used = [row["positions"] for row in rows(result.directory, "step") if row["epoch"] == epoch]
+        assert used == [[32 * step, 32 * (step + 1)] for step in range(10)]
+
+
+def test_a_name_that_exists_gets_a_suffix(tmp_path):
+    first, _ = train(small_run("train.epochs=1"), tmp_path)
+    second, _ = train(small_run("train.epochs=1"), tmp_path)
+    assert [first.directory.name, second.directory.name] == ["run", "run-2"]
+    assert first.summary["weights_sha256"] == second.summary["weights_sha256"]
+
+
+@pytest.mark.parametrize("override", ["seed=1", "train.lanes=8", "optimizer.lr=0.06", "train.clip=0.1"])
+def test_what_belongs_to_the_identity_changes_bits_and_identity(tmp_path, override):
+    one, _ = train(small_run("train.epochs=1"), tmp_path)
+    other, _ = train(small_run("train.epochs=1", override), tmp_path)
+    assert one.summary["identity"] != other.summary["identity"]
+    assert one.summary["weights_sha256"] != other.summary["weights_sha256"]
+
+
+@pytest.mark.parametrize("override", ["checkpoint.every_steps=1", "checkpoint.keep=1"])
+def test_where_checkpoints_fall_changes_nothing(tmp_path, override):
+    one, _ = train(small_run("train.epochs=1"), tmp_path)
+    other, _ = train(small_run("train.epochs=1", override), tmp_path)
+    assert one.summary["identity"] == other.summary["identity"]
+    assert one.summary["weights_sha256"] == other.summary["weights_sha256"]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("model.name=resnet18", "train.batch=64", "data.num_train=70"),
+        ("model.name=googlenet", "train.batch=16", "data.num_train=40", "optimizer.lr=0.001"),
+        ("model.name=emotion48", "model.dropout=0.5", "data.augment=flip,crop,cutout", "train.ema=0.9"),
+        ("train.precision=bf16", "train.channels_last=true"),
+        ("train.loss=squared_error", "optimizer.name=adamw", "optimizer.lr=0.001", "schedule.name=step"),
+    ],
+    ids=lambda value: value[0],
+)
+def test_the_same_run_twice_gives_the_same_bits(tmp_path, overrides):
+    torch.manual_seed(1)
+    one, _ = train(small_run("train.epochs=1", *overrides), tmp_path)
+    torch.manual_seed(2)  # the caller's stream must not matter
+    other, _ = train(small_run("train.epochs=1", *overrides), tmp_path)
+    assert {k: v for k, v in one.summary.items() if k != "img_s"} == {
+        k: v for k, v in other.summary.items() if k != "img_s"
+    }
+
+
+def test_training_leaves_the_callers_random_stream_alone(tmp_path):
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    train(small_run("train.epochs=1"), tmp_path)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_averaged_weights_are_what_is_evaluated(tmp_path):
+    result, _ = train(small_run("train.ema=0.99"), tmp_path)
+    averaged = lockstep.load(result.directory)
+    assert "ema_sha256" in result.summary
+    assert not torch.equal(averaged.state_dict()["blocks.classifier.weight"],
+                           result.model.state_dict()["blocks.classifier.weight"])  # fmt: skip
+
+
+def test_own_module_data_and_loss(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (96, 3, 8, 8), dtype=torch.uint8, generator=generator)
+    data = [(image, index % 3) for index, image in enumerate(images)]
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(192, 3))
+
+    def loss(logits, labels):
+        return nn.functional.cross_entropy(logits, labels) * 2
+
+    before = module[1].weight.clone()
+    run = small_run("train.batch=16", "train.epochs=1")
+    result, _ = train(run, tmp_path, model=module, data=data, loss=loss)
+    assert result.model is module and not torch.equal(module[1].weight, before)
+    with pytest.raises(ModelError, match="module of your own"):
+        lockstep.load(result.directory)
+    again = lockstep.load(result.directory, model=nn.Sequential(nn.Flatten(), nn.Linear(192, 3)))
+    assert torch.equal(again[1].weight, module[1].weight)
+
+
+def test_a_module_that_does_not_fit_is_refused_before_any_work(tmp_path):
+    for module in (nn.Linear(3, 3), nn.Sequential(nn.Flatten(), nn.Linear(256, 9))):
+        with pytest.raises(ModelError):
+            train(small_run(), tmp_path, model=module)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_batch_larger_than_the_data_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"train\.batch=512 is more than the 330"):
+        train(small_run("train.batch=512"), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_small_lanes_with_batch_norm_are_warned_of(tmp_path):
+    overrides = ("model.name=resnet18", "train.epochs=1", "data.num_train=40")
+    _, events = train(small_run(*overrides), tmp_path)
+    assert any(isinstance(e, Notice) and e.warning and "8 samples a lane" in e.text for e in events)
+
+
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_state(tmp_path):
+    with pytest.raises(NumericsError, match=r"step \d+: not finite: .*'blocks\."):
+        train(small_run("optimizer.lr=1e30", "schedule.warmup_epochs=0"), tmp_path)
+    manifests = sorted((tmp_path / "run" / "checkpoints").glob("*.json"))
+    assert manifests and not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_out_of_memory_says_what_would_help(tmp_path):
+    class Hungry(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(256, 10)
+
+        def forward(self, x):
+            if self.training:
+                torch.empty(1 << 60, dtype=torch.uint8)
+            return self.layer(x.flatten(1))
+
+    with pytest.raises(OutOfMemory, match=r"raise train\.lanes=4"):
+        train(small_run(), tmp_path, model=Hungry())
+
+
+def test_a_bug_in_the_users_module_keeps_its_traceback(tmp_path):
+    class Broken(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(256, 10)
+
+        def forward(self, x):
+            if self.training:
+                raise RuntimeError("my own bug")
+            return self.layer(x.flatten(1))
+
+    with pytest.raises(RuntimeError, match="my own bug") as caught:
+        train(small_run(), tmp_path, model=Broken())
+    assert not isinstance(caught.value, LockstepError)
+
+
+def test_a_callback_that_raises_stops_the_run_and_it_can_be_resumed(tmp_path):
+    def stop(event):
+        if isinstance(event, StepDone) and event.step == 7:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train(small_run(), tmp_path, on_event=stop)
+    result, _ = train(small_run(), tmp_path, launch={"resume": "auto"})
+    whole, _ = train(small_run(), tmp_path / "whole")
+    assert result.summary["weights_sha256"] == whole.summary["weights_sha256"]
+
+
+def test_checkpoints_are_pruned_but_the_best_stays(tmp_path):
+    result, events = train(small_run("checkpoint.keep=2", "train.epochs=3"), tmp_path)
+    kept = sorted(int(path.stem.split("-")[1]) for path in (result.directory / "checkpoints").glob("*.json"))
+    assert set(kept) == {27, 30, result.summary["best_step"]}
+    assert sum(isinstance(event, CheckpointSaved) for event in events) == 1 + 9 + 3
+
+
+def test_run_toml_reads_back(tmp_path):
+    result, _ = train(small_run("train.epochs=1"), tmp_path)
+    assert tomllib.loads((result.directory / "run.toml").read_text())["train"]["batch"] == 32
+    identity = json.loads((result.directory / "identity.json").read_text())
+    assert identity["numerics.probe"] and "data.dir" not in identity

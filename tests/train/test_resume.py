@@ -1,0 +1,210 @@
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import time
+
+import pytest
+from small import call, command, rows, small_run, summary, train, train_command
+
+import lockstep
+from lockstep.cli.main import main as command_line
+from lockstep.errors import IdentityError
+from lockstep.spec.file import dump_toml
+from lockstep.train.event import Notice
+
+# All that reduces, remembers or draws at random is on, so that a resume that forgets any of it shows.
+FULL = (
+    "model.name=emotion48",
+    "model.dropout=0.3",
+    "data.augment=flip,crop,cutout",
+    "train.ema=0.9",
+    "train.clip=1.0",
+    "train.epochs=3",
+    "optimizer.name=adamw",
+    "optimizer.lr=0.003",
+)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The run that was never stopped."""
+    result, _ = train(small_run(*FULL), tmp_path_factory.mktemp("whole"))
+    return result.summary
+
+
+def assert_same(directory, whole, epochs=3):
+    found = summary(directory)
+    for key in ("weights_sha256", "optimizer_sha256", "ema_sha256", "accuracy", "loss", "identity"):
+        assert found[key] == whole[key], key
+    used = [(row["epoch"], row["positions"][0]) for row in rows(directory, "step")]
+    assert used == [(epoch, 32 * step) for epoch in range(epochs) for step in range(10)]
+
+
+def test_twenty_kills_and_the_bits_of_the_run_that_was_never_killed(tmp_path):
+    longer = (*FULL, "train.epochs=8")
+    whole, _ = train(small_run(*longer), tmp_path / "whole")
+    moments = random.Random(0)
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(["lockstep.cli.session"])  # torch is imported once, not twenty times
+    arguments = train_command(tmp_path, "--resume", "auto", overrides=longer)[5:]
+    for _ in range(20):
+        process = processes.Process(target=command_line, args=(arguments,))
+        process.start()
+        wanted = progress(tmp_path) + moments.randrange(3)
+        while progress(tmp_path) <= wanted and process.is_alive():
+            time.sleep(0.002)
+        time.sleep(moments.random() * 0.02)  # anywhere in a step, a save or an evaluation
+        assert process.is_alive(), "the run ended before twenty kills"
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+    done = call(train_command(tmp_path, "--resume", "auto", overrides=longer))
+    assert done.returncode == 0, done.stderr
+    assert_same(tmp_path / "run", whole.summary, epochs=8)
+
+
+def progress(runs_dir):
+    """Rows written so far."""
+    try:
+        return (runs_dir / "run" / "metrics.jsonl").read_text().count("\n")
+    except OSError:
+        return 0
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_says_how_to_go_on(tmp_path, whole, number, code):
+    arguments = train_command(tmp_path, overrides=FULL)
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while progress(tmp_path) < 4:
+        time.sleep(0.01)
+    os.kill(process.pid, number)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert f"lockstep train --resume {tmp_path / 'run'}" in errors and len(errors.splitlines()) == 1
+    done = call(command("train", "--resume", str(tmp_path / "run"), "--device", "cpu"))
+    assert done.returncode == 0, done.stderr
+    assert_same(tmp_path / "run", whole)
+
+
+def interrupted(tmp_path, at=14):
+    """A run stopped after `at` steps, its last checkpoint being at 12."""
+
+    def stop(event):
+        if getattr(event, "step", 0) == at:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        train(small_run(*FULL), tmp_path, on_event=stop)
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "missing", "manifest"])
+def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(tmp_path, whole, damage):
+    directory = interrupted(tmp_path)
+    newest = sorted((directory / "checkpoints").glob("*.safetensors"))[-1]
+    data = bytearray(newest.read_bytes())
+    if damage == "flip":
+        data[len(data) // 2] ^= 1
+        newest.write_bytes(data)
+    elif damage == "truncate":
+        newest.write_bytes(data[: len(data) // 2])
+    elif damage == "missing":
+        newest.unlink()
+    else:
+        newest.with_suffix(".json").write_text("{")
+    _, events = train(small_run(*FULL), tmp_path, launch={"resume": "auto"})
+    assert any(isinstance(e, Notice) and e.warning and newest.stem in e.text for e in events)
+    assert_same(directory, whole)
+
+
+def test_resume_from_one_checkpoint_by_its_path(tmp_path, whole):
+    directory = interrupted(tmp_path)
+    oldest = sorted((directory / "checkpoints").glob("*.json"))[0]
+    train(small_run(*FULL), tmp_path, launch={"resume": str(oldest)})
+    assert_same(directory, whole)
+
+
+def test_another_identity_is_refused_with_the_fields_and_the_way_out(tmp_path):
+    directory = interrupted(tmp_path)
+    with pytest.raises(IdentityError) as caught:
+        train(small_run(*FULL, "train.epochs=5", "seed=3"), tmp_path, launch={"resume": "auto"})
+    text = str(caught.value)
+    assert "seed: 0 there, 3 here" in text and "train.epochs: 3 there, 5 here" in text
+    assert f"--fork {directory}" in text
+
+
+def test_resuming_a_finished_run_does_nothing(tmp_path):
+    first, _ = train(small_run("train.epochs=1"), tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in first.directory.rglob("*") if path.is_file()}
+    again, events = train(small_run("train.epochs=1"), tmp_path, launch={"resume": "auto"})
+    assert again.summary == first.summary
+    assert any(isinstance(e, Notice) and "finished already" in e.text for e in events)
+    after = {path: path.stat().st_mtime_ns for path in first.directory.rglob("*") if path.is_file()}
+    assert before == after
+
+
+def test_resume_auto_without_a_run_starts_one(tmp_path):
+    result, events = train(small_run("train.epochs=1"), tmp_path, launch={"resume": "auto"})
+    assert result.summary["steps"] == 10
+    assert any(isinstance(e, Notice) and "starting a new one" in e.text for e in events)
+
+
+def test_a_fork_starts_from_the_weights_and_can_train_longer(tmp_path):
+    first, _ = train(small_run("train.epochs=1"), tmp_path)
+    forked = ("train.epochs=1", "seed=4")
+    done = call(train_command(tmp_path, "--fork", str(first.directory), overrides=forked))
+    assert done.returncode == 0, done.stderr
+    assert "starting from the weights of" in done.stdout
+    assert (tmp_path / "run-2").is_dir()
+    assert summary(tmp_path / "run") == first.summary
+    assert summary(tmp_path / "run-2")["loss"] < first.summary["loss"]
+
+
+def test_a_forked_run_resumes_when_its_source_is_gone(tmp_path):
+    first, _ = train(small_run("train.epochs=1"), tmp_path)
+    weights = sorted((first.directory / "checkpoints").glob("*.safetensors"))[-1]
+    copy = tmp_path / "weights.safetensors"
+    copy.write_bytes(weights.read_bytes())
+    run = small_run(f"model.weights={copy}")
+    expected, _ = train(run, tmp_path, launch={"name": "expected"})
+
+    def stop(event):
+        if getattr(event, "step", 0) == 5:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        train(run, tmp_path, launch={"name": "forked"}, on_event=stop)
+    copy.unlink()
+    result, _ = train(run, tmp_path, launch={"name": "forked", "resume": "auto"})
+    assert result.summary["weights_sha256"] == expected.summary["weights_sha256"]
+
+
+def test_a_head_of_another_size_starts_anew_and_that_is_said(tmp_path):
+    first, _ = train(small_run("train.epochs=1"), tmp_path)
+    weights = sorted((first.directory / "checkpoints").glob("*.safetensors"))[-1]
+    run = small_run("train.epochs=1", "data.classes=4", f"model.weights={weights}")
+    _, events = train(run, tmp_path)
+    assert any(isinstance(e, Notice) and "head has another size" in e.text for e in events)
+
+
+def test_two_processes_never_train_in_one_directory(tmp_path):
+    process = subprocess.Popen(
+        train_command(tmp_path, overrides=("train.epochs=500",)), stdout=subprocess.DEVNULL
+    )
+    try:
+        while progress(tmp_path) < 2:
+            time.sleep(0.01)
+        done = call(train_command(tmp_path, "--resume", "auto", overrides=("train.epochs=500",)))
+        assert done.returncode == 1 and "another process" in done.stderr
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_the_resolved_run_is_what_was_saved(tmp_path):
+    run = small_run(*FULL)
+    result, _ = train(run, tmp_path)
+    assert (result.directory / "run.toml").read_text() == dump_toml(run)
+    assert isinstance(lockstep.load(result.directory).training, bool)
