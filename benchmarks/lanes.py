@@ -1,17 +1,15 @@
 """What lanes cost: a step at V = 8 beside one at V = 1, interleaved, same batch, one thread.
 
-    python benchmarks/lanes.py --rounds 40
+python benchmarks/lanes.py --rounds 40
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
-from pathlib import Path
 
 import torch
-from measure import RESULTS, make_record
+from measure import make_parser, make_record
 
 from lockstep.data.loader import Lanes
 from lockstep.models import build
@@ -28,10 +26,9 @@ CASES = {"lenet5": (28, 10), "emotion48": (48, 7)}  # image size, classes
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, "lanes-cpu.json")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--lanes", type=int, default=8)
-    parser.add_argument("--output", type=Path, default=RESULTS / "lanes-cpu.json")
     options = parser.parse_args()
     device = prepare_device("cpu", threads=1)
     records: list[Record] = []

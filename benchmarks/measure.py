@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import platform
 import statistics
 import subprocess
@@ -51,7 +52,11 @@ def command() -> str:
 def commit() -> str:
     """The commit measured; a copy without history says so."""
     answer = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=RESULTS.parent
+        ["git", "rev-parse", "--short", "HEAD"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=RESULTS.parent,
     )
     return answer.stdout.strip() or "unknown"
 
@@ -59,6 +64,15 @@ def commit() -> str:
 def versions() -> Mapping[str, str]:
     """What computed it."""
     return {"python": platform.python_version(), "torch": torch.__version__, "cuda": str(torch.version.cuda)}
+
+
+def make_parser(description: str | None, output: str | None) -> argparse.ArgumentParser:
+    """The parser of a benchmark script: its docstring, and where its records go."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--output", type=Path, default=RESULTS / output if output else None)
+    return parser
 
 
 def _shorten(argument: str) -> str:

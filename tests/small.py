@@ -54,7 +54,7 @@ def train_command(runs_dir: Path, *arguments: str, overrides: tuple[str, ...] = 
 
 def call(arguments: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a command to its end and keep what it printed."""
-    return subprocess.run(arguments, capture_output=True, text=True, timeout=55, **options)
+    return subprocess.run(arguments, check=False, capture_output=True, text=True, timeout=55, **options)
 
 
 def summary(directory: Path) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def bits(base: int, counter: Tensor) -> Tensor:
 
 def integers(base: int, counter: Tensor, bound: int) -> Tensor:
     """Integers in [0, bound) for each counter; `bound` is far below 2³¹, so the bias is below 2⁻³¹."""
-    return (_shift_right(bits(base, counter), 2) & 0x3FFFFFFFFFFFFFFF) % bound
+    return _shift_right(bits(base, counter), 2) % bound
 
 
 def uniform(base: int, counter: Tensor) -> Tensor:

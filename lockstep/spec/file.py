@@ -115,9 +115,10 @@ def _split_options(section: str, kind: type, row: Mapping[str, Any]) -> Table:
 def _parse_value(text: str) -> Any:
     """A TOML value where the text is one, else the text itself, so that names need no quotes."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+    return value if isinstance(value, (bool, int, float, str, list)) else text
 
 
 def _key(key: str) -> str:

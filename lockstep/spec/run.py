@@ -148,10 +148,14 @@ class Schedule:
         for key, value in self.options.items():
             if key in ("every_epochs", "peak"):
                 _require(value > 0, f"schedule.{key}", value, "must be above 0")
-            else:
-                _require(value >= 0, f"schedule.{key}", value, "must be 0 or more")
-            if key == "peak":
-                _range("schedule.peak", value, 0.0, 1.0)
+            _require(value >= 0, f"schedule.{key}", value, "must be 0 or more")
+            _require(key != "peak" or value < 1, f"schedule.{key}", value, "must be below 1")
+        _require(
+            self.name != "onecycle" or not self.warmup_epochs,
+            "schedule.warmup_epochs",
+            self.warmup_epochs,
+            "must be 0 with onecycle, which rises by itself (schedule.peak, schedule.start)",
+        )
 
 
 @dataclass(frozen=True)

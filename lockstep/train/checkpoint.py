@@ -21,7 +21,7 @@ import safetensors.torch
 from torch import Tensor
 
 from lockstep.errors import CheckpointError
-from lockstep.train.state import TrainState
+from lockstep.train.state import TrainState, state_hashes
 
 _FORMAT = 1
 _MANIFEST = re.compile(r"step-(\d{9,})\.json")
@@ -44,10 +44,11 @@ class Saved:
             raise CheckpointError(f"{self.path}: does not fit this model or optimizer: {error}") from None
 
 
-def save(folder: Path, state: TrainState, identity: str, hashes: dict[str, str], keep: int) -> Path:
+def save(folder: Path, state: TrainState, identity: str, keep: int) -> Path:
     """Write the state and remove all but the newest `keep` and the best; OSError if the disk is full."""
     folder.mkdir(parents=True, exist_ok=True)
-    data = safetensors.torch.save(state.tensors())
+    tensors = state.tensors()
+    data = safetensors.torch.save(tensors)
     tensors_path = folder / f"step-{state.step:09d}.safetensors"
     manifest = {
         "format": _FORMAT,
@@ -56,12 +57,13 @@ def save(folder: Path, state: TrainState, identity: str, hashes: dict[str, str],
         "sha256": hashlib.sha256(data).hexdigest(),
         "identity": identity,
         "cursor": state.cursor(),
-        **hashes,
+        **state_hashes(tensors),
     }
+    manifest["seal"] = _seal(manifest)
     write_durably(tensors_path, data)
     path = tensors_path.with_suffix(".json")
     write_durably(path, (json.dumps(manifest, indent=1) + "\n").encode())
-    _prune(folder, keep, state.best_step)
+    _prune(folder, keep, state.step, state.best_step)
     return path
 
 
@@ -77,6 +79,8 @@ def load(path: Path) -> Saved:
         raise CheckpointError(
             f"{path}: format {manifest.get('format')} is not {_FORMAT}: another version of lockstep wrote it"
         )
+    if manifest.pop("seal", None) != _seal(manifest):
+        raise CheckpointError(f"{path}: damaged: its SHA-256 is not the one that was written with it")
     found = hashlib.sha256(data).hexdigest()
     if found != manifest.get("sha256"):
         raise CheckpointError(
@@ -129,12 +133,20 @@ def write_durably(path: Path, data: bytes) -> None:
         os.close(handle)
 
 
-def _prune(folder: Path, keep: int, best_step: int) -> None:
-    """Remove what is neither among the newest nor the best, manifest first, and leftovers of crashes."""
-    paths = steps(folder)
+def _seal(manifest: dict[str, Any]) -> str:
+    """SHA-256 of the manifest itself, since its cursor decides bits as much as the tensors do."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _prune(folder: Path, keep: int, step: int, best_step: int) -> None:
+    """Remove what is neither among the newest nor the best, manifest first, and leftovers of crashes.
+
+    Steps not reached yet stay: a run that fell back from a damaged one must not lose its own for it.
+    """
+    paths = {number: path for number, path in steps(folder).items() if number <= step}
     wanted = {*sorted(paths)[-keep:], best_step}
-    for step, path in paths.items():
-        if step not in wanted:
+    for number, path in paths.items():
+        if number not in wanted:
             path.unlink(missing_ok=True)
     manifests = {path.stem for path in steps(folder).values()}
     for path in folder.iterdir():

@@ -11,12 +11,9 @@ _CHUNK = 1 << 16
 
 
 @torch.no_grad()
-def clip_gradients(grads: dict[str, Tensor], limit: float) -> Tensor:
-    """Scale all gradients so that their norm is at most `limit`; gives the norm before."""
-    norm = gradient_norm(grads)
-    factor = (limit / (norm + 1e-6)).clamp(max=1.0)
-    torch._foreach_mul_(list(grads.values()), factor)
-    return norm
+def clip_gradients(grads: list[Tensor], norm: Tensor, limit: float) -> None:
+    """Scale gradients of this norm in place, so that it is at most `limit`."""
+    torch._foreach_mul_(grads, (limit / (norm + 1e-6)).clamp(max=1.0))
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ import fcntl
 import json
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -100,10 +101,10 @@ class RunDirectory:
     def start_metrics(self, step: int) -> None:
         """Open metrics.jsonl, dropping the rows of steps that are about to be done again."""
         path = self.path / "metrics.jsonl"
-        rows = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-        kept = [row for row in rows if _row_step(row) <= step]
-        if kept != rows:
-            write_durably(path, "".join(row + "\n" for row in kept).encode())
+        data = path.read_bytes() if path.is_file() else b""
+        kept = b"".join(row + b"\n" for row in data.split(b"\n") if _row_step(row) <= step)
+        if kept != data:
+            write_durably(path, kept)
         self._metrics = path.open("a", encoding="utf-8", buffering=1)
 
     def add_metrics(self, row: dict[str, Any], warn: Callable[[str], None]) -> None:
@@ -118,7 +119,8 @@ class RunDirectory:
         """Let go of the files."""
         for file in (self._metrics, self._lock):
             if file:
-                file.close()
+                with suppress(OSError):  # rows that a full disk did not take
+                    file.close()
         self._metrics = self._lock = None
 
     def _read_json(self, name: str) -> dict[str, Any]:
@@ -129,7 +131,7 @@ class RunDirectory:
             raise LockstepError(f"{self.path / name}: cannot be read: {error}") from None
 
 
-def _row_step(row: str) -> float:
+def _row_step(row: bytes) -> float:
     """The step a row reports; a row torn by a crash counts as after everything."""
     try:
         return float(json.loads(row)["step"])

@@ -76,8 +76,6 @@ class _Loop:
             device=setup.device,
             memory_format=setup.memory_format,
         )
-        self._lowered = lower(setup.model, setup.loss, setup.kernels, seed=setup.run.seed, bf16=setup.bf16)
-        self._step = Step(setup.run, state, self._lowered, len(self._loader))
         self._identity = digest(setup.identity)
         self._first_step, self._busy_s = state.step, 0.0
         self._signal = 0
@@ -91,7 +89,7 @@ class _Loop:
         self._directory.start_metrics(self._state.step)
         self._announce()
         try:
-            with self._catch_signals(), self._explain_memory():
+            with self._lower(), self._catch_signals(), self._explain_memory():
                 if not self._state.step:
                     self._save()  # from here on a run that dies can be resumed
                 while self._state.epoch < self._setup.run.train.epochs:
@@ -100,8 +98,6 @@ class _Loop:
         except NumericsError:
             self._save()
             raise
-        finally:
-            self._lowered.release()
         summary = self._summarize()
         self._directory.write_summary(summary)
         return self._finish(summary)
@@ -168,9 +164,7 @@ class _Loop:
         """Write a checkpoint; a full disk is a loud warning, and the old checkpoint stays."""
         state, run = self._state, self._setup.run
         try:
-            path = checkpoint.save(
-                self._directory.checkpoints, state, self._identity, state.hashes(), run.checkpoint.keep
-            )
+            path = checkpoint.save(self._directory.checkpoints, state, self._identity, run.checkpoint.keep)
         except OSError as error:
             self._warn(
                 f"checkpoint of step {state.step} NOT saved: {error.strerror or error}; training goes on and "
@@ -232,6 +226,17 @@ class _Loop:
 
     def _warn(self, text: str) -> None:
         self._emit(Notice(text, warning=True))
+
+    @contextmanager
+    def _lower(self) -> Iterator[None]:
+        """The model made ready to run lanes, and given back as it was."""
+        setup = self._setup
+        lowered = lower(setup.model, setup.loss, setup.kernels, seed=setup.run.seed, bf16=setup.bf16)
+        self._step = Step(setup.run, self._state, lowered, len(self._loader))
+        try:
+            yield
+        finally:
+            lowered.release()
 
     @contextmanager
     def _catch_signals(self) -> Iterator[None]:

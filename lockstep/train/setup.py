@@ -105,6 +105,8 @@ def set_up(
             )
     if loss is not None:
         source["loss"] = describe_callable(loss)
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ModelError("the model has no parameter that requires a gradient, so there is nothing to train")
     model = place(model, chosen, run)
     _check_output(model, store, chosen)
     identity = make_identity(

@@ -48,26 +48,18 @@ class TrainState:
         return cls(model, rules.init_state(optimizer, params), float_state(model, copy=True) if ema else {})
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything but the cursor, by name, in logical memory order, on the CPU."""
-        groups: dict[str, Mapping[str, Tensor]] = {"model": self.model.state_dict(), "ema": self.ema}
-        for memory, values in self.memory.items():
-            groups[f"optimizer.{memory}"] = dict(zip(trainable(self.model), values, strict=True))
-        return {
-            f"{group}.{name}": tensor.detach().cpu().contiguous().clone()
-            for group, tensors in groups.items()
-            for name, tensor in tensors.items()
-        }
+        """Copies of everything but the cursor, by name, in logical memory order, on the CPU."""
+        return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in self._named().items()}
 
     @torch.no_grad()
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy saved tensors into this state; the names must be exactly these."""
-        targets: dict[str, Tensor] = {f"model.{k}": v for k, v in self.model.state_dict().items()}
-        targets |= {f"ema.{name}": tensor for name, tensor in self.ema.items()}
-        for memory, values in self.memory.items():
-            names = trainable(self.model)
-            targets |= {f"optimizer.{memory}.{n}": v for n, v in zip(names, values, strict=True)}
+        targets = self._named()
         if targets.keys() != tensors.keys():
             raise KeyError(", ".join(sorted(targets.keys() ^ tensors.keys())[:4]))
+        for name, target in targets.items():
+            if target.shape != tensors[name].shape:
+                raise KeyError(f"{name} is {tuple(tensors[name].shape)}, not {tuple(target.shape)}")
         for name, target in targets.items():
             target.copy_(tensors[name])
 
@@ -77,11 +69,7 @@ class TrainState:
             "epoch": self.epoch,
             "step_in_epoch": self.step_in_epoch,
             "step": self.step,
-            "totals": {
-                "loss": self.totals.loss,
-                "correct": self.totals.correct,
-                "samples": self.totals.samples,
-            },
+            "totals": vars(self.totals),
             "best_accuracy": self.best_accuracy,
             "best_step": self.best_step,
             "evaluation": self.evaluation,
@@ -97,14 +85,31 @@ class TrainState:
         self.evaluation = (float(last[0]), float(last[1])) if last else None
 
     def hashes(self) -> dict[str, str]:
-        """`weights_sha256`, and hashes of their own for optimizer memory and averaged weights."""
-        tensors = self.tensors()
-        groups = {"weights": "model.", "optimizer": "optimizer.", "ema": "ema."}
-        parts = {
-            name: {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
-            for name, start in groups.items()
-        }
-        return {f"{name}_sha256": tensors_sha256(part) for name, part in parts.items() if part}
+        """`weights_sha256` and the like of the state as it is."""
+        return state_hashes(self.tensors())
+
+    def _named(self) -> dict[str, Tensor]:
+        named: dict[str, Tensor] = {f"model.{k}": v for k, v in model_tensors(self.model).items()}
+        named |= {f"ema.{name}": tensor for name, tensor in self.ema.items()}
+        names = trainable(self.model)
+        for memory, values in self.memory.items():
+            named |= {f"optimizer.{memory}.{n}": v for n, v in zip(names, values, strict=True)}
+        return named
+
+
+def state_hashes(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """`weights_sha256` of a state's tensors, and hashes of their own for optimizer and averaged weights."""
+    groups = {"weights": "model.", "optimizer": "optimizer.", "ema": "ema."}
+    parts = {
+        name: {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
+        for name, start in groups.items()
+    }
+    return {f"{name}_sha256": tensors_sha256(part) for name, part in parts.items() if part}
+
+
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name; also the buffers that a state_dict leaves out, as they may change."""
+    return {**model.state_dict(), **{name: buffer.detach() for name, buffer in model.named_buffers()}}
 
 
 def trainable(model: nn.Module) -> list[str]:

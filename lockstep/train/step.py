@@ -6,6 +6,7 @@ summed and found finite, so a step that fails can simply be run again.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +17,7 @@ from lockstep.data.loader import Lanes
 from lockstep.errors import LockstepError, NumericsError
 from lockstep.spec import Run
 from lockstep.train import optimizer as rules
-from lockstep.train.clip import clip_gradients
+from lockstep.train.clip import clip_gradients, gradient_norm
 from lockstep.train.lower import LaneByLane
 from lockstep.train.schedule import learning_rate
 from lockstep.train.state import TrainState, float_state
@@ -52,9 +53,12 @@ class Step:
         loss, *rest = tree.mean()
         num_params = len(self._lowered.params)
         grads, floats = rest[:num_params], rest[num_params:]
-        value = self._check_finite(loss, grads, lanes)
-        if self._run.train.clip:
-            clip_gradients(dict(zip(self._lowered.params, grads, strict=True)), self._run.train.clip)
+        clip, norm = self._run.train.clip, loss
+        if clip:
+            norm = gradient_norm(dict(zip(self._lowered.params, grads, strict=True)))
+        value = self._check_finite([loss, norm], [*grads, *floats], lanes)
+        if clip:
+            clip_gradients(grads, norm, clip)
         lr = self._commit(grads, floats, ints or [])
         return StepResult(value, int(correct), lr)
 
@@ -83,11 +87,11 @@ class Step:
             averages, torch._foreach_mul(list(float_state(self._state.model).values()), 1.0 - decay)
         )
 
-    def _check_finite(self, loss: Tensor, grads: list[Tensor], lanes: Lanes) -> float:
-        """Stop before the commit if the loss or any gradient is not finite."""
-        largest = torch.stack(torch._foreach_norm(grads, float("inf"))).max() if grads else loss
-        value, bound = torch.stack([loss, largest.float()]).tolist()
-        if value - value == 0.0 and bound - bound == 0.0:  # false for NaN and for infinities
+    def _check_finite(self, scalars: list[Tensor], tensors: list[Tensor], lanes: Lanes) -> float:
+        """Stop before the commit if anything is not finite; gives the first of `scalars`, the loss."""
+        largest = torch._foreach_norm([tensor for tensor in tensors if tensor.numel()], float("inf"))
+        value, *bounds = torch.stack([*scalars, *(norm.float() for norm in largest)]).tolist()
+        if all(map(math.isfinite, (value, *bounds))):
             return float(value)
         where = self._lowered.first_bad(lanes, self._state.step)
         raise NumericsError(
@@ -100,7 +104,7 @@ class Step:
         if first is None:
             return now
         if not self._ints_checked:
-            for name, a, b in zip(self._lowered.int_buffers, first, now, strict=True):
+            for name, a, b in zip(self._lowered.int_names(), first, now, strict=True):
                 if not torch.equal(a, b):
                     raise LockstepError(
                         f"buffer '{name}' is an integer and differs between lanes, so it has no mean: "

@@ -54,7 +54,7 @@ def runs(draw):
         data=Data(draw(TEXT), draw(st.none() | TEXT), tuple(augment), draw(OPTIONS)),
         train=train,
         optimizer=Optimizer(rule, draw(SIZE), draw(st.floats(0, 1e300)), rule_options),
-        schedule=Schedule(curve, train.epochs * draw(SHARE), curve_options),
+        schedule=Schedule(curve, 0 if curve == "onecycle" else train.epochs * draw(SHARE), curve_options),
         kernels=Kernels(draw(st.sampled_from(KERNEL_SETS))),
         checkpoint=Checkpoint(draw(st.integers(1, 10**9)), draw(st.integers(1, 99))),
     )

@@ -65,7 +65,8 @@ def test_a_wrong_type_names_the_key_and_what_it_must_be(make, message: str) -> N
         (lambda: Schedule("step", options={"every_epochs": 0}), "schedule.every_epochs=0.0 must be above 0"),
         (lambda: Schedule(options={"final": -1}), "schedule.final=-1.0 must be 0 or more"),
         (lambda: Schedule("onecycle", options={"peak": 0}), "schedule.peak=0.0 must be above 0"),
-        (lambda: Schedule("onecycle", options={"peak": 1}), "schedule.peak=1.0 must be at least 0 and below"),
+        (lambda: Schedule("onecycle", warmup_epochs=1), "schedule.warmup_epochs=1.0 must be 0 with onecycle"),
+        (lambda: Schedule("onecycle", options={"peak": 1}), "schedule.peak=1.0 must be below 1"),
         (lambda: Checkpoint(every_steps=0), "checkpoint.every_steps=0 must be at least 1"),
         (lambda: Checkpoint(keep=0), "checkpoint.keep=0 must be at least 1"),
         (

@@ -19,19 +19,21 @@ def test_the_norm_equals_float64() -> None:
     torch.testing.assert_close(gradient_norm(grads).double(), expected, rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", [name for name in SHAPES if name != "none"])
 def test_every_gradient_counts(name: str) -> None:
     grads = gradients()
-    if not grads[name].numel():
-        pytest.skip("nothing in it")
     before = gradient_norm(grads)
     grads[name].view(-1)[-1] += 1000
     assert gradient_norm(grads) > 900 > before / 2
 
 
 def test_the_bits_do_not_depend_on_the_order_of_the_dict() -> None:
-    grads = gradients()
-    assert torch.equal(gradient_norm(dict(reversed(grads.items()))), gradient_norm(grads))
+    generator = torch.Generator().manual_seed(0)
+    grads = {f"p{index}": torch.randn(3, generator=generator) for index in range(40)}
+    norm = gradient_norm(grads)
+    for _ in range(20):
+        order = torch.randperm(40, generator=generator).tolist()
+        assert torch.equal(gradient_norm({f"p{index}": grads[f"p{index}"] for index in order}), norm)
 
 
 def test_the_bits_do_not_depend_on_the_memory_format() -> None:
@@ -43,15 +45,14 @@ def test_the_bits_do_not_depend_on_the_memory_format() -> None:
 
 def test_a_short_gradient_is_left_as_it_is() -> None:
     grads = gradients()
-    norm = clip_gradients(grads, 1e9)
-    assert torch.equal(norm, gradient_norm(gradients()))
+    clip_gradients(list(grads.values()), gradient_norm(grads), 1e9)
     assert all(torch.equal(g, before) for g, before in zip(grads.values(), gradients().values(), strict=True))
 
 
 def test_a_long_gradient_is_scaled_to_the_limit() -> None:
     grads = gradients()
-    norm = clip_gradients(grads, 2.5)
-    assert torch.equal(norm, gradient_norm(gradients()))
+    norm = gradient_norm(grads)
+    clip_gradients(list(grads.values()), norm, 2.5)
     total = torch.cat([g.double().flatten() for g in grads.values()]).norm()
     assert abs(float(total) - 2.5) < 1e-4
     for name, before in gradients().items():

@@ -1,5 +1,6 @@
 """The learning rate over a run: ends, warm-up, direction, peak."""
 
+import itertools
 import math
 
 import pytest
@@ -31,7 +32,7 @@ def test_warmup_is_linear_and_ends_at_the_base_rate(name: str) -> None:
 @pytest.mark.parametrize("name", ["constant", "step", "cosine", "linear"])
 def test_after_warmup_the_rate_never_rises(name: str) -> None:
     rates = curve(Schedule(name, warmup_epochs=2))[100:]
-    assert all(a >= b for a, b in zip(rates, rates[1:], strict=False))
+    assert all(a >= b for a, b in itertools.pairwise(rates))
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -80,7 +81,7 @@ def test_onecycle_rises_to_the_base_at_its_peak_and_falls() -> None:
     assert 0.01 <= rates[-1] / BASE < 0.02
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", [name for name in SCHEDULES if name != "onecycle"])
 def test_a_warmup_over_the_whole_run_is_all_there_is(name: str) -> None:
     rates = curve(Schedule(name, warmup_epochs=2), total=2 * STEPS)
     assert rates == [BASE * (step + 1) / 100 for step in range(100)]
@@ -93,6 +94,6 @@ def test_a_run_of_one_step_has_a_rate(name: str) -> None:
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_rate_depends_on_the_step_alone(name: str) -> None:
-    schedule = Schedule(name, warmup_epochs=1)
+    schedule = Schedule(name, warmup_epochs=float(name != "onecycle"))
     backwards = [learning_rate(schedule, BASE, step, TOTAL, STEPS) for step in reversed(range(TOTAL))]
     assert curve(schedule) == backwards[::-1]

@@ -1,0 +1,101 @@
+"""Evaluation counts every sample once, whatever the block, and leaves the weights as they were."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from lockstep.data.augment import Augment
+from lockstep.data.store import MemorySplit
+from lockstep.train.evaluate import Evaluation, Evaluator, averaged_weights
+from lockstep.train.state import float_state
+
+CPU = torch.device("cpu")
+
+
+def split(length: int) -> MemorySplit:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (length, 1, 4, 4), dtype=torch.uint8, generator=generator)
+    return MemorySplit(images, torch.randint(0, 3, (length,), generator=generator))
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Flatten(), nn.Linear(16, 3)
+    )
+
+
+def augment() -> Augment:
+    return Augment.parse(["flip", "crop"], 0, 4, (0.5,), (0.25,))
+
+
+def evaluate(model: nn.Module, length: int, block: int, bf16: bool = False) -> Evaluation:
+    evaluator = Evaluator(
+        split(length), augment(), F.cross_entropy, block, CPU, torch.contiguous_format, bf16
+    )
+    return evaluator(model)
+
+
+@pytest.mark.parametrize(("length", "block"), [(40, 8), (37, 8), (41, 8), (3, 8), (37, 1), (37, 37)])
+def test_every_sample_counts_once(length: int, block: int) -> None:
+    model = network()
+    result = evaluate(model, length, block)
+    data = split(length)
+    logits = model.eval()(augment().normalize(data.images)).detach()
+    assert result.samples == length
+    assert result.correct == int((logits.argmax(1) == data.labels).sum())
+    assert result.loss == pytest.approx(float(F.cross_entropy(logits, data.labels)), rel=1e-5)
+    assert result.accuracy == result.correct / length
+
+
+def test_the_mode_before_does_not_matter_and_buffers_stay() -> None:
+    model = network()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    first = evaluate(model.train(), 37, 8)
+    assert evaluate(model.eval(), 37, 8) == first
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+def test_the_loss_is_a_tree_over_blocks() -> None:
+    model = network()
+    data = split(12)
+    model.eval()
+    blocks = [slice(0, 4), slice(4, 8), slice(8, 12)]
+    with torch.no_grad():
+        parts = [
+            F.cross_entropy(model(augment().normalize(data.images[b])), data.labels[b]) * 4 for b in blocks
+        ]
+    assert evaluate(model, 12, 4).loss == float(((parts[0] + parts[1]) + parts[2]) / 12)
+
+
+def test_bf16_evaluates_close_to_fp32() -> None:
+    fp32, bf16 = evaluate(network(), 37, 8), evaluate(network(), 37, 8, bf16=True)
+    assert fp32.loss != bf16.loss
+    assert bf16.loss == pytest.approx(fp32.loss, rel=0.02)
+
+
+def test_averaged_weights_are_used_inside_and_restored_outside() -> None:
+    model = network()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    average = {name: tensor + 1 for name, tensor in float_state(model).items()}
+    with averaged_weights(model, average):
+        assert all(torch.equal(v, average[k]) for k, v in float_state(model).items())
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert all(torch.equal(average[k], before[k] + 1) for k in average)
+
+
+def test_averaged_weights_are_restored_after_an_error() -> None:
+    model = network()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    average = {name: tensor * 0 for name, tensor in float_state(model).items()}
+    with pytest.raises(RuntimeError, match="stop"), averaged_weights(model, average):
+        raise RuntimeError("stop")
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+def test_without_averages_the_model_is_left_alone() -> None:
+    model = network()
+    before = model[0].weight.clone()
+    with averaged_weights(model, {}):
+        assert torch.equal(model[0].weight, before)
