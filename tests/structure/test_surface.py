@@ -1,0 +1,74 @@
+"""What people type and import is frozen here; a change of it is a decision, not an accident."""
+
+import argparse
+import subprocess
+import sys
+import time
+
+import lockstep
+from lockstep.cli.main import VERBS, make_parser
+from lockstep.recipes import RECIPES
+
+FLAGS = {
+    "train": "RECIPE --config --device --fork --name --override --print-config --resume --runs-dir "
+    "--tensorboard -c -o",
+    "eval": "RUN --checkpoint --data-dir --device --json --runs-dir",
+    "predict": "RUN IMAGE --checkpoint --device --json --runs-dir",
+    "export": "RUN --checkpoint --device --format --output --runs-dir",
+    "data get": "NAME --dir --mirror",
+    "data info": "NAME --dir --json --override -o",
+    "doctor": "--data-dir --json",
+}
+
+
+def test_exported_names():
+    assert lockstep.__all__ == sorted(lockstep.__all__)
+    assert set(lockstep.__all__) == {
+        "Data", "Launch", "LockstepError", "Model", "Optimizer", "Run", "Schedule", "Train",
+        "load", "recipe", "train",
+    }  # fmt: skip
+    assert len(lockstep.__all__) <= 12 and all(hasattr(lockstep, name) for name in lockstep.__all__)
+
+
+def test_train_stays_a_function_when_its_package_is_imported():
+    code = "import lockstep; from lockstep.train import loop; import lockstep.train.step; assert loop.fit; "
+    code += "assert type(lockstep.train).__name__ == 'function'"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=55)
+
+
+def test_recipes():
+    assert set(RECIPES) == {"shapes", "mnist", "fashion", "cifar10", "emotion", "folder"}
+    for name, function in RECIPES.items():
+        assert isinstance(function(), lockstep.Run) and function.__doc__, name
+
+
+def test_every_verb_and_flag():
+    found = dict(surface(make_parser()))
+    assert set(VERBS) == {name.split()[0] for name in FLAGS}
+    assert found == {name: set(flags.split()) for name, flags in FLAGS.items()}
+
+
+def surface(parser, name=""):
+    """(verb, its arguments and flags) of every verb that does something."""
+    words = set()
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for verb, inner in action.choices.items():
+                yield from surface(inner, f"{name} {verb}".strip())
+        elif not isinstance(action, argparse._HelpAction | argparse._VersionAction):
+            assert action.help, f"{name} {action.dest} has no help"
+            words |= set(action.option_strings) or {action.metavar}
+    if words:
+        yield name, words
+
+
+def test_help_is_quick_and_imports_no_torch():
+    code = "import sys; from lockstep.cli.main import make_parser; make_parser().format_help(); "
+    code += "heavy = {'torch', 'numpy', 'matplotlib', 'rich', 'PIL'} & set(sys.modules); assert not heavy, heavy"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=55)
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "lockstep", "--help"], check=True, capture_output=True)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.5, times
