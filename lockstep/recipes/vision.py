@@ -32,8 +32,8 @@ def fashion() -> Run:
     return Run(
         model=Model("emotion48", options={"dropout": 0.3}),
         data=Data("fashion", augment=("flip",)),
-        train=Train(epochs=8, batch=256, lanes=8, channels_last=True),
-        optimizer=Optimizer("nag", lr=0.05, weight_decay=5e-4),
+        train=Train(epochs=10, batch=256, lanes=8, channels_last=True),
+        optimizer=Optimizer("nag", lr=0.1, weight_decay=5e-4),
         schedule=Schedule("onecycle"),
     )
 
@@ -43,7 +43,7 @@ def cifar10() -> Run:
     return Run(
         model=Model("resnet18"),
         data=Data("cifar10", augment=("flip", "crop:4", "cutout:8")),
-        train=Train(epochs=20, batch=512, lanes=8, precision="bf16", label_smoothing=0.1, channels_last=True),
+        train=Train(epochs=20, batch=256, lanes=4, precision="bf16", label_smoothing=0.1, channels_last=True),
         optimizer=Optimizer("nag", lr=0.2, weight_decay=5e-4),
         schedule=Schedule("onecycle"),
     )

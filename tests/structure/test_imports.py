@@ -61,7 +61,9 @@ def test_imports_point_one_way():
 
 
 def test_no_cycles_between_files():
-    modules = {".".join(path.relative_to(ROOT.parent).with_suffix("").parts): path for path in ROOT.rglob("*.py")}
+    modules = {
+        ".".join(path.relative_to(ROOT.parent).with_suffix("").parts): path for path in ROOT.rglob("*.py")
+    }
     graph = {}
     for name, path in modules.items():
         top_level = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ImportFrom)]
@@ -90,6 +92,6 @@ def test_only_the_command_line_prints():
 
 def test_nothing_is_pickled():
     for path in ROOT.rglob("*.py"):
-        text = path.read_text()
+        text = path.read_text().replace("safetensors.torch.", "")
         for word in ("import pickle", "torch.load(", "torch.save(", "allow_pickle", "all_gather_object"):
             assert word not in text, f"{path}: {word}"

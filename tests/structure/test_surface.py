@@ -64,7 +64,9 @@ def surface(parser, name=""):
 
 def test_help_is_quick_and_imports_no_torch():
     code = "import sys; from lockstep.cli.main import make_parser; make_parser().format_help(); "
-    code += "heavy = {'torch', 'numpy', 'matplotlib', 'rich', 'PIL'} & set(sys.modules); assert not heavy, heavy"
+    code += (
+        "heavy = {'torch', 'numpy', 'matplotlib', 'rich', 'PIL'} & set(sys.modules); assert not heavy, heavy"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=55)
     times = []
     for _ in range(3):

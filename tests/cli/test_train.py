@@ -1,0 +1,122 @@
+"""`lockstep train` as a person types it: bad input, printing, signals of trouble."""
+
+import os
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from small import call, command, summary, train_command
+
+from lockstep.cli.main import run
+from lockstep.recipes import RECIPES
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_print_config_round_trips(name, capsys, tmp_path):
+    assert run(["train", name, "--print-config"]) == 0
+    text = capsys.readouterr().out
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    assert run(["train", "-c", str(path), "--print-config"]) == 0
+    assert capsys.readouterr().out == text
+
+
+def test_layers_recipe_then_file_then_overrides(capsys, tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text("seed = 3\n[train]\nbatch = 64\nepochs = 9\n")
+    assert run(["train", "mnist", "-c", str(path), "-o", "train.epochs=2", "--print-config"]) == 0
+    table = tomllib.loads(capsys.readouterr().out)
+    assert (table["data"]["name"], table["seed"]) == ("mnist", 3)
+    assert (table["train"]["batch"], table["train"]["epochs"]) == (64, 2)
+
+
+BAD = {
+    "unknown recipe": (["shapez"], "did you mean 'shapes'?"),
+    "unknown model": (["-o", "model.name=lenet"], "unknown model 'lenet': did you mean 'lenet5'?"),
+    "unknown key": (["-o", "optimizer.lrr=1"], "did you mean 'lr'?"),
+    "unknown section": (["-o", "optimiser.lr=1"], "did you mean 'optimizer'?"),
+    "unknown model key": (["-o", "model.droput=1"], "model.droput"),
+    "unknown data set": (["-o", "data.name=shape"], "did you mean 'shapes'?"),
+    "unknown data key": (["-o", "data.sise=1"], "data.sise"),
+    "wrong type": (["-o", "train.epochs=many"], "train.epochs='many' must be a whole number"),
+    "not divisible": (["-o", "train.batch=100"], "not divisible by train.lanes=8"),
+    "no power of two": (["-o", "train.lanes=12"], "must be a power of two: use 8 or 16"),
+    "missing data": (["fashion", "-o", "data.dir=nowhere"], "nowhere"),
+    "missing file": (["-c", "nowhere.toml"], "nowhere.toml: cannot read the file"),
+    "missing weights": (["-o", "model.weights=nowhere.safetensors"], "nowhere.safetensors"),
+    "missing run": (["--resume", "nowhere"], "no run 'nowhere'"),
+    "missing fork": (["--fork", "nowhere"], "no run 'nowhere'"),
+    "both": (["--resume", "a", "--fork", "b"], "exclude each other"),
+    "bad name": (["--name", "a/b"], "must be the name of a folder"),
+    "image too small": (["-o", "data.size=9"], "lenet5"),
+    "no gpu": (["--device", "cuda"], "torch sees no GPU"),
+    "batch too large": (["-o", "train.batch=131072"], "lower train.batch"),
+    "timm": (["-o", "model.name=timm:resnet18"], "lockstep-train[timm]"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_exit_2_before_any_work(case, tmp_path, monkeypatch, capsys):
+    import importlib.util
+
+    import torch
+
+    if (case == "no gpu" and torch.cuda.is_available()) or (
+        case == "timm" and importlib.util.find_spec("timm")
+    ):
+        pytest.skip("this machine has it")
+    monkeypatch.chdir(tmp_path)
+    arguments, message = BAD[case]
+    assert run(["train", "--device", "cpu", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err and captured.err.startswith("lockstep: ")
+    assert len(captured.err.splitlines()) == 1
+    assert not list(tmp_path.iterdir()), "nothing may be written"
+
+
+def test_a_recipe_runs_as_a_process_and_prints_plain_lines(tmp_path):
+    done = call(train_command(tmp_path, "--tensorboard"))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("lenet5 (") and lines[3].startswith("epoch 1/2  train loss")
+    assert f"weights_sha256 {summary(tmp_path / 'run')['weights_sha256']}" in lines
+    assert "\x1b" not in done.stdout and done.stderr == ""
+    assert list((tmp_path / "run" / "tensorboard").iterdir())
+
+
+def test_a_terminal_gets_a_bar(tmp_path):
+    parent, child = os.openpty()
+    arguments = train_command(tmp_path, overrides=("train.epochs=6",))
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
+    process = subprocess.Popen(arguments, stdout=child, stderr=child, env=environment)
+    os.close(child)
+    shown = b""
+    try:
+        while block := os.read(parent, 4096):
+            shown += block
+    except OSError:  # the other end is closed
+        pass
+    os.close(parent)
+    assert process.wait(timeout=30) == 0
+    text = shown.decode()
+    assert "━" in text and "img/s" in text and "left" in text and "loss" in text
+
+
+def test_a_full_disk_warns_loudly_and_training_goes_on(tmp_path):
+    """A real file system of 1 MiB, in a mount namespace of its own."""
+    script = f"mount -t tmpfs -o size=700k tmpfs {tmp_path} && exec " + " ".join(
+        train_command(tmp_path, overrides=("model.name=emotion48", "train.epochs=1"))
+    )
+    probe = call(["unshare", "-m", "true"]) if Path("/usr/bin/unshare").exists() else None
+    if probe is None or probe.returncode:
+        pytest.skip("cannot make a mount namespace here")
+    done = call(["unshare", "-m", "sh", "-c", script])
+    assert "NOT saved: No space left on device" in done.stdout
+    assert "epoch 1/1" in done.stdout and "Traceback" not in done.stderr
+
+
+def test_help_teaches():
+    done = call(command("train", "--help"))
+    assert done.returncode == 0 and "recipes:" in done.stdout and "cifar10" in done.stdout
+    assert call(command()).returncode == 2
