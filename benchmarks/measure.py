@@ -45,8 +45,12 @@ def hardware() -> str:
 
 
 def command() -> str:
-    """This command, without the paths of this machine."""
-    return " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *map(_shorten, sys.argv[1:])])
+    """This command, without where it writes and without the paths of this machine."""
+    words = sys.argv[1:]
+    if "--output" in words:
+        at = words.index("--output")
+        del words[at : at + 2]
+    return " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *map(_shorten, words)])
 
 
 def commit() -> str:

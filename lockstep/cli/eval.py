@@ -27,13 +27,14 @@ def evaluate(options: argparse.Namespace) -> int:
     from lockstep.train.evaluate import Evaluator
     from lockstep.train.loss import make_loss
     from lockstep.train.setup import open_data
-    from lockstep.train.trained import open_trained
+    from lockstep.train.trained import check_same_data, open_trained
 
     trained = open_trained(options.runs_dir, options.run, device=options.device, which=options.checkpoint)
     run = trained.run
     if options.data_dir:
         run = replace(run, data=replace(run.data, dir=options.data_dir))
     store = open_data(run)
+    check_same_data(trained, store)
     evaluator = Evaluator(
         store.test,
         trained.augment,

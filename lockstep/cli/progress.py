@@ -61,7 +61,7 @@ class Progress:
         run = event.run
         self._started = event
         self._print(
-            f"{run.model.name} ({event.num_params:,} parameters) on {run.data.name} "
+            f"{event.model} ({event.num_params:,} parameters) on {event.data} "
             f"({event.num_train:,} + {event.num_test:,} images), {event.device}"
         )
         self._print(

@@ -26,10 +26,10 @@ def make_identity(
 ) -> Identity:
     """Flatten the run, the data's manifest, the model's source and the numerics into one table."""
     whole = {
-        **_flatten("", to_table(run)),
-        **_flatten("manifest", data),
-        **_flatten("source", model),
-        **_flatten("numerics", fingerprint),
+        **flatten("", to_table(run)),
+        **flatten("manifest", data),
+        **flatten("source", model),
+        **flatten("numerics", fingerprint),
         "kernels.set": kernels,
     }
     return {key: whole[key] for key in sorted(whole) if key not in _NOT_IDENTITY}
@@ -52,12 +52,13 @@ def differences(theirs: Identity, ours: Identity) -> list[str]:
     ]
 
 
-def _flatten(prefix: str, table: Mapping[str, Any]) -> Identity:
+def flatten(prefix: str, table: Mapping[str, Any]) -> Identity:
+    """Nested tables as dotted keys, their values as JSON gives them back."""
     flat: Identity = {}
     for key, value in table.items():
         path = f"{prefix}.{key}" if prefix else key
         if isinstance(value, Mapping):
-            flat.update(_flatten(path, value))
+            flat.update(flatten(path, value))
         else:
             flat[path] = list(value) if isinstance(value, tuple) else value
     return flat

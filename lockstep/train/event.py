@@ -16,6 +16,8 @@ class Started:
 
     directory: Path
     run: Run
+    model: str
+    data: str
     identity: str
     device: str
     num_params: int

@@ -192,6 +192,8 @@ class _Loop:
             Started(
                 self._directory.path,
                 setup.run,
+                setup.model_name,
+                setup.store.name,
                 self._identity,
                 setup.identity["numerics.device"],
                 sum(p.numel() for p in setup.model.parameters()),

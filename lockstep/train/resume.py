@@ -18,7 +18,7 @@ _SHOWN = 6
 
 def open_directory(setup: Setup, launch: Launch, on_event: Listener) -> tuple[RunDirectory, Saved | None]:
     """The run's directory, held for this process, and the checkpoint to go on from, if any."""
-    name = launch.name or f"{setup.run.data.name}-{setup.run.model.name}"
+    name = launch.name or f"{setup.store.name}-{setup.model_name}".replace("/", "-")
     if launch.resume:
         directory, path = find_resumed(launch, name)
         if directory:

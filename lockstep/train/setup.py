@@ -48,6 +48,11 @@ class Setup:
         return memory_format(self.run)
 
     @property
+    def model_name(self) -> str:
+        """The Run's name for it, or the class of a module of the user's."""
+        return type(self.model).__name__ if "source.model.class" in self.identity else self.run.model.name
+
+    @property
     def bf16(self) -> bool:
         return self.run.train.precision == "bf16"
 

@@ -8,15 +8,17 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from lockstep.data import Store
 from lockstep.data.augment import Augment
-from lockstep.errors import CheckpointError, ModelError
+from lockstep.errors import CheckpointError, DataError, ModelError
 from lockstep.spec import Run
+from lockstep.spec.identity import Identity, differences, flatten
 from lockstep.train import checkpoint
 from lockstep.train.checkpoint import Saved
 from lockstep.train.directory import RunDirectory
 from lockstep.train.numerics import prepare_device
 from lockstep.train.resume import newest_checkpoint
-from lockstep.train.setup import build_model, make_augment, memory_format, place
+from lockstep.train.setup import build_model, data_facts, make_augment, memory_format, place
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Trained:
     run: Run
     model: nn.Module
     step: int
+    identity: Identity
     classes: tuple[str, ...]
     shape: tuple[int, int, int]
     augment: Augment
@@ -60,11 +63,23 @@ def open_trained(
         run,
         place(model, chosen, run).eval(),
         int(saved.manifest["cursor"]["step"]),
+        identity,
         classes,
         shape,
         augment,
         chosen,
     )
+
+
+def check_same_data(trained: Trained, store: Store) -> None:
+    """Refuse data that is not what the run was trained and tested on."""
+    theirs = {k: v for k, v in trained.identity.items() if k.startswith("manifest.")}
+    found = differences(theirs, flatten("manifest", {**store.manifest, **data_facts(store)}))
+    if found:
+        raise DataError(
+            f"{trained.directory} was trained on other data than {store.name} as it is here: {found[0]}; "
+            "give its --data-dir, or evaluate data of your own with lockstep.load"
+        )
 
 
 def weights_of(saved: Saved) -> dict[str, Tensor]:
