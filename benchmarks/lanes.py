@@ -52,7 +52,9 @@ def compare(name: str, channels_last: bool, lanes: int, rounds: int, device: tor
     ratios = [slow / fast for slow, fast in zip(times[lanes], times[1], strict=True)]
     layout = "channels_last" if channels_last else "contiguous"
     medians = {f"V={v} ms": round(1e3 * statistics.median(values), 2) for v, values in times.items()}
-    return make_record(f"{name} {layout}: step at V={lanes} over V=1, B={BATCH}", ratios, "x", **medians)
+    title = f"{name} {layout}: step at V={lanes} over V=1, B={BATCH}"
+    way = type(steps[lanes][0]._lowered).__name__
+    return make_record(title, ratios, "x", way=way, **medians)
 
 
 def make_step(name: str, channels_last: bool, lanes: int) -> tuple[Step, Lanes]:
@@ -63,9 +65,9 @@ def make_step(name: str, channels_last: bool, lanes: int) -> tuple[Step, Lanes]:
     model = model.to(memory_format=memory_format)
     run = Run(train=Train(batch=BATCH, lanes=lanes), optimizer=Optimizer("momentum", lr=1e-3))
     state = TrainState.begin(model, run.optimizer, 0.0)
-    lowered = lower(model, make_loss(run.train), "stock", seed=0, bf16=False)
     images = torch.randn(BATCH, 1, size, size).contiguous(memory_format=memory_format)
     batch = Lanes(images, torch.randint(0, classes, (BATCH,)), lanes)
+    lowered = lower(model, make_loss(run.train), "stock", seed=0, bf16=False, sample=lambda: batch)
     return Step(run, state, lowered, steps_per_epoch=100), batch
 
 

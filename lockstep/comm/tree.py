@@ -19,9 +19,8 @@ class LaneTree:
     def __init__(self) -> None:
         self._partial: list[tuple[int, Leaf]] = []  # (height, sum), heights strictly falling
 
-    def add(self, leaf: Leaf) -> None:
-        """Add the next lane's tensors; the tree owns them from here on and may write into them."""
-        height = 0
+    def add(self, leaf: Leaf, height: int = 0) -> None:
+        """Add the next lane's tensors, or the sum over the next subtree; the tree may write into them."""
         while self._partial and self._partial[-1][0] == height:
             left = self._partial.pop()[1]
             if leaf:
@@ -29,10 +28,14 @@ class LaneTree:
             leaf, height = left, height + 1
         self._partial.append((height, leaf))
 
-    def mean(self) -> Leaf:
-        """The sum over all lanes times 1/V; the number of lanes must have been a power of two."""
+    def root(self) -> tuple[int, Leaf]:
+        """The tree's height and the sum over all lanes, whose number must have been a power of two."""
         assert len(self._partial) == 1, "the lane tree is not complete"
-        height, total = self._partial.pop()
+        return self._partial.pop()
+
+    def mean(self) -> Leaf:
+        """The sum over all lanes times 1/V."""
+        height, total = self.root()
         if total and height:
             torch._foreach_mul_(total, 1.0 / (1 << height))
         return total

@@ -233,7 +233,14 @@ class _Loop:
     def _lower(self) -> Iterator[None]:
         """The model made ready to run lanes, and given back as it was."""
         setup = self._setup
-        lowered = lower(setup.model, setup.loss, setup.kernels, seed=setup.run.seed, bf16=setup.bf16)
+        lowered = lower(
+            setup.model,
+            setup.loss,
+            setup.kernels,
+            seed=setup.run.seed,
+            bf16=setup.bf16,
+            sample=lambda: next(self._loader.epoch(0)),
+        )
         self._step = Step(setup.run, self._state, lowered, len(self._loader))
         try:
             yield

@@ -1,189 +1,44 @@
 """A model and a kernel set become something that runs the lanes of a step.
 
-A gradient starts here: backward → lane tree → optimizer. This is the reference: one lane after another,
-with any `nn.Module`, each at its own fixed shape. Operations of ours that take all lanes in one launch
-will be chosen here, block by block, and must give the same bits.
+The choice is a lookup, never a timing. Operations that take all lanes at once are chosen here, and must
+give the bits of the reference, which runs one lane after another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from collections.abc import Callable
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lockstep.data.loader import Lanes
-from lockstep.kernels import random
-from lockstep.kernels.dropout import dropout, dropout_channels
-from lockstep.train.loss import Loss, heads_loss
-
-Drop = Callable[[Tensor, float, int], Tensor]
-_DROPOUTS: dict[type[nn.Module], Drop] = {
-    nn.Dropout: dropout,
-    nn.Dropout1d: dropout_channels,
-    nn.Dropout2d: dropout_channels,
-    nn.Dropout3d: dropout_channels,
-}
+from lockstep.train.lane import LaneByLane
+from lockstep.train.loss import Loss
+from lockstep.train.together import Together, chain_of, same_bits
 
 
-@dataclass
-class LaneOutput:
-    """What one lane gives: fresh tensors that the lane tree may write into."""
+def lower(
+    model: nn.Module,
+    loss: Loss,
+    kernel_set: str,
+    *,
+    seed: int,
+    bf16: bool,
+    sample: Callable[[], Lanes] | None = None,
+) -> LaneByLane:
+    """Choose how a model's lanes run; `sample` gives a step's lanes to try ways other than the reference on.
 
-    loss: Tensor
-    correct: Tensor
-    grads: list[Tensor]
-    float_buffers: list[Tensor]
-    int_buffers: list[Tensor]
-
-
-class LaneByLane:
-    """Runs a model's lanes one after another with stock kernels."""
-
-    def __init__(self, model: nn.Module, loss: Loss, seed: int, bf16: bool) -> None:
-        self.model, self.loss = model, loss
-        self.params = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self._float_slots = _buffer_slots(model, floating=True)
-        self._int_slots = _buffer_slots(model, floating=False)
-        self._seed, self._bf16 = seed, bf16
-        self._step, self._lane = 0, 0
-        self._keyed_modules: list[nn.Module] = []
-        self._key_dropout()
-
-    def run(self, lanes: Lanes, step: int) -> Iterator[LaneOutput]:
-        """The lanes in order; afterwards the model's buffers are again those of the step's start."""
-        self.model.train()
-        before = [b.clone() for b in self.buffers()]
-        for lane in range(lanes.num_lanes):
-            try:
-                output = self._run_lane(*lanes.lane(lane), step, lane)
-            finally:
-                if before:
-                    torch._foreach_copy_(self.buffers(), before)
-            yield output
-
-    def first_bad(self, lanes: Lanes, step: int) -> str:
-        """Where a value first stops being finite: a parameter, an output, the loss or a gradient."""
-        for name, parameter in self.model.named_parameters():
-            if not parameter.isfinite().all():
-                return f"parameter '{name}'"
-        bad: list[str] = []
-        handles = [
-            module.register_forward_hook(partial(_note_bad, bad, name))
-            for name, module in self.model.named_modules()
-            if not any(module.children())
-        ]
-        try:
-            for lane, output in enumerate(self.run(lanes, step)):
-                bad += ["loss"] if not output.loss.isfinite() else []
-                pairs = zip(reversed(self.params), reversed(output.grads), strict=True)
-                bad += [f"gradient of '{name}'" for name, grad in pairs if not grad.isfinite().all()]
-                if bad:
-                    return f"{bad[0]} in lane {lane}"
-        finally:
-            for handle in handles:
-                handle.remove()
-        return "the sum over lanes"
-
-    def _run_lane(self, images: Tensor, labels: Tensor, step: int, lane: int) -> LaneOutput:
-        self._step, self._lane = step, lane
-        self._seed_stream(images.device, random.key("lane", self._seed, step, lane))
-        with torch.autocast(images.device.type, torch.bfloat16, enabled=self._bf16):
-            outputs = self.model(images)
-        loss = heads_loss(self.loss, outputs, labels, getattr(self.model, "aux_weight", 0.0))
-        params = list(self.params.values())
-        grads = torch.autograd.grad(loss, params, allow_unused=True, materialize_grads=True)
-        logits = (outputs[0] if isinstance(outputs, tuple) else outputs).detach()
-        return LaneOutput(
-            loss.detach().float().clone(),
-            (logits.argmax(1) == labels).sum(),
-            _own_gradients(grads),
-            [b.clone() for b in self._float_buffers()],
-            [b.clone() for b in self._int_buffers()],
-        )
-
-    @staticmethod
-    def _seed_stream(device: torch.device, key: int) -> None:
-        """For randomness inside a module that we cannot key by name: one stream a lane."""
-        if device.type == "cuda":
-            torch.cuda.manual_seed(key)
-        else:
-            torch.default_generator.manual_seed(key)  # torch.manual_seed would visit every backend
-
-    def buffers(self) -> list[Tensor]:
-        """The model's buffers, floating ones first."""
-        return [*self._float_buffers(), *self._int_buffers()]
-
-    def int_names(self) -> list[str]:
-        """Names of the buffers that are not floating."""
-        return list(self._int_slots)
-
-    def _float_buffers(self) -> list[Tensor]:
-        return [table[key] for table, key in self._float_slots.values()]
-
-    def _int_buffers(self) -> list[Tensor]:
-        return [table[key] for table, key in self._int_slots.values()]
-
-    def _key_dropout(self) -> None:
-        """Give every dropout layer a mask keyed by its name in place of the one from a stream."""
-        for name, module in self.model.named_modules():
-            drop = _DROPOUTS.get(type(module))
-            replaced = module.__dict__.get("forward")
-            if drop and (replaced is None or hasattr(replaced, "keyed")):  # else its owner's, not ours
-                module.forward = self._keyed(drop, module, name)
-                self._keyed_modules.append(module)
-
-    def _keyed(self, drop: Drop, module: Any, name: str) -> Callable[[Tensor], Tensor]:
-        def forward(x: Tensor) -> Tensor:
-            if not module.training or not module.p:
-                return x
-            return drop(x, module.p, random.key("dropout", self._seed, self._step, self._lane, name))
-
-        forward.keyed = True  # type: ignore[attr-defined]
-        return forward
-
-    def release(self) -> None:
-        """Give the dropout layers their own forward back."""
-        for module in self._keyed_modules:
-            module.__dict__.pop("forward", None)
-
-
-def lower(model: nn.Module, loss: Loss, kernel_set: str, *, seed: int, bf16: bool) -> LaneByLane:
-    """Choose how a model's lanes run; `stock` is what there is."""
+    A small chain of stock layers runs all lanes together if, on the sample, every bit is the reference's.
+    """
     assert kernel_set == "stock", kernel_set
-    return LaneByLane(model, loss, seed, bf16)
+    reference = LaneByLane(model, loss, seed, bf16)
+    chain = chain_of(model)
+    if chain is None or sample is None or bf16:
+        return reference
+    lanes, together = sample(), Together(model, loss, seed, chain)
+    usable = lanes.num_lanes > 1 and together.is_small(lanes) and same_bits(together, reference, lanes)
+    return together if usable else reference
 
 
 def resolve_kernels(kernel_set: str) -> str:
-    """The kernel set that `auto` means for this model and device: a lookup, never a timing."""
+    """The kernel set that `auto` means: there is only the stock one."""
     return "stock" if kernel_set == "auto" else kernel_set
-
-
-def _buffer_slots(model: nn.Module, floating: bool) -> dict[str, tuple[dict[str, Any], str]]:
-    """Where each buffer hangs, not the tensor itself: a module may put another one in its place."""
-    return {
-        name: (model.get_submodule(name.rpartition(".")[0])._buffers, name.rpartition(".")[2])
-        for name, buffer in model.named_buffers()
-        if buffer.is_floating_point() == floating
-    }
-
-
-def _own_gradients(grads: Sequence[Tensor]) -> list[Tensor]:
-    """Gradients that share no memory: autograd may give one tensor to two parameters, or expand one."""
-    owned: list[Tensor] = []
-    seen: set[int] = set()
-    for grad in grads:
-        storage = grad.untyped_storage()
-        shared = storage.data_ptr() in seen or storage.nbytes() != grad.numel() * grad.element_size()
-        owned.append(grad.clone() if shared else grad)
-        seen.add(storage.data_ptr())
-    return owned
-
-
-def _note_bad(bad: list[str], name: str, module: nn.Module, inputs: object, output: object) -> None:
-    parts = output if isinstance(output, tuple) else (output,)
-    if any(isinstance(part, Tensor) and not part.isfinite().all() for part in parts):
-        bad.append(f"output of '{name}' ({type(module).__name__})")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 
 import torch
 
 from lockstep.errors import SpecError
+
+_MMAP_THRESHOLD, _TRIM_THRESHOLD, _TOP_PAD = -3, -1, -2  # of mallopt(3)
 
 
 def prepare_device(name: str, threads: int) -> torch.device:
@@ -15,6 +19,7 @@ def prepare_device(name: str, threads: int) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise SpecError("--device cuda: torch sees no GPU here; use --device cpu or run `lockstep doctor`")
     torch.set_num_threads(threads)
+    _keep_memory()
     torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms, without importing inductor
     # costs time and changes no result
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
@@ -26,3 +31,12 @@ def prepare_device(name: str, threads: int) -> torch.device:
     torch.set_flush_denormal(False)
     use_gpu = name == "cuda" or (name == "auto" and torch.cuda.is_available())
     return torch.device("cuda", torch.cuda.current_device()) if use_gpu else torch.device("cpu")
+
+
+def _keep_memory() -> None:
+    """Let malloc keep what a step frees for the next one: page faults cost a step 15 to 40 % on CPU."""
+    libc = ctypes.CDLL(None)
+    if sys.platform == "linux" and hasattr(libc, "mallopt"):
+        libc.mallopt(_MMAP_THRESHOLD, 32 << 20)
+        libc.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+        libc.mallopt(_TOP_PAD, 64 << 20)

@@ -18,7 +18,7 @@ from lockstep.errors import LockstepError, NumericsError
 from lockstep.spec import Run
 from lockstep.train import optimizer as rules
 from lockstep.train.clip import clip_gradients, gradient_norm
-from lockstep.train.lower import LaneByLane
+from lockstep.train.lane import LaneByLane
 from lockstep.train.schedule import learning_rate
 from lockstep.train.state import TrainState, float_state
 
@@ -43,11 +43,10 @@ class Step:
 
     def __call__(self, lanes: Lanes) -> StepResult:
         """Compute and commit one step."""
-        tree, ints = LaneTree(), None
-        correct = torch.zeros((), dtype=torch.int64, device=lanes.labels.device)
+        tree, ints, logits = LaneTree(), None, []
         for output in self._lowered.run(lanes, self._state.step):
-            tree.add([output.loss, *output.grads, *output.float_buffers])
-            correct += output.correct
+            tree.add([output.loss, *output.grads, *output.float_buffers], output.height)
+            logits.append(output.logits)
             ints = self._agree(ints, output.int_buffers)
         self._ints_checked = True
         loss, *rest = tree.mean()
@@ -60,7 +59,8 @@ class Step:
         if clip:
             clip_gradients(grads, norm, clip)
         lr = self._commit(grads, floats, ints or [])
-        return StepResult(value, int(correct), lr)
+        correct = int((torch.cat(logits).argmax(1) == lanes.labels).sum())
+        return StepResult(value, correct, lr)
 
     @torch.no_grad()
     def _commit(self, grads: list[Tensor], floats: list[Tensor], ints: list[Tensor]) -> float:

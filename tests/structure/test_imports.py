@@ -11,7 +11,7 @@ MAY_IMPORT = {
     "errors": set(),
     "spec": set(),
     "recipes": {"spec"},
-    "kernels": {"spec"},
+    "kernels": {"spec", "comm"},
     "comm": {"spec"},
     "data": {"spec", "kernels"},
     "models": {"spec", "kernels", "comm", "data"},
