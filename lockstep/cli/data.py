@@ -58,8 +58,11 @@ def get_data(options: argparse.Namespace) -> int:
 
 def show_info(options: argparse.Namespace) -> int:
     """Open the data set and print what it is."""
+    import torch
+
     from lockstep.data import open_store
 
+    torch.set_num_threads(1)  # as in training: more of them only wait for each other
     store = open_store(options.name, options.dir, parse_overrides(options.override))
     facts = {
         "name": store.name,

@@ -55,6 +55,7 @@ def gather(data_dir: Path) -> dict[str, dict[str, Any]]:
     from lockstep.measure.fingerprint import fingerprint
     from lockstep.train.numerics import prepare_device
 
+    default_threads = torch.get_num_threads()
     device = prepare_device("auto", threads=1)
     return {
         "versions": {
@@ -67,10 +68,10 @@ def gather(data_dir: Path) -> dict[str, dict[str, Any]]:
             "cpu": f"{len(os.sched_getaffinity(0))} cores usable, {torch.backends.cpu.get_cpu_capability()}",
             **{f"cuda:{i}": torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())},
         },
-        "threads": {"a worker": "1 (train.threads)", "torch default": os.cpu_count()},
+        "threads": {"a worker": "1 (train.threads)", "torch default": default_threads},
         "backends": {
             name: "yes" if getattr(torch.distributed, f"is_{name}_available", lambda: False)() else "no"
-            for name in ("gloo", "nccl", "mpi")
+            for name in ("gloo", "nccl")
         },
         "data": {name: _data(name, data_dir / name) for name in ("mnist", "fashion", "cifar10")},
         f"fingerprint on {device.type}": fingerprint(device),

@@ -7,7 +7,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from lockstep.cli.flag import add_json, add_trained_run
+from lockstep.cli.flag import add_device, add_json, add_trained_run
 
 if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -17,6 +17,7 @@ def add_parser(verbs: Verbs) -> None:
     """Add the verb and its flags."""
     parser = verbs.add_parser("eval", help="evaluate a trained run on its test images")
     add_trained_run(parser)
+    add_device(parser)
     parser.add_argument("--data-dir", metavar="DIR", help="where the data lies, if it moved")
     add_json(parser)
     parser.set_defaults(handler=evaluate)

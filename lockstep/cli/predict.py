@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.cli.flag import add_json, add_trained_run
+from lockstep.cli.flag import add_device, add_json, add_trained_run
 
 if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -22,6 +22,7 @@ def add_parser(verbs: Verbs) -> None:
     """Add the verb and its flags."""
     parser = verbs.add_parser("predict", help="the five most likely classes of image files")
     add_trained_run(parser)
+    add_device(parser)
     parser.add_argument("images", nargs="+", type=Path, metavar="IMAGE", help="PNG or JPEG files")
     add_json(parser)
     parser.set_defaults(handler=predict)

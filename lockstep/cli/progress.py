@@ -60,12 +60,14 @@ class Progress:
     def _start(self, event: Started) -> None:
         run = event.run
         self._started = event
+        self._last_line = time.monotonic()
+        epochs = f"{run.train.epochs} epoch{'s' if run.train.epochs > 1 else ''}"
         self._print(
             f"{event.model} ({event.num_params:,} parameters) on {event.data} "
             f"({event.num_train:,} + {event.num_test:,} images), {event.device}"
         )
         self._print(
-            f"batch {run.train.batch} in {run.train.lanes} lanes, {run.train.epochs} epochs of "
+            f"batch {run.train.batch} in {run.train.lanes} lanes, {epochs} of "
             f"{event.steps_per_epoch} steps, {run.train.precision}; identity {event.identity[:12]}"
         )
         where = f", from step {event.resumed_step}" if event.resumed_step else ""
@@ -94,8 +96,8 @@ class Progress:
         width = len(str(self._started.run.train.epochs))
         self._print(
             f"epoch {event.epoch + 1:{width}}/{self._started.run.train.epochs}  "
-            f"train loss {event.train_loss:.4f} acc {100 * event.train_accuracy:5.2f} %  "
-            f"test loss {event.test_loss:.4f} acc {100 * event.test_accuracy:5.2f} %  "
+            f"train loss {event.train_loss:.4f} acc {100 * event.train_accuracy:6.2f} %  "
+            f"test loss {event.test_loss:.4f} acc {100 * event.test_accuracy:6.2f} %  "
             f"{event.img_s:,.0f} img/s{'  best' if event.best else ''}"
         )
 

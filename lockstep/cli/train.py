@@ -7,11 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.cli.flag import add_runs_dir
+from lockstep.cli.flag import add_device, add_runs_dir
 from lockstep.recipes import RECIPES, recipe
 from lockstep.spec import Launch, Run
 from lockstep.spec.file import dump_toml, from_table, merge, parse_overrides, read_toml, to_table
-from lockstep.spec.launch import DEVICES
 
 if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -47,9 +46,7 @@ def add_parser(verbs: Verbs) -> None:
     )
     parser.add_argument("--name", help="the run's name; one that exists gets a suffix")
     add_runs_dir(parser)
-    parser.add_argument(
-        "--device", choices=DEVICES, default="auto", help="default: auto, a GPU if there is one"
-    )
+    add_device(parser)
     parser.add_argument("--resume", metavar="auto|RUN|PATH", help="go on with a run that stopped")
     parser.add_argument("--fork", metavar="RUN", help="start a new run from this run's weights")
     parser.add_argument("--tensorboard", action="store_true", help="also write TensorBoard files")

@@ -91,12 +91,17 @@ def fetch(
     if not base.startswith(_SCHEMES):
         raise DataError(f"--mirror {base}: must begin with http://, https:// or file://")
     try:
+        ours = not dir.exists()
         dir.mkdir(parents=True, exist_ok=True)
         for archive in published[name].archives:
             url = f"{base.rstrip('/')}/{archive.name}"
             _fetch_archive(archive, dir / archive.name, url, on_progress or _ignore)
             if archive.members:
                 _extract(archive, dir)
+    except DataError:
+        if ours and not any(dir.iterdir()):  # an empty folder would look like broken data
+            dir.rmdir()
+        raise
     except OSError as error:
         raise DataError(
             f"--dir {dir}: cannot be written ({error.strerror or error}): free it or name another"

@@ -17,7 +17,7 @@ from torch import nn
 from lockstep.errors import ModelError
 from lockstep.models.block import BlockModel
 
-_GROUP = "model."
+_GROUP, _AVERAGED = "model.", "ema."
 
 
 def load_weights(model: nn.Module, path: Path) -> list[str]:
@@ -40,7 +40,7 @@ def _load(model: nn.Module, path: Path, file: Any) -> list[str]:
     own = model.state_dict()
     stored = _stored_names(file.keys(), own)
     missing = sorted(own.keys() - stored.keys())
-    surplus = sorted(stored.keys() - own.keys())
+    surplus = sorted(stored.keys() - own.keys() - dict(model.named_buffers()).keys())
     if missing or surplus:
         raise ModelError(_name_error(path, missing, surplus))
     reset = _differing(own, stored, file)
@@ -58,11 +58,14 @@ def _load(model: nn.Module, path: Path, file: Any) -> list[str]:
 def _stored_names(keys: Iterable[str], own: dict[str, torch.Tensor]) -> dict[str, str]:
     """The model's name of each of its tensors in the file → its name in the file.
 
-    "model." marks a checkpoint's group, unless it is how the model itself names things.
+    "model." marks a checkpoint's group, unless it is how the model itself names things. Averaged weights,
+    where the run kept them, are the ones it was evaluated with, and are taken.
     """
     keys = list(keys)
     if any(key.startswith(_GROUP) and key not in own for key in keys):
-        return {key.removeprefix(_GROUP): key for key in keys if key.startswith(_GROUP)}
+        stored = {key.removeprefix(_GROUP): key for key in keys if key.startswith(_GROUP)}
+        averaged = {key.removeprefix(_AVERAGED): key for key in keys if key.startswith(_AVERAGED)}
+        return stored | averaged
     return {key: key for key in keys}
 
 

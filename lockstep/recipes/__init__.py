@@ -16,5 +16,5 @@ RECIPES: dict[str, Callable[[], Run]] = {
 def recipe(name: str) -> Run:
     """The Run of a recipe by its name."""
     if name not in RECIPES:
-        raise SpecError(unknown("recipe", name, RECIPES))
+        raise SpecError(f"{unknown('recipe', name, RECIPES)}; a model goes by -o model.name=NAME")
     return RECIPES[name]()

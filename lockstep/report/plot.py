@@ -44,8 +44,10 @@ def _finish(axes: Any, label: str, steps: list[Row]) -> None:
     axes.set_xlabel("step")
     axes.set_ylabel(label)
     axes.grid(alpha=0.25)
-    axes.legend(loc="best")
     rate = axes.twinx()
+    axes.set_zorder(rate.get_zorder() + 1)  # curves and legend above the learning rate
+    axes.patch.set_visible(False)
+    axes.legend(loc="best")
     rate.plot([row["step"] for row in steps], [row["lr"] for row in steps], color="#999999", linewidth=0.8)
     rate.set_ylabel("learning rate", color="#999999")
     rate.tick_params(colors="#999999")

@@ -42,7 +42,9 @@ def from_table(table: Mapping[str, Any]) -> Run:
     """Check nested tables and make the Run; an unknown key names the nearest right one."""
     for key in table:
         if key != "seed" and key not in SECTIONS:
-            raise SpecError(unknown("key", key, ("seed", *SECTIONS)))
+            homes = [f"{section}.{key}" for section, kind in SECTIONS.items() if key in _names(kind)]
+            hint = f" ({' or '.join(homes)} exists)" if homes else ""
+            raise SpecError(unknown("key", key, ("seed", *SECTIONS)) + hint)
     parts: Table = {"seed": table["seed"]} if "seed" in table else {}
     for section, kind in SECTIONS.items():
         row = table.get(section, {})
@@ -61,7 +63,7 @@ def merge(base: Table, layer: Mapping[str, Any]) -> Table:
             merged[key] = value
             continue
         if key in SECTIONS and value.get("name", old.get("name")) != old.get("name"):
-            common = {f.name for f in fields(SECTIONS[key])}
+            common = _names(SECTIONS[key])
             old = {name: item for name, item in old.items() if name in common}
         merged[key] = {**old, **value}
     return merged
@@ -102,7 +104,7 @@ def dump_toml(run: Run) -> str:
 
 
 def _split_options(section: str, kind: type, row: Mapping[str, Any]) -> Table:
-    names = {f.name for f in fields(kind)}
+    names = _names(kind)
     if "options" not in names:
         for key in row:
             if key not in names:
@@ -110,6 +112,10 @@ def _split_options(section: str, kind: type, row: Mapping[str, Any]) -> Table:
         return dict(row)
     common = {key: item for key, item in row.items() if key in names - {"options"}}
     return {**common, "options": {key: item for key, item in row.items() if key not in common}}
+
+
+def _names(kind: type) -> set[str]:
+    return {f.name for f in fields(kind)}
 
 
 def _parse_value(text: str) -> Any:

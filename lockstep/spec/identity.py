@@ -12,6 +12,9 @@ from lockstep.spec.run import Run
 
 Identity = dict[str, Any]
 
+# Raised whenever a change of ours changes the bits of a run that was described in the same words.
+VERSION = 1
+
 # Keys of a Run that say where things lie or when they are saved, and so cannot change a bit.
 _NOT_IDENTITY = ("data.dir", "model.weights", "checkpoint.every_steps", "checkpoint.keep")
 
@@ -31,6 +34,7 @@ def make_identity(
         **flatten("source", model),
         **flatten("numerics", fingerprint),
         "kernels.set": kernels,
+        "numerics.version": VERSION,
     }
     return {key: whole[key] for key in sorted(whole) if key not in _NOT_IDENTITY}
 

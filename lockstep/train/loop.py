@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from lockstep.train import checkpoint
 from lockstep.train.directory import RunDirectory
 from lockstep.train.evaluate import averaged_weights
 from lockstep.train.event import CheckpointSaved, EpochDone, Finished, Listener, Notice, Started, StepDone
+from lockstep.train.interrupt import Interrupt
 from lockstep.train.loss import Loss
 from lockstep.train.lower import lower
 from lockstep.train.resume import open_directory, recorded_identity
@@ -78,7 +78,7 @@ class _Loop:
         )
         self._identity = digest(setup.identity)
         self._first_step, self._busy_s = state.step, 0.0
-        self._signal = 0
+        self._interrupt = Interrupt()
 
     def run(self) -> Result:
         """All that is left of the run."""
@@ -89,7 +89,7 @@ class _Loop:
         self._directory.start_metrics(self._state.step)
         self._announce()
         try:
-            with self._lower(), self._catch_signals(), self._explain_memory():
+            with self._lower(), self._interrupt, self._explain_memory():
                 if not self._state.step:
                     self._save()  # from here on a run that dies can be resumed
                 while self._state.epoch < self._setup.run.train.epochs:
@@ -123,8 +123,8 @@ class _Loop:
                 run.train.batch / seconds,
             )
             self._report_step(done)
-            if self._signal:
-                self._stop()
+            if self._interrupt.signal:
+                self._stop(self._interrupt.signal)
             if state.step % run.checkpoint.every_steps == 0 and state.step_in_epoch < len(self._loader):
                 self._save()
                 last = time.perf_counter()
@@ -173,13 +173,12 @@ class _Loop:
         else:
             self._emit(CheckpointSaved(path, state.step))
 
-    def _stop(self) -> None:
+    def _stop(self, number: signal.Signals) -> None:
         self._save()
-        name = signal.Signals(self._signal).name
         raise Interrupted(
-            f"stopped by {name} after step {self._state.step}; the state is saved: "
+            f"stopped by {number.name} after step {self._state.step}; the state is saved: "
             f"go on with `lockstep train --resume {self._directory.path}`",
-            self._signal,
+            number,
         )
 
     def _announce(self) -> None:
@@ -246,25 +245,6 @@ class _Loop:
             yield
         finally:
             lowered.release()
-
-    @contextmanager
-    def _catch_signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM end the run at the next step boundary; a second one ends it at once."""
-
-        def note(number: int, frame: FrameType | None) -> None:
-            if self._signal:
-                raise KeyboardInterrupt
-            self._signal = number
-
-        try:
-            before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:  # not the main thread: whoever owns it handles signals
-            before = {}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     @contextmanager
     def _explain_memory(self) -> Iterator[None]:

@@ -84,13 +84,13 @@ def set_up(
 
     A run that is resumed brings its `recorded` identity, and needs the weights it started from no more.
     """
+    chosen = prepare_device(device, run.train.threads)  # first: it sets the threads that all else uses
     store = from_map_style(data) if data is not None else open_data(run)
     if len(store.train) < run.train.batch:
         raise DataError(
             f"train.batch={run.train.batch} is more than the {len(store.train)} training images of "
             f"{store.name}: lower train.batch"
         )
-    chosen = prepare_device(device, run.train.threads)
     source: dict[str, Any] = {}
     notices: list[str] = []
     if model is None:

@@ -19,6 +19,7 @@ from lockstep.train.directory import RunDirectory
 from lockstep.train.numerics import prepare_device
 from lockstep.train.resume import newest_checkpoint
 from lockstep.train.setup import build_model, data_facts, make_augment, memory_format, place
+from lockstep.train.state import model_tensors
 
 
 @dataclass(frozen=True)
@@ -101,9 +102,16 @@ def _choose(directory: RunDirectory, which: str) -> Saved:
     return checkpoint.load(Path(which))
 
 
+@torch.no_grad()
 def _copy_weights(model: nn.Module, saved: Saved) -> None:
-    try:
-        model.load_state_dict(weights_of(saved))
-    except RuntimeError as error:
-        detail = " ".join(str(error).split())
-        raise ModelError(f"{saved.path}: its weights do not fit the model: {detail}") from None
+    weights, targets = weights_of(saved), model_tensors(model)
+    theirs = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    ours = {name: tuple(tensor.shape) for name, tensor in targets.items()}
+    if theirs != ours:
+        first = sorted(dict(theirs.items() ^ ours.items()))[0]
+        raise ModelError(
+            f"{saved.path}: its weights do not fit the model: '{first}' is {theirs.get(first, 'absent')} "
+            f"there and {ours.get(first, 'absent')} here"
+        )
+    for name, target in targets.items():
+        target.copy_(weights[name])

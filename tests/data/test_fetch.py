@@ -125,7 +125,8 @@ def test_network_errors_name_the_url_and_the_fix(site: Site, tmp_path: Path) -> 
     with pytest.raises(DataError, match=f"{site.url}two.gz: HTTP 404 Not Found.*--mirror"):
         fetch("tiny", tmp_path, site.url, None, table(name="two.gz"))
     with pytest.raises(DataError, match=r"http://127.0.0.1:9/one.gz: .*--mirror"):
-        fetch("tiny", tmp_path, None, None, table())
+        fetch("tiny", tmp_path / "new", None, None, table())
+    assert not (tmp_path / "new").exists(), "an empty folder would look like broken data"
     with pytest.raises(DataError, match=r"--mirror ftp://x: must begin with http"):
         fetch("tiny", tmp_path, "ftp://x", None, table())
     with pytest.raises(DataError, match=r"unknown data set to fetch 'minst': did you mean 'mnist'"):

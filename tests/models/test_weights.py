@@ -22,9 +22,9 @@ def save(path: Path, tensors: dict[str, Tensor]) -> Path:
     return path
 
 
-def as_checkpoint(model: nn.Module) -> dict[str, Tensor]:
+def as_checkpoint(model: nn.Module, averaged: bool = False) -> dict[str, Tensor]:
     state = model.state_dict()
-    groups = {"model": state, "ema": {k: v + 1 for k, v in state.items()}}
+    groups = {"model": state, "ema": {k: v + 1 for k, v in state.items()} if averaged else {}}
     named = {f"{group}.{name}": tensor for group, part in groups.items() for name, tensor in part.items()}
     return {**named, "optimizer.momentum.x": torch.zeros(2)}
 
@@ -52,6 +52,12 @@ def test_parameters_and_buffers_are_loaded(tmp_path: Path, name: str, kind: str)
     tensors = as_checkpoint(source) if kind == "checkpoint" else source.state_dict()
     assert load_weights(target, save(tmp_path / "w.safetensors", tensors)) == []
     assert equal(source.state_dict(), target.state_dict())
+
+
+def test_averaged_weights_are_taken_where_there_are_any(tmp_path: Path) -> None:
+    source, target = small(seed=1), small(seed=2)
+    load_weights(target, save(tmp_path / "w.safetensors", as_checkpoint(source, averaged=True)))
+    assert equal({name: tensor + 1 for name, tensor in source.state_dict().items()}, target.state_dict())
 
 
 def test_half_precision_is_widened(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ FLAGS = {
     "--tensorboard -c -o",
     "eval": "RUN --checkpoint --data-dir --device --json --runs-dir",
     "predict": "RUN IMAGE --checkpoint --device --json --runs-dir",
-    "export": "RUN --checkpoint --device --format --output --runs-dir",
+    "export": "RUN --checkpoint --format --output --runs-dir",
     "data get": "NAME --dir --mirror",
     "data info": "NAME --dir --json --override -o",
     "doctor": "--data-dir --json",

@@ -1,0 +1,35 @@
+"""SIGINT and SIGTERM as a request to stop at the next step boundary."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType, TracebackType
+from typing import Any
+
+
+class Interrupt:
+    """Inside its context a first signal is only noted; a second one ends the run at once."""
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Interrupt:
+        try:
+            self._before = {
+                number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)
+            }
+        except ValueError:  # not the main thread: whoever owns that one handles signals
+            self._before = {}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.signal:
+            raise KeyboardInterrupt
+        self.signal = signal.Signals(number)
