@@ -1,0 +1,60 @@
+"""What only a GPU can show: the same bits run after run and resumed, for every precision and layout."""
+
+import pytest
+import torch
+from small import small_run, train
+
+pytestmark = pytest.mark.gpu
+
+CASES = {
+    "lenet5": ("train.batch=128", "train.lanes=4"),
+    "emotion48": (
+        "model.name=emotion48",
+        "model.dropout=0.3",
+        "data.augment=flip,crop,cutout",
+        "train.ema=0.9",
+    ),
+    "resnet18": ("model.name=resnet18", "train.precision=bf16", "train.channels_last=true", "train.clip=1.0"),
+    "googlenet": ("model.name=googlenet", "optimizer.lr=0.001", "train.batch=64"),
+    "alexnet": ("model.name=alexnet", "data.size=64", "optimizer.lr=0.001"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_same_bits_again_and_resumed(name, tmp_path):
+    run = small_run(*CASES[name])
+    on_gpu = {"device": "cuda"}
+    one, _ = train(run, tmp_path / "one", launch=on_gpu)
+    two, _ = train(run, tmp_path / "two", launch=on_gpu)
+
+    def stop(event):
+        if getattr(event, "step", 0) == 3:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        train(run, tmp_path / "three", launch=on_gpu, on_event=stop)
+    three, _ = train(run, tmp_path / "three", launch={**on_gpu, "resume": "auto"})
+    hashes = {result.summary["weights_sha256"] for result in (one, two, three)}
+    assert len(hashes) == 1 and one.summary["device"] == torch.cuda.get_device_name()
+
+
+def test_a_model_of_timm_trains_to_the_same_bits(tmp_path):
+    pytest.importorskip("timm")
+    run = small_run("model.name=timm:resnet18", "data.size=32", "train.epochs=1")
+    one, _ = train(run, tmp_path / "one", launch={"device": "cuda"})
+    two, _ = train(run, tmp_path / "two", launch={"device": "cuda"})
+    assert one.summary["weights_sha256"] == two.summary["weights_sha256"]
+
+
+def test_out_of_memory_says_what_would_help(tmp_path):
+    from lockstep.errors import OutOfMemory
+
+    class Hungry(torch.nn.Sequential):
+        def forward(self, x):
+            if self.training:
+                torch.empty(1 << 50, device=x.device)
+            return super().forward(x.flatten(1))
+
+    with pytest.raises(OutOfMemory, match=r"raise train\.lanes"):
+        model = Hungry(torch.nn.Linear(256, 10))
+        train(small_run(), tmp_path, model=model, launch={"device": "cuda"})
