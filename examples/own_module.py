@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lockstep
+from lockstep.train.event import EpochDone
 
 
 class TinyNet(nn.Module):
@@ -36,8 +37,8 @@ def focal_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def show(event: object) -> None:
-    if type(event).__name__ == "EpochDone":
-        print(event)
+    if isinstance(event, EpochDone):
+        print(f"epoch {event.epoch + 1}: test accuracy {100 * event.test_accuracy:.1f} %")
 
 
 torch.manual_seed(0)  # your module starts from the weights it has when you hand it over

@@ -29,7 +29,8 @@ _EXTRAS = {
 
 def add_parser(verbs: Verbs) -> None:
     """Add the verb and its flags."""
-    parser = verbs.add_parser("doctor", help="versions, devices, backends, data found, fingerprint")
+    text = "versions, devices, backends, data found, fingerprint"
+    parser = verbs.add_parser("doctor", help=text, description=text.capitalize() + ".")
     parser.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="default: data")
     add_json(parser)
     parser.set_defaults(handler=examine)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lockstep.cli.flag import add_device, add_json, add_trained_run
+from lockstep.cli.run import open_run
 
 if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 
 def add_parser(verbs: Verbs) -> None:
     """Add the verb and its flags."""
-    parser = verbs.add_parser("eval", help="evaluate a trained run on its test images")
+    text = "evaluate a trained run on its test images"
+    parser = verbs.add_parser("eval", help=text, description=text.capitalize() + ".")
     add_trained_run(parser)
     add_device(parser)
     parser.add_argument("--data-dir", metavar="DIR", help="where the data lies, if it moved")
@@ -28,9 +30,9 @@ def evaluate(options: argparse.Namespace) -> int:
     from lockstep.train.evaluate import Evaluator
     from lockstep.train.loss import make_loss
     from lockstep.train.setup import open_data
-    from lockstep.train.trained import check_same_data, open_trained
+    from lockstep.train.trained import check_same_data
 
-    trained = open_trained(options.runs_dir, options.run, device=options.device, which=options.checkpoint)
+    trained = open_run(options, options.device)
     run = trained.run
     if options.data_dir:
         run = replace(run, data=replace(run.data, dir=options.data_dir))

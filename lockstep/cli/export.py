@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.cli.flag import add_trained_run
+from lockstep.cli.run import open_run
 from lockstep.errors import BadInput
 
 if TYPE_CHECKING:
@@ -17,7 +18,8 @@ _SUFFIX = {"safetensors": ".safetensors", "onnx": ".onnx"}
 
 def add_parser(verbs: Verbs) -> None:
     """Add the verb and its flags."""
-    parser = verbs.add_parser("export", help="write a trained model as safetensors or ONNX")
+    text = "write a trained model as safetensors or ONNX"
+    parser = verbs.add_parser("export", help=text, description=text.capitalize() + ".")
     add_trained_run(parser)
     parser.add_argument("--format", choices=sorted(_SUFFIX), required=True, help="the file's format")
     parser.add_argument("--output", type=Path, metavar="FILE", help="default: RUN/model.SUFFIX")
@@ -27,9 +29,8 @@ def add_parser(verbs: Verbs) -> None:
 def export(options: argparse.Namespace) -> int:
     """Write the file; one that exists is never overwritten."""
     from lockstep.train.export import export_onnx, export_safetensors
-    from lockstep.train.trained import open_trained
 
-    trained = open_trained(options.runs_dir, options.run, device="cpu", which=options.checkpoint)
+    trained = open_run(options, "cpu")
     path = options.output or trained.directory / f"model{_SUFFIX[options.format]}"
     if path.exists():
         raise BadInput(f"{path} exists and is not overwritten: give another --output or remove it")

@@ -12,7 +12,7 @@ from lockstep.errors import LockstepError
 
 VERBS = ("train", "eval", "predict", "export", "data", "doctor")
 _DESCRIPTION = """\
-Train convolutional networks to the same bits, however many workers trained them.
+Train convolutional networks to the same bits, run after run: repeated, killed and resumed.
 
   lockstep train                          LeNet-5 on procedural shapes, under a minute, no download
   lockstep train fashion -o data.dir=DIR  a recipe on data of yours
@@ -47,9 +47,12 @@ def run(arguments: Sequence[str]) -> int:
     except LockstepError as error:
         print(f"lockstep: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        print("lockstep: interrupted", file=sys.stderr)
-        return 130
     except BrokenPipeError:  # the reader of our output went away
         sys.stderr.close()
         return 1
+    except OSError as error:  # a disk or a right that is missing
+        print(f"lockstep: {error.filename or 'writing'}: {error.strerror or error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("lockstep: interrupted", file=sys.stderr)
+        return 130

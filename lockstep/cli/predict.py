@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.cli.flag import add_device, add_json, add_trained_run
+from lockstep.cli.run import open_run
+from lockstep.errors import BadInput
 
 if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -20,7 +22,8 @@ _TOP = 5
 
 def add_parser(verbs: Verbs) -> None:
     """Add the verb and its flags."""
-    parser = verbs.add_parser("predict", help="the five most likely classes of image files")
+    text = "the five most likely classes of image files"
+    parser = verbs.add_parser("predict", help=text, description=text.capitalize() + ".")
     add_trained_run(parser)
     add_device(parser)
     parser.add_argument("images", nargs="+", type=Path, metavar="IMAGE", help="PNG or JPEG files")
@@ -31,9 +34,11 @@ def add_parser(verbs: Verbs) -> None:
 def predict(options: argparse.Namespace) -> int:
     """Read every image first, so that a bad one is named before any work; then predict."""
     from lockstep.data.folder import read_image
-    from lockstep.train.trained import open_trained
 
-    trained = open_trained(options.runs_dir, options.run, device=options.device, which=options.checkpoint)
+    trained = open_run(options, options.device)
+    missing = [str(path) for path in options.images if not path.is_file()]
+    if missing:
+        raise BadInput(f"no such file: {', '.join(missing)}: give PNG or JPEG files")
     height, width = trained.shape[1:]
     pictures = []
     for path in options.images:

@@ -61,14 +61,13 @@ class Progress:
         run = event.run
         self._started = event
         self._last_line = time.monotonic()
-        epochs = f"{run.train.epochs} epoch{'s' if run.train.epochs > 1 else ''}"
         self._print(
             f"{event.model} ({event.num_params:,} parameters) on {event.data} "
             f"({event.num_train:,} + {event.num_test:,} images), {event.device}"
         )
         self._print(
-            f"batch {run.train.batch} in {run.train.lanes} lanes, {epochs} of "
-            f"{event.steps_per_epoch} steps, {run.train.precision}; identity {event.identity[:12]}"
+            f"batch {run.train.batch} in {run.train.lanes} lanes, {_count(run.train.epochs, 'epoch')} of "
+            f"{_count(event.steps_per_epoch, 'step')}, {run.train.precision}; identity {event.identity[:12]}"
         )
         where = f", from step {event.resumed_step}" if event.resumed_step else ""
         self._print(f"run {event.directory}{where}", "dim")
@@ -127,3 +126,7 @@ class Progress:
     def _print(self, text: str, style: str | None = None) -> None:
         """A whole line, above the bar if one is drawn; never folded or read as markup."""
         self._console.print(text, style=style, markup=False, soft_wrap=True)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number > 1 else ''}"

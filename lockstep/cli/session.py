@@ -77,5 +77,5 @@ class _Curves:
         try:
             if self._directory:
                 draw_curves(self._directory)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             print(f"lockstep: curves.png not drawn: {error}", file=sys.stderr)

@@ -19,7 +19,7 @@ _EPILOG = """\
 recipes:
 {recipes}
 
-Every key has a default: `lockstep train RECIPE --print-config` shows them all, and its output is a file
+Every key has a default: `lockstep train RECIPE --print-config` shows them, and its output is a file
 for -c. An interrupted run saves its state; --resume auto goes on to the bits it would have had.
 """
 

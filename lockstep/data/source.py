@@ -100,4 +100,9 @@ def _check_folder(name: str, source: Source, folder: Path) -> Path:
         return folder
     fault = "not a folder" if folder.exists() else "no such folder"
     fetch = f"run `lockstep data get {name} --dir {folder}` or " if source.fetchable else ""
-    raise DataError(f"data.dir={folder}: {fault}: {fetch}set data.dir to where the {name} files are")
+    what = (
+        "a folder that holds one folder of images a class"
+        if name == "folder"
+        else f"where the {name} files are"
+    )
+    raise DataError(f"data.dir={folder}: {fault}: {fetch}set data.dir to {what}")

@@ -49,10 +49,11 @@ def probe_hash(device: torch.device) -> str:
 def _probe(device: torch.device) -> list[Tensor]:
     images = _values("images", 8, 3, 17, 17).to(device)
     results = [_values("a", 67, 129).to(device) @ _values("b", 129, 53).to(device)]
-    for channels, kernel, stride in ((8, 3, 1), (16, 5, 2)):
-        weight = _values(f"weight{kernel}", channels, 3, kernel, kernel).to(device).requires_grad_()
+    for channels, kernel, stride in ((8, 3, 1), (16, 5, 2), (32, 3, 1)):
+        weight = _values(f"weight{channels}", channels, 3, kernel, kernel).to(device).requires_grad_()
+        bias = _values(f"bias{channels}", channels).to(device)
         inputs = images.clone().requires_grad_()
-        output = F.max_pool2d(F.conv2d(inputs, weight, stride=stride, padding=1).relu(), 2)
+        output = F.max_pool2d(F.conv2d(inputs, weight, bias, stride=stride, padding=1).relu(), 2)
         loss = output.flatten(1).logsumexp(1).mean()
         results += [output, *torch.autograd.grad(loss, (inputs, weight))]
     results += [images.exp(), images.sum(), images.mean((0, 2, 3)), images.var((0, 2, 3)), images.tanh()]

@@ -97,9 +97,13 @@ def _build_timm(name: str, in_channels: int, num_classes: int, options: Mapping[
     """Through timm, imported only now since few runs need it."""
     try:
         timm = importlib.import_module("timm")
-    except ImportError:
+    except ModuleNotFoundError as error:
         raise ModelError(
-            f"model.name={name} needs timm, which is not installed: pip install 'lockstep-train[timm]'"
+            f"model.name={name} needs {error.name}, not installed: pip install 'lockstep-train[timm]'"
+        ) from None
+    except Exception as error:  # torchvision, which timm imports, fails so beside another build of torch
+        raise ModelError(
+            f"model.name={name}: timm cannot be imported ({error}): are torch and torchvision of one build?"
         ) from None
     timm_name = name.removeprefix(_TIMM)
     if not timm.is_model(timm_name):

@@ -72,7 +72,7 @@ def merge(base: Table, layer: Mapping[str, Any]) -> Table:
 def read_toml(path: Path) -> Table:
     """The tables of a TOML file; errors name the file and, where TOML is broken, the line."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise SpecError(f"{path}: cannot read the file: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

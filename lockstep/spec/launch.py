@@ -29,5 +29,9 @@ class Launch:
                 f"--resume {self.resume} and --fork {self.fork} exclude each other: "
                 "resume goes on with a run, fork starts a new one from its weights"
             )
-        if self.name is not None and (not self.name.strip(".") or any(c in self.name for c in "/\\\0")):
-            raise SpecError(f"--name '{self.name}' must be the name of a folder, without slashes")
+        if self.name is not None and (
+            not self.name.strip(".") or "/" in self.name or not self.name.isprintable()
+        ):
+            raise SpecError(
+                f"--name '{self.name}' must be the name of a folder, of printable characters without slashes"
+            )

@@ -63,7 +63,7 @@ class Data:
             name, _, pixels = item.partition(":")
             if name not in AUGMENTATIONS:
                 raise SpecError(f"data.augment: {unknown('augmentation', name, AUGMENTATIONS)}")
-            if pixels and not (name != "flip" and pixels.isdecimal() and int(pixels) > 0):
+            if pixels and not (name != "flip" and pixels.isdecimal() and 0 < int(pixels) < 10_000):
                 raise SpecError(f"data.augment: '{item}' must be like crop:4 or cutout:8, in pixels")
 
 
@@ -86,6 +86,7 @@ class Train:
         check_fields(self, "train")
         for name in ("epochs", "batch", "lanes", "threads"):
             _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "must be at least 1")
+        _require(self.threads <= 1024, "train.threads", self.threads, "must be at most 1024")
         power = 1 << (self.lanes.bit_length() - 1)
         _require(
             self.lanes == power,

@@ -89,7 +89,10 @@ class RunDirectory:
 
     def hold(self) -> None:
         """Keep other processes out until this one ends, however it ends."""
-        self._lock = (self.path / ".lock").open("a")
+        try:
+            self._lock = (self.path / ".lock").open("a")
+        except OSError as error:
+            raise BadInput(f"{self.path}: cannot be written: {error.strerror}") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -126,9 +129,9 @@ class RunDirectory:
     def _read_json(self, name: str) -> dict[str, Any]:
         try:
             table: dict[str, Any] = json.loads((self.path / name).read_text(encoding="utf-8"))
-            return table
-        except (OSError, ValueError) as error:
-            raise LockstepError(f"{self.path / name}: cannot be read: {error}") from None
+            return dict(table)
+        except (OSError, ValueError, TypeError) as error:
+            raise BadInput(f"{self.path / name}: cannot be read, so this is no whole run: {error}") from None
 
 
 def _row_step(row: bytes) -> float:

@@ -68,6 +68,9 @@ class LaneByLane:
 
     def first_bad(self, lanes: Lanes, step: int) -> str:
         """Where a value first stops being finite: a parameter, an output, the loss or a gradient."""
+        for lane in range(lanes.num_lanes):
+            if not lanes.lane(lane)[0].isfinite().all():
+                return f"the images of lane {lane}"
         for name, parameter in self.model.named_parameters():
             if not parameter.isfinite().all():
                 return f"parameter '{name}'"

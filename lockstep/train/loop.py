@@ -21,12 +21,14 @@ from lockstep.errors import Interrupted, NumericsError, OutOfMemory
 from lockstep.spec import Launch, Run
 from lockstep.spec.identity import digest
 from lockstep.train import checkpoint
+from lockstep.train.check import is_out_of_memory
 from lockstep.train.directory import RunDirectory
 from lockstep.train.evaluate import averaged_weights
 from lockstep.train.event import CheckpointSaved, EpochDone, Finished, Listener, Notice, Started, StepDone
 from lockstep.train.interrupt import Interrupt
 from lockstep.train.loss import Loss
 from lockstep.train.lower import lower
+from lockstep.train.numerics import plain_torch
 from lockstep.train.resume import open_directory, recorded_identity
 from lockstep.train.setup import Setup, set_up
 from lockstep.train.state import Totals, TrainState
@@ -52,16 +54,16 @@ def fit(
     loss: Loss | None = None,
 ) -> Result:
     """Train a Run from its beginning or from where it stopped, to its end."""
-    setup = set_up(run, launch.device, model, data, loss, recorded=recorded_identity(launch))
-    directory, saved = open_directory(setup, launch, on_event)
-    state = TrainState.begin(setup.model, run.optimizer, run.train.ema)
-    try:
-        if saved:
-            saved.restore(state)
-        with torch.random.fork_rng():
+    with plain_torch(), torch.random.fork_rng():
+        setup = set_up(run, launch.device, model, data, loss, recorded=recorded_identity(launch))
+        directory, saved = open_directory(setup, launch, on_event)
+        state = TrainState.begin(setup.model, run.optimizer, run.train.ema)
+        try:
+            if saved:
+                saved.restore(state)
             return _Loop(setup, state, directory, on_event).run()
-    finally:
-        directory.close()
+        finally:
+            directory.close()
 
 
 class _Loop:
@@ -99,7 +101,10 @@ class _Loop:
             self._save()
             raise
         summary = self._summarize()
-        self._directory.write_summary(summary)
+        try:
+            self._directory.write_summary(summary)
+        except OSError as error:
+            self._warn(f"summary.json NOT written: {error.strerror}")
         return self._finish(summary)
 
     def _train_epoch(self) -> None:
@@ -160,7 +165,7 @@ class _Loop:
         self._directory.add_metrics(row, self._warn)
         self._emit(done)
 
-    def _save(self) -> None:
+    def _save(self) -> bool:
         """Write a checkpoint; a full disk is a loud warning, and the old checkpoint stays."""
         state, run = self._state, self._setup.run
         try:
@@ -170,13 +175,16 @@ class _Loop:
                 f"checkpoint of step {state.step} NOT saved: {error.strerror or error}; training goes on and "
                 f"the checkpoints before it stay: free space on {self._directory.checkpoints}"
             )
-        else:
-            self._emit(CheckpointSaved(path, state.step))
+            return False
+        self._emit(CheckpointSaved(path, state.step))
+        return True
 
     def _stop(self, number: signal.Signals) -> None:
-        self._save()
+        saved = (
+            "the state is saved" if self._save() else "its state could NOT be saved, older checkpoints stay"
+        )
         raise Interrupted(
-            f"stopped by {number.name} after step {self._state.step}; the state is saved: "
+            f"stopped by {number.name} after step {self._state.step}; {saved}: "
             f"go on with `lockstep train --resume {self._directory.path}`",
             number,
         )
@@ -252,9 +260,7 @@ class _Loop:
         try:
             yield
         except (RuntimeError, MemoryError) as error:
-            if not isinstance(error, (torch.OutOfMemoryError, MemoryError)) and "allocate memory" not in str(
-                error
-            ):
+            if not is_out_of_memory(error):
                 raise
             raise OutOfMemory(
                 f"out of memory on {self._setup.device} with {train.batch // train.lanes} images a lane: "

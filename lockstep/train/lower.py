@@ -25,9 +25,9 @@ def lower(
     bf16: bool,
     sample: Callable[[], Lanes] | None = None,
 ) -> LaneByLane:
-    """Choose how a model's lanes run; `sample` gives a step's lanes to try ways other than the reference on.
+    """Choose how a model's lanes run; `sample` gives a step's lanes, for their shapes.
 
-    A small chain of stock layers runs all lanes together if, on the sample, every bit is the reference's.
+    A small chain of stock layers runs all lanes together if, on fixed values, every bit is the reference's.
     """
     assert kernel_set == "stock", kernel_set
     reference = LaneByLane(model, loss, seed, bf16)

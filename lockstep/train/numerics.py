@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import torch
 
@@ -28,9 +30,26 @@ def prepare_device(name: str, threads: int) -> torch.device:
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    torch.set_float32_matmul_precision("highest")  # on a CPU with AMX the others mean bf16
     torch.set_flush_denormal(False)
     use_gpu = name == "cuda" or (name == "auto" and torch.cuda.is_available())
     return torch.device("cuda", torch.cuda.current_device()) if use_gpu else torch.device("cpu")
+
+
+@contextmanager
+def plain_torch() -> Iterator[None]:
+    """Torch as a fresh process has it, whatever modes and defaults the caller is in; his come back."""
+    with ExitStack() as stack:
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        stack.callback(torch.set_deterministic_debug_mode, torch.get_deterministic_debug_mode())
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for device in ("cpu", "cuda"):
+            stack.enter_context(torch.autocast(device, enabled=False))
+        stack.enter_context(torch.device("cpu"))
+        torch.set_default_dtype(torch.float32)
+        yield
 
 
 def _keep_memory() -> None:

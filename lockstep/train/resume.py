@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from lockstep.errors import CheckpointError, IdentityError
-from lockstep.spec import Launch
-from lockstep.spec.identity import Identity, differences
+from lockstep.spec import Launch, Run
+from lockstep.spec.identity import Identity, differences, digest
 from lockstep.train import checkpoint
 from lockstep.train.checkpoint import Saved
 from lockstep.train.directory import RunDirectory
@@ -24,12 +25,29 @@ def open_directory(setup: Setup, launch: Launch, on_event: Listener) -> tuple[Ru
         if directory:
             _check_identity(directory, setup.identity)
             directory.hold()
-            return directory, _choose(directory, path, on_event)
+            try:
+                saved = _choose(directory, path, on_event)
+                if saved:
+                    check_checkpoint(saved, setup.identity)
+            except BaseException:
+                directory.close()
+                raise
+            return directory, saved
         on_event(Notice(f"--resume auto: no run '{name}' in {launch.runs_dir}; starting a new one"))
     directory = RunDirectory.create(launch.runs_dir, name)
     directory.hold()
-    directory.describe(setup.run, setup.identity)
+    directory.describe(_with_whole_paths(setup.run), setup.identity)
     return directory, None
+
+
+def _with_whole_paths(run: Run) -> Run:
+    """Paths that mean the same from any folder, for run.toml."""
+    folder, weights = run.data.dir, run.model.weights
+    return replace(
+        run,
+        data=replace(run.data, dir=str(Path(folder).resolve()) if folder else None),
+        model=replace(run.model, weights=str(Path(weights).resolve()) if weights else None),
+    )
 
 
 def find_resumed(launch: Launch, name: str | None) -> tuple[RunDirectory | None, Path | None]:
@@ -70,6 +88,12 @@ def newest_checkpoint(directory: RunDirectory) -> Saved:
     if saved is None:
         raise CheckpointError(f"{directory.path}: no checkpoint was saved yet")
     return saved
+
+
+def check_checkpoint(saved: Saved, identity: Identity) -> None:
+    """Refuse a checkpoint that another run wrote, wherever it lies."""
+    if saved.manifest.get("identity") != digest(identity):
+        raise IdentityError(f"{saved.path} is a checkpoint of another run: remove it or name another")
 
 
 def _choose(directory: RunDirectory, path: Path | None, on_event: Listener) -> Saved | None:

@@ -6,8 +6,6 @@ Bad input is found here, before a directory is made or a step computed.
 from __future__ import annotations
 
 import hashlib
-import inspect
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,10 +22,13 @@ from lockstep.measure.fingerprint import fingerprint
 from lockstep.models import build, load_weights
 from lockstep.spec import Run
 from lockstep.spec.identity import Identity, make_identity
+from lockstep.train.check import check_lane, check_output, warnings_of
+from lockstep.train.describe import describe_loss, describe_module
 from lockstep.train.evaluate import Evaluator
 from lockstep.train.loss import Loss, make_loss
 from lockstep.train.lower import resolve_kernels
 from lockstep.train.numerics import prepare_device
+from lockstep.train.state import model_tensors, tensors_sha256
 
 
 @dataclass
@@ -103,17 +104,21 @@ def set_up(
                 notices += _start_from(model, path)
                 source["weights_sha256"] = file_sha256(path)
     else:
-        source["model"] = _describe_module(model)
+        source["model"] = describe_module(model)
+        initial = (recorded or {}).get("source.model.weights_sha256")  # a checkpoint holds the weights now
+        source["model"]["weights_sha256"] = initial or tensors_sha256(model_tensors(model))
         if run.model.weights:
             raise ModelError(
                 "model.weights is for models by name: load weights into your own module yourself"
             )
     if loss is not None:
-        source["loss"] = describe_callable(loss)
+        source["loss"] = describe_loss(loss, len(store.classes))
     if not any(p.requires_grad for p in model.parameters()):
         raise ModelError("the model has no parameter that requires a gradient, so there is nothing to train")
     model = place(model, chosen, run)
-    _check_output(model, store, chosen)
+    check_output(model, store, chosen)
+    chosen_loss = loss or make_loss(run.train)
+    check_lane(model, chosen_loss, store, run, chosen)
     identity = make_identity(
         run,
         data={**store.manifest, **data_facts(store)},
@@ -121,8 +126,9 @@ def set_up(
         fingerprint=fingerprint(chosen),
         kernels=resolve_kernels(run.kernels.set),
     )
-    chosen_loss = loss or make_loss(run.train)
-    return Setup(run, chosen, store, model, chosen_loss, identity, _warnings(run, model), notices)
+    return Setup(
+        run, chosen, store, model, chosen_loss, identity, warnings_of(run, model, len(store.train)), notices
+    )
 
 
 def open_data(run: Run) -> Store:
@@ -166,24 +172,6 @@ def data_facts(store: Store) -> dict[str, Any]:
     return {"classes": store.classes, "shape": store.shape, "mean": store.mean, "std": store.std}
 
 
-def describe_callable(function: Callable[..., Any]) -> str:
-    """A name for a user's function that changes when its source does."""
-    name = (
-        f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__name__)}"
-    )
-    try:
-        source = inspect.getsource(function if hasattr(function, "__qualname__") else type(function))
-    except (OSError, TypeError):
-        return name
-    return f"{name} {hashlib.sha256(source.encode()).hexdigest()[:16]}"
-
-
-def _describe_module(model: nn.Module) -> Mapping[str, str]:
-    shapes = [f"{name} {tuple(t.shape)} {t.dtype}" for name, t in model.state_dict().items()]
-    text = "\n".join([repr(model), *shapes])
-    return {"class": describe_callable(type(model)), "sha256": hashlib.sha256(text.encode()).hexdigest()[:16]}
-
-
 def _start_from(model: nn.Module, path: Path) -> list[str]:
     renewed = load_weights(model, path)
     notices = [f"starting from the weights of {path}"]
@@ -196,34 +184,3 @@ def file_sha256(path: Path) -> str:
     """SHA-256 of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-@torch.no_grad()
-def _check_output(model: nn.Module, store: Store, device: torch.device) -> None:
-    """One image through the model, so that a module that does not fit is refused at once."""
-    model.eval()
-    try:
-        output = model(torch.zeros(1, *store.shape, device=device))
-    except (RuntimeError, TypeError, ValueError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise ModelError(
-            f"the model does not take images of shape {store.shape} (C, H, W): {first}"
-        ) from None
-    wanted = (1, len(store.classes))
-    if not isinstance(output, torch.Tensor) or tuple(output.shape) != wanted:
-        shape = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
-        raise ModelError(
-            f"the model gives {shape} for one image in eval mode; {store.name} has {len(store.classes)} "
-            f"classes, so it must give {wanted}"
-        )
-
-
-def _warnings(run: Run, model: nn.Module) -> list[str]:
-    per_lane = run.train.batch // run.train.lanes
-    has_norm = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
-    if has_norm and per_lane < 16:
-        return [
-            f"batch norm over {per_lane} samples a lane (train.batch={run.train.batch} / "
-            f"train.lanes={run.train.lanes}) is noisy: use 16 or more"
-        ]
-    return []

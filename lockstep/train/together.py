@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from lockstep.comm.tree import LaneTree
 from lockstep.data.loader import Lanes
+from lockstep.kernels import random
 from lockstep.kernels.conv import lane_conv2d
 from lockstep.kernels.linear import lane_linear
 from lockstep.models.block import BlockModel
@@ -40,7 +41,10 @@ class Together(LaneByLane):
             logits = _apply(layer, logits, lanes.num_lanes)
         size = len(lanes.labels) // lanes.num_lanes
         pairs = zip(torch.split(logits, size), torch.split(lanes.labels, size), strict=True)
-        losses = [self.loss(part.float(), labels) for part, labels in pairs]
+        losses = []
+        for lane, (part, labels) in enumerate(pairs):
+            self._seed_stream(part.device, random.key("lane", self._seed, step, lane))  # a loss may draw
+            losses.append(self.loss(part.float(), labels))
         grads = torch.autograd.grad(losses, list(self.params.values()))
         tree = LaneTree()
         for loss in losses:
@@ -62,6 +66,8 @@ def chain_of(model: nn.Module) -> list[nn.Module] | None:
     """The layers of a model that is nothing but known layers in a row; None for any other."""
     layers: list[nn.Module] = []
     for _, module in model.named_modules(remove_duplicate=False):
+        if not _is_untouched(module):
+            return None
         if type(module).forward in (nn.Sequential.forward, BlockModel.forward):
             continue
         if not _is_known(module):
@@ -74,20 +80,38 @@ def chain_of(model: nn.Module) -> list[nn.Module] | None:
 
 
 def same_bits(together: Together, reference: LaneByLane, sample: Lanes) -> bool:
-    """Whether both ways give every bit of loss, logits and gradients alike on this sample."""
-    tree, logits = LaneTree(), []
-    for output in reference.run(sample, 0):
-        tree.add([output.loss, *output.grads])
-        logits.append(output.logits)
-    (found,) = together.run(sample, 0)
+    """Whether both ways give every bit of loss, logits and gradients alike, at the shapes of `sample`.
+
+    Weights and images are fixed values: zeros would hide a difference, and a resumed run must choose as
+    the first one did.
+    """
+    images = torch.empty_like(sample.images).copy_(_values("images", sample.images) * 4)
+    probe = Lanes(images, sample.labels, sample.num_lanes)
+    params = {name: p.detach() for name, p in together.params.items()}
+    own = [p.clone() for p in params.values()]
+    try:
+        for name, parameter in params.items():
+            parameter.copy_(_values(name, parameter) / max(parameter[0].numel(), 1) ** 0.5)
+        tree, logits = LaneTree(), []
+        for output in reference.run(probe, 0):
+            tree.add([output.loss, *output.grads])
+            logits.append(output.logits)
+        (found,) = together.run(probe, 0)
+    finally:
+        torch._foreach_copy_(list(params.values()), own)
     pairs = zip([*tree.root()[1], torch.cat(logits)], [found.loss, *found.grads, found.logits], strict=True)
     return all(_bits_equal(a, b) for a, b in pairs)
 
 
+def _is_untouched(module: nn.Module) -> bool:
+    """Without hooks, on it or on its parameters, and without a forward of its owner's."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    on_params = any(p._backward_hooks for p in module.parameters(recurse=False))
+    return not (any(getattr(module, name) for name in hooks) or on_params or "forward" in vars(module))
+
+
 def _is_known(layer: nn.Module) -> bool:
-    """A stock layer as it comes: a kind we know, without hooks or a forward of its owner's."""
-    if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or "forward" in vars(layer):
-        return False
+    """A stock layer of a kind whose samples do not mix."""
     if isinstance(layer, nn.Conv2d) and (layer.padding_mode != "zeros" or isinstance(layer.padding, str)):
         return False
     return type(layer) in (nn.Conv2d, nn.Linear, *_PER_SAMPLE)
@@ -100,6 +124,12 @@ def _apply(layer: nn.Module, x: Tensor, lanes: int) -> Tensor:
         return lane_linear(x, layer.weight, layer.bias, lanes)
     result: Tensor = layer(x)
     return result
+
+
+def _values(name: str, like: Tensor) -> Tensor:
+    """Fixed values in [−1, 1) of the shape of `like`."""
+    counter = torch.arange(like.numel(), device=like.device)
+    return (random.uniform(random.key("together", name), counter) * 2 - 1).view(like.shape)
 
 
 def _bits_equal(a: Tensor, b: Tensor) -> bool:

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 from lockstep.data import Store
 from lockstep.data.augment import Augment
-from lockstep.errors import CheckpointError, DataError, ModelError
+from lockstep.errors import BadInput, CheckpointError, DataError, ModelError
 from lockstep.spec import Run
 from lockstep.spec.identity import Identity, differences, flatten
 from lockstep.train import checkpoint
 from lockstep.train.checkpoint import Saved
 from lockstep.train.directory import RunDirectory
-from lockstep.train.numerics import prepare_device
-from lockstep.train.resume import newest_checkpoint
+from lockstep.train.numerics import plain_torch, prepare_device
+from lockstep.train.resume import check_checkpoint, newest_checkpoint
 from lockstep.train.setup import build_model, data_facts, make_augment, memory_format, place
 from lockstep.train.state import model_tensors
 
@@ -45,9 +45,16 @@ def open_trained(
     runs_dir: Path, name: str, *, device: str, which: str = "last", model: nn.Module | None = None
 ) -> Trained:
     """Open a run by name or directory; `which` is `last`, `best` or a checkpoint's path."""
-    directory = RunDirectory.find(runs_dir, name)
+    with plain_torch():
+        return _open(RunDirectory.find(runs_dir, name), device, which, model)
+
+
+def _open(directory: RunDirectory, device: str, which: str, model: nn.Module | None) -> Trained:
     run, identity = directory.run(), directory.identity()
     saved = _choose(directory, which)
+    check_checkpoint(saved, identity)
+    if "manifest.classes" not in identity:
+        raise BadInput(f"{directory.path / 'identity.json'}: does not name the classes: no whole run")
     classes, shape = tuple(identity["manifest.classes"]), tuple(identity["manifest.shape"])
     if model is None:
         if "source.model.class" in identity:
@@ -99,6 +106,8 @@ def _choose(directory: RunDirectory, which: str) -> Saved:
         if step not in paths:
             raise CheckpointError(f"{directory.path}: no best checkpoint yet: no epoch was evaluated")
         return checkpoint.load(paths[step])
+    if not Path(which).is_file():
+        raise BadInput(f"--checkpoint {which}: must be last, best or the path of a checkpoint")
     return checkpoint.load(Path(which))
 
 

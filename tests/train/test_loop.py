@@ -7,7 +7,7 @@ from small import rows, small_run, summary, train
 from torch import nn
 
 import lockstep
-from lockstep.errors import DataError, LockstepError, ModelError, NumericsError, OutOfMemory
+from lockstep.errors import DataError, ModelError, NumericsError, OutOfMemory
 from lockstep.spec.file import dump_toml
 from lockstep.train.event import CheckpointSaved, EpochDone, Finished, Notice, Started, StepDone
 
@@ -163,9 +163,9 @@ def test_a_bug_in_the_users_module_keeps_its_traceback(tmp_path):
                 raise RuntimeError("my own bug")
             return self.layer(x.flatten(1))
 
-    with pytest.raises(RuntimeError, match="my own bug") as caught:
+    with pytest.raises(ModelError, match="my own bug") as caught:
         train(small_run(), tmp_path, model=Broken())
-    assert not isinstance(caught.value, LockstepError)
+    assert isinstance(caught.value.__cause__, RuntimeError) and not list(tmp_path.iterdir())
 
 
 def test_a_callback_that_raises_stops_the_run_and_it_can_be_resumed(tmp_path):
@@ -192,3 +192,83 @@ def test_run_toml_reads_back(tmp_path):
     assert tomllib.loads((result.directory / "run.toml").read_text())["train"]["batch"] == 32
     identity = json.loads((result.directory / "identity.json").read_text())
     assert identity["numerics.probe"] and "data.dir" not in identity
+
+
+def modes():
+    """States of torch that a caller may be in."""
+    yield torch.no_grad()
+    yield torch.inference_mode()
+    yield torch.autocast("cpu", torch.bfloat16)
+    yield torch.device("meta")
+
+
+def test_the_callers_torch_state_changes_nothing_and_comes_back(tmp_path):
+    run = small_run("train.epochs=1")
+    plain, _ = train(run, tmp_path)
+    for mode in modes():
+        with mode:
+            result, _ = train(run, tmp_path)
+        assert result.summary["weights_sha256"] == plain.summary["weights_sha256"], mode
+    torch.set_default_dtype(torch.float64)
+    torch.set_float32_matmul_precision("medium")
+    threads = torch.get_num_threads()
+    try:
+        result, _ = train(run, tmp_path)
+        assert result.summary["weights_sha256"] == plain.summary["weights_sha256"]
+        assert torch.get_default_dtype() == torch.float64 and torch.get_num_threads() == threads
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_float32_matmul_precision("highest")
+
+
+def flat(scale=1.0, seed=0):
+    torch.manual_seed(seed)
+
+    class Flat(nn.Sequential):
+        def forward(self, x):
+            return super().forward(x) * self.scale
+
+    module = Flat(nn.Flatten(), nn.Linear(256, 10))
+    module.scale = scale
+    return module
+
+
+def test_what_a_user_hands_over_is_in_the_identity(tmp_path):
+    run = small_run("train.epochs=1")
+    frozen = flat()
+    frozen[1].bias.requires_grad_(False)
+    smooth = nn.CrossEntropyLoss(label_smoothing=0.2)
+    cases = [
+        {"model": flat()},
+        {"model": flat(scale=2.0)},
+        {"model": flat(seed=1)},
+        {"model": frozen},
+        {"model": flat(), "loss": nn.CrossEntropyLoss()},
+        {"model": flat(), "loss": smooth},
+        {"model": flat(), "loss": lambda x, y: smooth(x, y) * 2},
+    ]
+    identities = [train(run, tmp_path, **case)[0].summary["identity"] for case in cases]
+    assert len(set(identities)) == len(cases)
+    assert train(run, tmp_path, model=flat())[0].summary["identity"] == identities[0]
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda x, y: nn.functional.cross_entropy(x, y, reduction="none"),
+        lambda x, y: nn.functional.cross_entropy(x, y)[None],
+        lambda x, y: 1.0,
+        lambda x, y: None,
+        lambda x, y: nn.functional.cross_entropy(x, y).detach(),
+    ],
+)
+def test_a_loss_that_is_no_mean_is_refused_before_any_work(tmp_path, loss):
+    with pytest.raises(ModelError):
+        train(small_run(), tmp_path, loss=loss)
+    assert not list(tmp_path.iterdir())
+
+
+def test_batch_norm_over_one_value_is_refused_before_any_work(tmp_path):
+    with pytest.raises(ModelError, match="more than 1 value"):
+        train(small_run("model.name=resnet18", "data.size=8", "train.batch=4"), tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -6,7 +6,9 @@ import subprocess
 import time
 
 import pytest
+import torch
 from small import call, command, rows, small_run, summary, train, train_command
+from torch import nn
 
 import lockstep
 from lockstep.cli.main import main as command_line
@@ -208,3 +210,36 @@ def test_the_resolved_run_is_what_was_saved(tmp_path):
     result, _ = train(run, tmp_path)
     assert (result.directory / "run.toml").read_text() == dump_toml(run)
     assert isinstance(lockstep.load(result.directory).training, bool)
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    directory = interrupted(tmp_path)
+    other, _ = train(small_run(*FULL, "seed=7"), tmp_path, launch={"name": "other"})
+    for path in (directory / "checkpoints").iterdir():
+        path.unlink()
+    for path in (other.directory / "checkpoints").iterdir():
+        (directory / "checkpoints" / path.name).write_bytes(path.read_bytes())
+    with pytest.raises(IdentityError, match="checkpoint of another run"):
+        train(small_run(*FULL), tmp_path, launch={"resume": "auto"})
+
+
+def test_a_head_of_zeros_resumes_to_the_same_bits(tmp_path):
+    """Zeros hide differences between ways to run lanes; a resumed run must choose the same way."""
+
+    def make():
+        torch.manual_seed(1)
+        layers = [nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(512, 10)]
+        nn.init.zeros_(layers[-1].weight)
+        nn.init.zeros_(layers[-1].bias)
+        return nn.Sequential(*layers)
+
+    def stop(event):
+        if getattr(event, "step", 0) == 5:
+            raise InterruptedError
+
+    run = small_run("train.epochs=1", "train.lanes=8")
+    whole, _ = train(run, tmp_path / "whole", model=make())
+    with pytest.raises(InterruptedError):
+        train(run, tmp_path, model=make(), on_event=stop)
+    resumed, _ = train(run, tmp_path, model=make(), launch={"resume": "auto"})
+    assert resumed.summary["weights_sha256"] == whole.summary["weights_sha256"]

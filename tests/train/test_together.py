@@ -106,6 +106,22 @@ NOT_CHAINS = {
 NOT_CHAINS["a parameter of its own"].register_parameter("extra", nn.Parameter(torch.zeros(1)))
 
 
+HOOKS = {
+    "forward": lambda m: m.register_forward_hook(lambda *_: None),
+    "container": lambda m: m.blocks.register_forward_pre_hook(lambda *_: None),
+    "backward": lambda m: m.blocks.classifier.register_full_backward_pre_hook(lambda *_: None),
+    "parameter": lambda m: m.blocks.classifier.weight.register_hook(lambda g: g),
+    "own forward": lambda m: setattr(m.blocks, "forward", m.blocks.forward),
+}
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_a_model_with_hooks_is_left_to_the_reference(name: str) -> None:
+    model = lenet()
+    HOOKS[name](model)
+    assert chain_of(model) is None
+
+
 @pytest.mark.parametrize("name", NOT_CHAINS)
 def test_what_is_no_chain_of_known_layers_is_left_to_the_reference(name: str) -> None:
     assert chain_of(NOT_CHAINS[name]) is None

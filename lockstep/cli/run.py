@@ -1,0 +1,22 @@
+"""A trained run that a verb works with, opened the same way by all of them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lockstep.train.trained import Trained
+
+
+def open_run(options: argparse.Namespace, device: str) -> Trained:
+    """Open the run that the arguments name; say if a later run of the same name exists."""
+    from lockstep.train.directory import RunDirectory
+    from lockstep.train.trained import open_trained
+
+    trained = open_trained(options.runs_dir, options.run, device=device, which=options.checkpoint)
+    later = RunDirectory.newest(trained.directory.parent, options.run)
+    if later and later.path.name != trained.directory.name:
+        print(f"{trained.directory} is used; {later.path} is a later run of that name", file=sys.stderr)
+    return trained

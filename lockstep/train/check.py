@@ -1,0 +1,81 @@
+"""Whether a model, a loss, data and a Run go together, found out before any work starts."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from lockstep.data import Store
+from lockstep.data.loader import Lanes
+from lockstep.errors import ModelError
+from lockstep.spec import Run
+from lockstep.train.lane import LaneByLane
+from lockstep.train.loss import Loss
+
+
+@torch.no_grad()
+def check_output(model: nn.Module, store: Store, device: torch.device) -> None:
+    """One image through the model, so that a module that does not fit is refused at once."""
+    model.eval()
+    try:
+        output = model(torch.zeros(1, *store.shape, device=device))
+    except (RuntimeError, TypeError, ValueError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise ModelError(
+            f"the model does not take images of shape {store.shape} (C, H, W): {first}"
+        ) from None
+    wanted = (1, len(store.classes))
+    if not isinstance(output, torch.Tensor) or tuple(output.shape) != wanted:
+        shape = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+        raise ModelError(
+            f"the model gives {shape} for one image in eval mode; {store.name} has {len(store.classes)} "
+            f"classes, so it must give {wanted}"
+        )
+
+
+def check_lane(model: nn.Module, loss: Loss, store: Store, run: Run, device: torch.device) -> None:
+    """Two images through model, loss and backward, so that a loss that does not fit is refused at once."""
+    size = min(run.train.batch // run.train.lanes, 2)
+    images = torch.zeros(size, *store.shape, device=device)
+    lanes = Lanes(images, torch.zeros(size, dtype=torch.int64, device=device), 1)
+    reference = LaneByLane(model, loss, run.seed, bf16=False)
+    try:
+        (output,) = reference.run(lanes, 0)
+    except Exception as error:
+        if is_out_of_memory(error):
+            return  # the loop says what would help
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelError(f"a step of this model and loss on {size} images a lane fails: {first}") from error
+    finally:
+        reference.release()
+    if output.loss.dim():
+        raise ModelError(f"the loss gives shape {tuple(output.loss.shape)}: it must be one number, a mean")
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an error says that memory ran out, on a CPU or a GPU."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "allocate memory" in str(error)
+
+
+def warnings_of(run: Run, model: nn.Module, length: int) -> list[str]:
+    """What will train, but hardly as its user wishes."""
+    found = []
+    left_out = length % run.train.batch
+    if left_out > length // 5:
+        found.append(
+            f"every epoch leaves out {left_out} of {length} images, all that do not fill a batch: "
+            f"lower train.batch={run.train.batch}"
+        )
+    if run.schedule.warmup_epochs >= run.train.epochs:
+        found.append(
+            f"the whole run is warm-up (schedule.warmup_epochs={run.schedule.warmup_epochs:g}): "
+            "the rate ends at its highest"
+        )
+    per_lane = run.train.batch // run.train.lanes
+    has_norm = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+    if has_norm and per_lane < 16:
+        found.append(
+            f"batch norm over {per_lane} samples a lane (train.batch={run.train.batch} / "
+            f"train.lanes={run.train.lanes}) is noisy: use 16 or more"
+        )
+    return found
