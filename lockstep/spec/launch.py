@@ -29,9 +29,8 @@ class Launch:
                 f"--resume {self.resume} and --fork {self.fork} exclude each other: "
                 "resume goes on with a run, fork starts a new one from its weights"
             )
-        if self.name is not None and (
-            not self.name.strip(".") or "/" in self.name or not self.name.isprintable()
-        ):
+        name = self.name
+        if name is not None and (not name.strip(".") or set(name) & set("/\\") or not name.isprintable()):
             raise SpecError(
                 f"--name '{self.name}' must be the name of a folder, of printable characters without slashes"
             )

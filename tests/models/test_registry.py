@@ -93,9 +93,7 @@ def test_data_without_channels_or_classes(channels: int, classes: int) -> None:
 def test_timm_missing_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
     text = message("timm:resnet18")
-    assert text == (
-        "model.name=timm:resnet18 needs timm, which is not installed: pip install 'lockstep-train[timm]'"
-    )
+    assert text == ("model.name=timm:resnet18 needs timm, not installed: pip install 'lockstep-train[timm]'")
 
 
 @pytest.fixture
