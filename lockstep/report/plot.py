@@ -32,7 +32,8 @@ def draw_curves(directory: Path) -> Path | None:
         accuracy.plot(ends, percent, "o-", color=_TEST, label="test", markersize=4)
         accuracy.annotate(f"{percent[-1]:.2f} %", (ends[-1], percent[-1]), (-8, -14),
                           textcoords="offset points", ha="right", color=_TEST)  # fmt: skip
-    loss.set_ylim(0, 1.1 * max(row["loss"] for row in steps))  # one bad test must not flatten the rest
+    top = 1.1 * max(row["loss"] for row in steps)  # one bad test must not flatten the rest
+    loss.set_ylim(-0.03 * top, top)
     _finish(loss, "loss", steps)
     _finish(accuracy, "accuracy, %", steps)
     figure.suptitle(directory.name)
