@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors
-import safetensors.torch
+from safetensors import SafetensorError
+from safetensors.torch import load as parse_tensors
+from safetensors.torch import save as format_tensors
 from torch import Tensor
 
 from lockstep.errors import CheckpointError
@@ -48,7 +49,7 @@ def save(folder: Path, state: TrainState, identity: str, keep: int) -> Path:
     """Write the state and remove all but the newest `keep` and the best; OSError if the disk is full."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = state.tensors()
-    data = safetensors.torch.save(tensors)
+    data = format_tensors(tensors)
     tensors_path = folder / f"step-{state.step:09d}.safetensors"
     manifest = {
         "format": _FORMAT,
@@ -88,8 +89,8 @@ def load(path: Path) -> Saved:
             f"SHA-256 {found[:12]}… where the manifest says {str(manifest.get('sha256'))[:12]}…"
         )
     try:
-        return Saved(path, manifest, safetensors.torch.load(data))
-    except (safetensors.SafetensorError, KeyError) as error:
+        return Saved(path, manifest, parse_tensors(data))
+    except (SafetensorError, KeyError) as error:
         raise CheckpointError(f"{path.parent / manifest['file']}: not a safetensors file: {error}") from None
 
 
