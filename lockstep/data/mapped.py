@@ -142,6 +142,12 @@ def _classes(train: MappedSplit, test: MappedSplit) -> tuple[str, ...]:
     labels = [(split, split.labels()) for split in (train, test)]
     named = getattr(train.data, "classes", None)
     count = len(named) if named is not None else 1 + max(int(found.max()) for _, found in labels)
+    images = len(train) + len(test)
+    if named is None and count > images:
+        raise DataError(
+            f"{train.name}: label {count - 1} would mean {count} classes for {images} images: "
+            "labels must count from 0; correct them, or name the classes in an attribute `classes`"
+        )
     for split, found in labels:
         check_labels(split.name, found, count)
     return tuple(str(name) for name in (named if named is not None else range(count)))

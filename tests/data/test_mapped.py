@@ -117,3 +117,9 @@ class Stream(IterableDataset[int]):
 def test_bad_data_is_named(data: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         from_map_style(data)
+
+
+def test_a_label_that_no_class_can_have_is_refused() -> None:
+    data = [(torch.zeros(1, 4, 4), index) for index in (0, 1, 10**12)]
+    with pytest.raises(DataError, match="label 1000000000000 would mean"):
+        from_map_style((data, data))
