@@ -53,7 +53,7 @@ def plain_torch() -> Iterator[None]:
 
 
 def _keep_memory() -> None:
-    """Let malloc keep what a step frees for the next one: page faults cost a step 15 to 40 % on CPU."""
+    """Let malloc keep what a step frees for the next one, which saves its page faults on a CPU."""
     libc = ctypes.CDLL(None)
     if sys.platform == "linux" and hasattr(libc, "mallopt"):
         libc.mallopt(_MMAP_THRESHOLD, 32 << 20)
