@@ -51,11 +51,15 @@ def train(
 ) -> Result:
     """Train a Run; `model` (any nn.Module), `data` (any map-style set, or a pair) and `loss` replace its own.
 
-    A progress bar is drawn unless `on_event` is given, which then gets every event instead.
+    A progress bar is drawn unless `on_event` is given, which then gets every event instead. With several
+    workers (`launch=Launch(workers=4)`, torchrun, mpirun) each one runs the whole script, and worker 0 tells.
     """
+    from lockstep.cli.workers import place
+
+    launch = place(launch or Launch(), run)
     from lockstep.cli.session import run_session
 
-    return run_session(run, launch or Launch(), on_event, model=model, data=data, loss=loss)
+    return run_session(run, launch, on_event, model=model, data=data, loss=loss)
 
 
 def load(run: str | Path, model: nn.Module | None = None) -> nn.Module:

@@ -9,6 +9,8 @@ LockstepError                 exit 1: the run failed
 ├── CheckpointError           no checkpoint that can be read
 ├── NumericsError             a loss or a gradient that is not finite
 ├── OutOfMemory               a lane does not fit
+├── GroupLost                 a worker ended or cannot be reached
+├── WorkersDiffer             workers that would not train to the same bits
 └── Interrupted               exit 130 or 143: stopped by a signal, after saving
 """
 
@@ -22,6 +24,8 @@ class LockstepError(Exception):
     """The root: one line that names the field, its value, the rule and the fix."""
 
     exit_code = 1
+    everywhere = False  # whether every worker raises it, so that worker 0 speaks for all
+    rank = 0  # of the worker that raises it
 
 
 class BadInput(LockstepError):
@@ -53,13 +57,27 @@ class CheckpointError(LockstepError):
 class NumericsError(LockstepError):
     """A loss or a gradient is not finite."""
 
+    everywhere = True
+
 
 class OutOfMemory(LockstepError):
     """A lane's work does not fit into memory."""
 
 
+class GroupLost(LockstepError):
+    """Another worker ended, or cannot be reached."""
+
+
+class WorkersDiffer(LockstepError):
+    """The workers of a group would not train, or did not train, to the same bits."""
+
+    everywhere = True
+
+
 class Interrupted(LockstepError):
     """A signal stopped the run after its state was saved."""
+
+    everywhere = True
 
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)

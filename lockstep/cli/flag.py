@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lockstep.spec.launch import DEVICES
+from lockstep.spec.launch import BACKENDS, DEVICES
 
 
 def add_runs_dir(parser: argparse.ArgumentParser) -> None:
@@ -18,6 +18,35 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", choices=DEVICES, default="auto", help="default: auto, a GPU if there is one"
     )
+
+
+def add_workers(parser: argparse.ArgumentParser) -> None:
+    """How many processes, and how they talk; nothing here changes a bit."""
+    group = parser.add_argument_group("workers")
+    group.add_argument(
+        "--workers",
+        type=_workers,
+        metavar="N|auto",
+        help="processes on this machine; default: 1; auto: one a GPU, else one a core; at most train.lanes",
+    )
+    group.add_argument(
+        "--backend",
+        choices=BACKENDS,
+        default="auto",
+        help="default: auto, nccl with a GPU a worker, else gloo",
+    )
+    group.add_argument(
+        "--bucket-mb",
+        type=float,
+        default=25.0,
+        metavar="MB",
+        help="gradients that travel together; default: 25",
+    )
+    group.add_argument("--no-overlap", action="store_true", help="exchange gradients after the backward pass")
+
+
+def _workers(text: str) -> int | str:
+    return int(text) if text.lstrip("-").isdecimal() else text
 
 
 def add_trained_run(parser: argparse.ArgumentParser) -> None:

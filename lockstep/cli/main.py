@@ -45,7 +45,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         return int(options.handler(options))
     except LockstepError as error:
-        print(f"lockstep: {error}", file=sys.stderr)
+        print(f"lockstep: {f'worker {error.rank}: ' if error.rank else ''}{error}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:  # the reader of our output went away
         sys.stderr.close()

@@ -10,10 +10,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from lockstep.cli.progress import Progress
+from lockstep.errors import GroupLost, LockstepError
 from lockstep.report.plot import draw_curves
 from lockstep.spec import Launch, Run
 from lockstep.train.event import EpochDone, Event, Finished, Listener, Started
-from lockstep.train.loop import Result, fit
+from lockstep.train.loop import Result
+from lockstep.train.worker import fit
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from lockstep.train.loss import Loss
 
 _DRAW_EVERY_S = 15.0
+_PATIENCE_S = 3.0
 
 
 def run_session(
@@ -32,7 +35,9 @@ def run_session(
     data: Any = None,
     loss: Loss | None = None,
 ) -> Result:
-    """Train, and draw curves.png; the progress is shown unless the caller listens for itself."""
+    """Train as one worker; worker 0 draws curves.png and shows progress, unless the caller listens."""
+    if launch.rank:
+        return _run_silently(run, launch, model=model, data=data, loss=loss)
     with ExitStack() as stack:
         listeners: list[Listener] = [stack.enter_context(_Curves())]
         if launch.tensorboard:
@@ -46,6 +51,17 @@ def run_session(
                 listener(event)
 
         return fit(run, launch, tell, model=model, data=data, loss=loss)
+
+
+def _run_silently(run: Run, launch: Launch, **given: Any) -> Result:
+    try:
+        return fit(run, launch, lambda event: None, **given)
+    except LockstepError as error:
+        if error.everywhere:  # worker 0 says it
+            raise SystemExit(error.exit_code) from None
+        if isinstance(error, GroupLost):
+            time.sleep(_PATIENCE_S)  # the launcher ends us, and the worker that failed is heard alone
+        raise
 
 
 class _Curves:

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.cli.flag import add_device, add_runs_dir
+from lockstep.cli.flag import add_device, add_runs_dir, add_workers
+from lockstep.cli.workers import place
 from lockstep.recipes import RECIPES, recipe
 from lockstep.spec import Launch, Run
 from lockstep.spec.file import dump_toml, from_table, merge, parse_overrides, read_toml, to_table
@@ -21,6 +22,8 @@ recipes:
 
 Every key has a default: `lockstep train RECIPE --print-config` shows them, and its output is a file
 for -c. An interrupted run saves its state; --resume auto goes on to the bits it would have had.
+Any number of workers, up to train.lanes, gives the same bits; they are also started by
+`torchrun --nproc-per-node N -m lockstep train …` and by `mpirun -n N lockstep train …`.
 """
 
 
@@ -47,9 +50,15 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument("--name", help="the run's name; one that exists gets a suffix")
     add_runs_dir(parser)
     add_device(parser)
+    add_workers(parser)
     parser.add_argument("--resume", metavar="auto|RUN|PATH", help="go on with a run that stopped")
     parser.add_argument("--fork", metavar="RUN", help="start a new run from this run's weights")
     parser.add_argument("--tensorboard", action="store_true", help="also write TensorBoard files")
+    parser.add_argument(
+        "--trace",
+        action="store_true",
+        help="keep a hash of every tensor at every step, for `lockstep verify`",
+    )
     parser.add_argument("--print-config", action="store_true", help="print the Run as TOML and stop")
     parser.set_defaults(handler=train)
 
@@ -63,14 +72,20 @@ def train(options: argparse.Namespace) -> int:
         options.fork,
         options.device,
         options.tensorboard,
+        workers=options.workers,
+        backend=options.backend,
+        bucket_mb=options.bucket_mb,
+        overlap=not options.no_overlap,
+        trace=options.trace,
     )
     run, name = resolve(options, launch)
     if options.print_config:
         print(dump_toml(run), end="")
         return 0
+    launch = place(replace(launch, name=launch.name or name), run)
     from lockstep.cli.session import run_session
 
-    run_session(run, replace(launch, name=launch.name or name), None)
+    run_session(run, launch, None)
     return 0
 
 

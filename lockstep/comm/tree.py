@@ -1,8 +1,9 @@
 """The lane tree: the one order in which anything is summed over lanes.
 
-A gradient's way: backward → lane tree → optimizer. The tree is the balanced binary tree over lanes
-0…V−1; lanes arrive in order, and as in a binary counter two complete subtrees of equal height are
-added as soon as both exist, so at most log₂(V) + 1 partial sums are alive.
+A gradient's way: backward → lane tree → bucket → group → lane tree → optimizer. The tree is the balanced
+binary tree over lanes 0…V−1. Lanes arrive in order, and two complete subtrees are added as soon as both
+exist and are halves of one larger subtree, so at most 2·log₂(V) partial sums are alive. A worker that
+holds a range of the lanes is left with the roots of its maximal aligned subtrees.
 """
 
 from __future__ import annotations
@@ -13,32 +14,63 @@ from torch import Tensor
 Leaf = list[Tensor]
 
 
-class LaneTree:
-    """Sums lists of tensors, one list a lane, in the order of the lane tree."""
+def worker_lanes(lanes: int, workers: int, rank: int) -> range:
+    """The lanes that a worker owns: a range, all as even as possible."""
+    return range(rank * lanes // workers, (rank + 1) * lanes // workers)
 
-    def __init__(self) -> None:
-        self._partial: list[tuple[int, Leaf]] = []  # (height, sum), heights strictly falling
+
+def subtrees(lanes: range) -> list[tuple[int, int]]:
+    """The maximal aligned subtrees of a range of lanes as (first lane, height)."""
+    found, first = [], lanes.start
+    while first < lanes.stop:
+        room = (lanes.stop - first).bit_length() - 1
+        height = min(room, (first & -first).bit_length() - 1) if first else room
+        found.append((first, height))
+        first += 1 << height
+    return found
+
+
+class LaneTree:
+    """Sums lists of tensors, one list a lane, in the order of the lane tree.
+
+    With a `wire` type every node is rounded to it, so that it does not matter which ones travel.
+    """
+
+    def __init__(self, first: int = 0, wire: torch.dtype | None = None) -> None:
+        self._next, self._wire = first, wire
+        self._partial: list[tuple[int, int, Leaf]] = []  # (first lane, height, sum)
 
     def add(self, leaf: Leaf, height: int = 0) -> None:
         """Add the next lane's tensors, or the sum over the next subtree; the tree may write into them."""
-        while self._partial and self._partial[-1][0] == height:
-            left = self._partial.pop()[1]
+        first = self._next
+        self._next += 1 << height
+        leaf = self._round(leaf)
+        while self._partial and self._partial[-1][1] == height and self._partial[-1][0] % (2 << height) == 0:
+            first, _, left = self._partial.pop()
             if leaf:
                 torch._foreach_add_(left, leaf)
-            leaf, height = left, height + 1
-        self._partial.append((height, leaf))
+            leaf, height = self._round(left), height + 1
+        self._partial.append((first, height, leaf))
+
+    def roots(self) -> list[tuple[int, int, Leaf]]:
+        """What is summed so far: (first lane, height, sum) of each maximal aligned subtree."""
+        return self._partial
 
     def root(self) -> tuple[int, Leaf]:
         """The tree's height and the sum over all lanes, whose number must have been a power of two."""
         assert len(self._partial) == 1, "the lane tree is not complete"
-        return self._partial.pop()
+        return self._partial[0][1:]
 
     def mean(self) -> Leaf:
         """The sum over all lanes times 1/V."""
         height, total = self.root()
         if total and height:
             torch._foreach_mul_(total, 1.0 / (1 << height))
-        return total
+        return self._round(total)
+
+    def _round(self, leaf: Leaf) -> Leaf:
+        """Every tensor with the values that its wire type can hold."""
+        return leaf if self._wire is None else [tensor.to(self._wire).to(tensor.dtype) for tensor in leaf]
 
 
 def tree_sum(values: Tensor) -> Tensor:

@@ -21,11 +21,12 @@ from lockstep.data.store import MemorySplit, Split
 
 @dataclass(frozen=True)
 class Lanes:
-    """The lanes of one step, one after another along dim 0, normalized and on the device."""
+    """Lanes of one step, one after another along dim 0, normalized and on the device."""
 
-    images: Tensor  # [V · n, C, H, W]
-    labels: Tensor  # [V · n]
-    num_lanes: int
+    images: Tensor  # [k · n, C, H, W]
+    labels: Tensor  # [k · n]
+    num_lanes: int  # k
+    first: int = 0  # the number of the first one among all lanes of the step
 
     def lane(self, index: int) -> tuple[Tensor, Tensor]:
         """One lane's images and labels; aligned as if it were alone, since BLAS may look at addresses."""
@@ -34,9 +35,15 @@ class Lanes:
         images = self.images[part]
         return (images if images.data_ptr() % 64 == 0 else images.clone()), self.labels[part]
 
+    def range(self, first: int, count: int) -> Lanes:
+        """Some neighbouring lanes, by their numbers among all lanes of the step."""
+        size = len(self.labels) // self.num_lanes
+        part = slice((first - self.first) * size, (first - self.first + count) * size)
+        return Lanes(self.images[part], self.labels[part], count, first)
+
 
 class TrainLoader:
-    """Gives the lanes of each step from a cursor (epoch, step in the epoch) on."""
+    """Gives a worker's lanes of each step from a cursor (epoch, step in the epoch) on; it reads no others."""
 
     def __init__(
         self,
@@ -45,12 +52,13 @@ class TrainLoader:
         *,
         batch: int,
         lanes: int,
+        own: range | None = None,
         device: torch.device,
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
         self._memory_format = memory_format
         self._split, self._augment, self._device = split, augment, device
-        self._batch, self._lanes = batch, lanes
+        self._batch, self._lanes, self._own = batch, lanes, range(lanes) if own is None else own
 
     def __len__(self) -> int:
         """Steps in an epoch; the positions past the last whole batch are dropped."""
@@ -70,21 +78,23 @@ class TrainLoader:
                 yield self._finish(epoch, *raw)
 
     def _read(self, epoch: int, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        positions = lane_positions(step, self._batch, self._lanes).flatten()
+        every = lane_positions(step, self._batch, self._lanes)
+        positions = every[self._own.start : self._own.stop].flatten()
         ids = sample_ids(self._augment.seed, epoch, positions, len(self._split))
         return ids, *self._split.read(ids)
 
     def _finish(self, epoch: int, ids: Tensor, images: Tensor, labels: Tensor) -> Lanes:
         images = self._augment.apply(images.to(self._device), ids.to(self._device), epoch)
         images = images.contiguous(memory_format=self._memory_format)
-        return Lanes(images, labels.to(self._device), self._lanes)
+        return Lanes(images, labels.to(self._device), len(self._own), self._own.start)
 
 
 def eval_blocks(
-    split: Split, augment: Augment, block: int, device: torch.device
+    split: Split, augment: Augment, block: int, device: torch.device, own: range | None = None
 ) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """Blocks of `block` samples in order: images, labels, and how many are real; the last is padded."""
-    for first in range(0, len(split), block):
+    """Blocks of `block` samples, all or the `own`: images, labels, how many are real; the last is padded."""
+    for number in range(-(-len(split) // block)) if own is None else own:
+        first = number * block
         ids = torch.arange(first, min(first + block, len(split)))
         real = len(ids)
         images, labels = split.read(torch.cat([ids, ids[-1:].expand(block - real)]))

@@ -75,6 +75,7 @@ class Train:
     batch: int = 256
     lanes: int = 8
     precision: str = "fp32"
+    wire: str = "fp32"
     loss: str = "cross_entropy"
     label_smoothing: float = 0.0
     clip: float = 0.0
@@ -102,6 +103,8 @@ class Train:
                 f"holds batch/lanes samples; {fix}"
             )
         _choice("train.precision", self.precision, PRECISIONS)
+        _choice("train.wire", self.wire, PRECISIONS)
+        _require(self.batch <= 2**24, "train.batch", self.batch, "must be at most 16777216")
         _choice("train.loss", self.loss, LOSSES)
         _range("train.label_smoothing", self.label_smoothing, 0.0, 1.0)
         _range("train.ema", self.ema, 0.0, 1.0)

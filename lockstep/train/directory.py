@@ -1,6 +1,6 @@
 """A run's directory: what lies in it, how a new one is named, and who is using it.
 
-run.toml · identity.json · metrics.jsonl · checkpoints/ · summary.json · curves.png
+run.toml · identity.json · metrics.jsonl · checkpoints/ · summary.json · curves.png · trace.jsonl
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoints = path / "checkpoints"
-        self._metrics: IO[str] | None = None
+        self._logs: dict[str, IO[str]] = {}
         self._lock: IO[str] | None = None
 
     @classmethod
@@ -101,30 +101,29 @@ class RunDirectory:
                 f"{self.path} is being trained by another process: wait, or use another --name"
             ) from None
 
-    def start_metrics(self, step: int) -> None:
-        """Open metrics.jsonl, dropping the rows of steps that are about to be done again."""
-        path = self.path / "metrics.jsonl"
+    def start_log(self, name: str, step: int) -> None:
+        """Open a file of rows, dropping those of steps that are about to be done again."""
+        path = self.path / name
         data = path.read_bytes() if path.is_file() else b""
         kept = b"".join(row + b"\n" for row in data.split(b"\n") if _row_step(row) <= step)
         if kept != data:
             write_durably(path, kept)
-        self._metrics = path.open("a", encoding="utf-8", buffering=1)
+        self._logs[name] = path.open("a", encoding="utf-8", buffering=1)
 
-    def add_metrics(self, row: dict[str, Any], warn: Callable[[str], None]) -> None:
-        """Append one row; a full disk costs the row, not the run."""
-        assert self._metrics is not None
+    def add_row(self, name: str, row: dict[str, Any], warn: Callable[[str], None]) -> None:
+        """Append a row to an open file; a full disk costs the row, not the run."""
         try:
-            self._metrics.write(json.dumps(row) + "\n")
+            self._logs[name].write(json.dumps(row) + "\n")
         except OSError as error:
-            warn(f"metrics.jsonl: a row was lost: {error.strerror}")
+            warn(f"{name}: a row was lost: {error.strerror}")
 
     def close(self) -> None:
         """Let go of the files."""
-        for file in (self._metrics, self._lock):
+        for file in (*self._logs.values(), self._lock):
             if file:
                 with suppress(OSError):  # rows that a full disk did not take
                     file.close()
-        self._metrics = self._lock = None
+        self._logs, self._lock = {}, None
 
     def _read_json(self, name: str) -> dict[str, Any]:
         try:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
+from lockstep.comm.group import Group
 from lockstep.comm.tree import tree_sum
 from lockstep.data.augment import Augment
 from lockstep.data.loader import eval_blocks
@@ -41,21 +42,34 @@ class Evaluator:
     device: torch.device
     memory_format: torch.memory_format
     bf16: bool
+    group: Group = field(default_factory=Group)
 
     @torch.no_grad()
     def __call__(self, model: nn.Module) -> Evaluation:
-        """Blocks of one shape, the last padded and masked; the loss is a fixed tree over blocks."""
+        """Blocks of one shape, the last padded and masked; the loss is a fixed tree over blocks.
+
+        Every worker takes each W-th block.
+        """
         model.eval()
         losses: list[Tensor] = []
         correct = torch.zeros((), dtype=torch.int64, device=self.device)
-        for images, labels, real in eval_blocks(self.split, self.augment, self.block, self.device):
+        num_blocks = -(-len(self.split) // self.block)
+        own = range(self.group.rank, num_blocks, self.group.size)
+        for images, labels, real in eval_blocks(self.split, self.augment, self.block, self.device, own):
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
                 logits = model(images.contiguous(memory_format=self.memory_format))
             logits, truth = logits[:real].float(), labels[:real]
             losses.append(self.loss(logits, truth).float() * real)
             correct += (logits.argmax(1) == truth).sum()
-        total = tree_sum(torch.stack(losses)) / len(self.split)
-        return Evaluation(float(total), int(correct), len(self.split))
+        rows = -(-num_blocks // self.group.size)
+        blocks = torch.zeros(rows, device=self.device)
+        if losses:
+            blocks[: len(losses)] = torch.stack(losses)
+        every, counts = blocks.new_zeros(self.group.size, rows), correct.new_zeros(self.group.size)
+        self.group.all_gather(every, blocks)
+        self.group.all_gather(counts, correct)
+        total = tree_sum(every.t().flatten()[:num_blocks]) / len(self.split)
+        return Evaluation(float(total), int(counts.sum()), len(self.split))
 
 
 @contextmanager

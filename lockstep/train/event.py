@@ -25,6 +25,7 @@ class Started:
     num_test: int
     steps_per_epoch: int
     resumed_step: int
+    num_workers: int = 1
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ to run lanes must give its bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from lockstep.kernels.dropout import dropout, dropout_channels
 from lockstep.train.loss import Loss, heads_loss
 
 Drop = Callable[[Tensor, float, int], Tensor]
+Early = Callable[[int, Tensor], None]  # gets the number of a parameter and its gradient
 _DROPOUTS: dict[type[nn.Module], Drop] = {
     nn.Dropout: dropout,
     nn.Dropout1d: dropout_channels,
@@ -54,23 +55,28 @@ class LaneByLane:
         self._keyed_modules: list[nn.Module] = []
         self._key_dropout()
 
-    def run(self, lanes: Lanes, step: int) -> Iterator[LaneOutput]:
-        """The lanes in order; afterwards the model's buffers are again those of the step's start."""
+    def run(self, lanes: Lanes, step: int, early: Early | None = None) -> Iterator[LaneOutput]:
+        """The lanes in order; afterwards the model's buffers are again those of the step's start.
+
+        During the last one, `early` gets each gradient as soon as it is known.
+        """
         self.model.train()
         before = [b.clone() for b in self.buffers()]
         for lane in range(lanes.num_lanes):
+            last = lane == lanes.num_lanes - 1
             try:
-                output = self._run_lane(*lanes.lane(lane), step, lane)
+                with self._handing_over(early if last else None):
+                    output = self._run_lane(*lanes.lane(lane), step, lanes.first + lane)
             finally:
                 if before:
                     torch._foreach_copy_(self.buffers(), before)
             yield output
 
-    def first_bad(self, lanes: Lanes, step: int) -> str:
+    def first_bad(self, lanes: Lanes, step: int) -> str | None:
         """Where a value first stops being finite: a parameter, an output, the loss or a gradient."""
         for lane in range(lanes.num_lanes):
             if not lanes.lane(lane)[0].isfinite().all():
-                return f"the images of lane {lane}"
+                return f"the images of lane {lanes.first + lane}"
         for name, parameter in self.model.named_parameters():
             if not parameter.isfinite().all():
                 return f"parameter '{name}'"
@@ -86,11 +92,11 @@ class LaneByLane:
                 pairs = zip(reversed(self.params), reversed(output.grads), strict=True)
                 bad += [f"gradient of '{name}'" for name, grad in pairs if not grad.isfinite().all()]
                 if bad:
-                    return f"{bad[0]} in lane {lane}"
+                    return f"{bad[0]} in lane {lanes.first + lane}"
         finally:
             for handle in handles:
                 handle.remove()
-        return "the sum over lanes"
+        return None
 
     def _run_lane(self, images: Tensor, labels: Tensor, step: int, lane: int) -> LaneOutput:
         self._step, self._lane = step, lane
@@ -104,9 +110,23 @@ class LaneByLane:
             loss.detach().float().clone(),
             (outputs[0] if isinstance(outputs, tuple) else outputs).detach(),
             _own_gradients(grads),
-            [b.clone() for b in self._float_buffers()],
+            [b.clone() for b in self.float_buffers()],
             [b.clone() for b in self._int_buffers()],
         )
+
+    @contextmanager
+    def _handing_over(self, early: Early | None) -> Iterator[None]:
+        """Inside, the backward pass gives `early` every gradient when it is complete."""
+        if early is None:
+            yield
+            return
+        params: list[Any] = list(self.params.values())
+        handles = [p.register_hook(partial(_hand_over, early, i)) for i, p in enumerate(params)]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
     @staticmethod
     def _seed_stream(device: torch.device, key: int) -> None:
@@ -121,13 +141,14 @@ class LaneByLane:
 
     def buffers(self) -> list[Tensor]:
         """The model's buffers, floating ones first."""
-        return [*self._float_buffers(), *self._int_buffers()]
+        return [*self.float_buffers(), *self._int_buffers()]
 
     def int_names(self) -> list[str]:
         """Names of the buffers that are not floating."""
         return list(self._int_slots)
 
-    def _float_buffers(self) -> list[Tensor]:
+    def float_buffers(self) -> list[Tensor]:
+        """The model's floating buffers."""
         return [table[key] for table, key in self._float_slots.values()]
 
     def _int_buffers(self) -> list[Tensor]:
@@ -175,6 +196,10 @@ def _own_gradients(grads: Sequence[Tensor]) -> list[Tensor]:
         owned.append(grad.clone(memory_format=torch.contiguous_format) if shared else grad)
         seen.add(grad.data_ptr())
     return owned
+
+
+def _hand_over(early: Early, index: int, grad: Tensor) -> None:
+    early(index, grad.detach())
 
 
 def _note_bad(bad: list[str], name: str, module: nn.Module, inputs: object, output: object) -> None:

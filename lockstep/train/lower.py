@@ -23,16 +23,18 @@ def lower(
     *,
     seed: int,
     bf16: bool,
+    rounds: bool = False,
     sample: Callable[[], Lanes] | None = None,
 ) -> LaneByLane:
     """Choose how a model's lanes run; `sample` gives a step's lanes, for their shapes.
 
     A small chain of stock layers runs all lanes together if, on fixed values, every bit is the reference's.
+    With a wire type that `rounds` every node of the tree, only the reference does.
     """
     assert kernel_set == "stock", kernel_set
     reference = LaneByLane(model, loss, seed, bf16)
     chain = chain_of(model)
-    if chain is None or sample is None or bf16:
+    if chain is None or sample is None or bf16 or rounds:
         return reference
     lanes, together = sample(), Together(model, loss, seed, chain)
     usable = lanes.num_lanes > 1 and together.is_small(lanes) and same_bits(together, reference, lanes)

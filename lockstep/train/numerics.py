@@ -15,8 +15,11 @@ from lockstep.errors import SpecError
 _MMAP_THRESHOLD, _TRIM_THRESHOLD, _TOP_PAD = -3, -1, -2  # of mallopt(3)
 
 
-def prepare_device(name: str, threads: int) -> torch.device:
-    """Choose the device and fix everything that would let stock kernels vary."""
+def prepare_device(name: str, threads: int, local_rank: int | None = None) -> torch.device:
+    """Choose the device and fix everything that would let stock kernels vary.
+
+    The workers of a host take its GPUs in turn; more workers than GPUs share them.
+    """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS when CUDA starts
     if name == "cuda" and not torch.cuda.is_available():
         raise SpecError("--device cuda: torch sees no GPU here; use --device cpu or run `lockstep doctor`")
@@ -33,6 +36,8 @@ def prepare_device(name: str, threads: int) -> torch.device:
     torch.set_float32_matmul_precision("highest")  # on a CPU with AMX the others mean bf16
     torch.set_flush_denormal(False)
     use_gpu = name == "cuda" or (name == "auto" and torch.cuda.is_available())
+    if use_gpu and local_rank is not None:
+        torch.cuda.set_device(local_rank % torch.cuda.device_count())
     return torch.device("cuda", torch.cuda.current_device()) if use_gpu else torch.device("cpu")
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lockstep.comm.group import Group
 from lockstep.data import Store, open_store
 from lockstep.data.augment import Augment
 from lockstep.data.mapped import from_map_style
@@ -27,7 +28,6 @@ from lockstep.train.describe import describe_loss, describe_module
 from lockstep.train.evaluate import Evaluator
 from lockstep.train.loss import Loss, make_loss
 from lockstep.train.lower import resolve_kernels
-from lockstep.train.numerics import prepare_device
 from lockstep.train.state import model_tensors, tensors_sha256
 
 
@@ -65,27 +65,33 @@ class Setup:
         """The way of an image from the store to the model."""
         return make_augment(self.run, self.store.shape, self.store.mean, self.store.std)
 
-    def evaluator(self) -> Evaluator:
-        """Evaluation on the test split, in blocks of one lane."""
+    def evaluator(self, group: Group) -> Evaluator:
+        """Evaluation on the test split, in blocks of one lane, by all workers."""
         block = self.run.train.batch // self.run.train.lanes
         return Evaluator(
-            self.store.test, self.augment(), self.loss, block, self.device, self.memory_format, self.bf16
+            self.store.test,
+            self.augment(),
+            self.loss,
+            block,
+            self.device,
+            self.memory_format,
+            self.bf16,
+            group,
         )
 
 
 def set_up(
     run: Run,
-    device: str,
+    device: torch.device,
     model: nn.Module | None = None,
     data: Any = None,
     loss: Loss | None = None,
     recorded: Identity | None = None,
 ) -> Setup:
-    """Check and build everything a run needs; `model`, `data` and `loss` replace what the Run names.
+    """Check and build all that a run needs on a prepared device; `model`, `data`, `loss` replace its own.
 
     A run that is resumed brings its `recorded` identity, and needs the weights it started from no more.
     """
-    chosen = prepare_device(device, run.train.threads)  # first: it sets the threads that all else uses
     store = from_map_style(data) if data is not None else open_data(run)
     if len(store.train) < run.train.batch:
         raise DataError(
@@ -115,19 +121,19 @@ def set_up(
         source["loss"] = describe_loss(loss, len(store.classes))
     if not any(p.requires_grad for p in model.parameters()):
         raise ModelError("the model has no parameter that requires a gradient, so there is nothing to train")
-    model = place(model, chosen, run)
-    check_output(model, store, chosen)
+    model = place(model, device, run)
+    check_output(model, store, device)
     chosen_loss = loss or make_loss(run.train)
-    check_lane(model, chosen_loss, store, run, chosen)
+    check_lane(model, chosen_loss, store, run, device)
     identity = make_identity(
         run,
         data={**store.manifest, **data_facts(store)},
         model=source,
-        fingerprint=fingerprint(chosen),
+        fingerprint=fingerprint(device),
         kernels=resolve_kernels(run.kernels.set),
     )
     return Setup(
-        run, chosen, store, model, chosen_loss, identity, warnings_of(run, model, len(store.train)), notices
+        run, device, store, model, chosen_loss, identity, warnings_of(run, model, len(store.train)), notices
     )
 
 

@@ -49,12 +49,12 @@ class TrainState:
 
     def tensors(self) -> dict[str, Tensor]:
         """Copies of everything but the cursor, by name, in logical memory order, on the CPU."""
-        return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in self._named().items()}
+        return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in self.named().items()}
 
     @torch.no_grad()
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy saved tensors into this state; the names must be exactly these."""
-        targets = self._named()
+        targets = self.named()
         if targets.keys() != tensors.keys():
             raise KeyError(", ".join(sorted(targets.keys() ^ tensors.keys())[:4]))
         for name, target in targets.items():
@@ -88,7 +88,8 @@ class TrainState:
         """`weights_sha256` and the like of the state as it is."""
         return state_hashes(self.tensors())
 
-    def _named(self) -> dict[str, Tensor]:
+    def named(self) -> dict[str, Tensor]:
+        """Everything but the cursor by name, as it lies in memory."""
         named: dict[str, Tensor] = {f"model.{k}": v for k, v in model_tensors(self.model).items()}
         named |= {f"ema.{name}": tensor for name, tensor in self.ema.items()}
         names = trainable(self.model)

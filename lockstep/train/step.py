@@ -1,18 +1,21 @@
-"""One step: lanes, lane tree, clipping, then one commit of everything.
+"""One step: lanes, lane tree over all workers, clipping, then one commit of everything.
 
-A gradient's way: backward → lane tree → optimizer. Nothing of the state changes before all lanes are
-summed and found finite, so a step that fails can simply be run again.
+A gradient's way: backward → lane tree → bucket → group → lane tree → optimizer. Nothing of the state
+changes before all lanes are summed and found finite, so a step that fails can simply be run again.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from lockstep.comm.tree import LaneTree
+from lockstep.comm.bucket import Entry
+from lockstep.comm.group import Group
+from lockstep.comm.reduction import BUCKET_MB, Reduction
 from lockstep.data.loader import Lanes
 from lockstep.errors import LockstepError, NumericsError
 from lockstep.spec import Run
@@ -20,47 +23,85 @@ from lockstep.train import optimizer as rules
 from lockstep.train.clip import clip_gradients, gradient_norm
 from lockstep.train.lane import LaneByLane
 from lockstep.train.schedule import learning_rate
-from lockstep.train.state import TrainState, float_state
+from lockstep.train.state import TrainState, float_state, tensors_sha256
+
+_INTEGER = (
+    "buffer '{}' is an integer and differs between {}, so it has no mean: make it a function of the step, "
+    "or a float"
+)
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step reports; reduced over all lanes."""
+    """What a step reports; reduced over all lanes, so every worker has the same."""
 
     loss: float
     correct: int
     lr: float
+    stop: bool = False  # whether any worker was asked to stop
 
 
 class Step:
     """Runs steps of a Run on a TrainState."""
 
-    def __init__(self, run: Run, state: TrainState, lowered: LaneByLane, steps_per_epoch: int) -> None:
+    def __init__(
+        self,
+        run: Run,
+        state: TrainState,
+        lowered: LaneByLane,
+        steps_per_epoch: int,
+        group: Group | None = None,
+        *,
+        bucket_mb: float = BUCKET_MB,
+        overlap: bool = True,
+    ) -> None:
         self._run, self._state, self._lowered = run, state, lowered
         self._steps_per_epoch = steps_per_epoch
         self._total_steps = steps_per_epoch * run.train.epochs
+        self._group = group or Group()
+        self._reduction = Reduction(self._group, run.train.lanes, self._entries(), bucket_mb, overlap)
         self._ints_checked = False
 
-    def __call__(self, lanes: Lanes) -> StepResult:
-        """Compute and commit one step."""
-        tree, ints, logits = LaneTree(), None, []
-        for output in self._lowered.run(lanes, self._state.step):
-            tree.add([output.loss, *output.grads, *output.float_buffers], output.height)
-            logits.append(output.logits)
+    def __call__(self, lanes: Lanes, stop: bool = False) -> StepResult:
+        """Compute and commit one step; `stop` asks all workers to stop after it."""
+        reduction, num_params = self._reduction, len(self._lowered.params)
+
+        def early(index: int, grad: Tensor) -> None:
+            reduction.put(num_params - 1 - index, grad)
+
+        reduction.begin()
+        ints, seen = None, 0
+        wish = torch.tensor(float(stop), device=lanes.images.device)
+        for output in self._lowered.run(lanes, self._state.step, early if reduction.overlaps else None):
+            labels = lanes.labels[seen : seen + len(output.logits)]
+            seen += len(labels)
+            correct = (output.logits.argmax(1) == labels).sum().float()
+            heads = [output.loss, correct, wish.clone(), *output.float_buffers]
+            reduction.add([*reversed(output.grads), *heads], output.height)
             ints = self._agree(ints, output.int_buffers)
-        self._ints_checked = True
-        loss, *rest = tree.mean()
-        num_params = len(self._lowered.params)
-        grads, floats = rest[:num_params], rest[num_params:]
+        means = reduction.finish()
+        self._agree_with_workers(ints or [])
+        grads, (loss, right, wished, *floats) = means[:num_params][::-1], means[num_params:]
         clip, norm = self._run.train.clip, loss
         if clip:
             norm = gradient_norm(dict(zip(self._lowered.params, grads, strict=True)))
-        value = self._check_finite([loss, norm], [*grads, *floats], lanes)
+        value, share, wishes = self._check_finite([loss, right, wished, norm], [*grads, *floats], lanes)
         if clip:
             clip_gradients(grads, norm, clip)
         lr = self._commit(grads, floats, ints or [])
-        correct = int((torch.cat(logits).argmax(1) == lanes.labels).sum())
-        return StepResult(value, correct, lr)
+        return StepResult(value, round(share * self._run.train.lanes), lr, wishes > 0)
+
+    def close(self) -> None:
+        """End what runs beside the steps."""
+        self._reduction.close()
+
+    def _entries(self) -> list[Entry]:
+        """What is reduced in a step: gradients from the last layer on, then loss, counts and buffers."""
+        wire = torch.bfloat16 if self._run.train.wire == "bf16" else None
+        params = [p.detach() for p in reversed(self._lowered.params.values())]
+        grads = [Entry(p, wire if p.dtype == torch.float32 else None) for p in params]
+        scalar = torch.zeros((), device=params[0].device)
+        return [*grads, *[Entry(scalar)] * 3, *map(Entry, self._lowered.float_buffers())]
 
     @torch.no_grad()
     def _commit(self, grads: list[Tensor], floats: list[Tensor], ints: list[Tensor]) -> float:
@@ -87,17 +128,24 @@ class Step:
             averages, torch._foreach_mul(list(float_state(self._state.model).values()), 1.0 - decay)
         )
 
-    def _check_finite(self, scalars: list[Tensor], tensors: list[Tensor], lanes: Lanes) -> float:
-        """Stop before the commit if anything is not finite; gives the first of `scalars`, the loss."""
+    def _check_finite(self, scalars: list[Tensor], tensors: list[Tensor], lanes: Lanes) -> list[float]:
+        """Stop before the commit if anything is not finite; gives `scalars` but the last, the norm."""
         largest = torch._foreach_norm([tensor for tensor in tensors if tensor.numel()], float("inf"))
-        value, *bounds = torch.stack([*scalars, *(norm.float() for norm in largest)]).tolist()
-        if all(map(math.isfinite, (value, *bounds))):
-            return float(value)
-        where = self._lowered.first_bad(lanes, self._state.step)
+        values = torch.stack([*scalars, *(norm.float() for norm in largest)]).tolist()
+        if all(map(math.isfinite, values)):
+            return list(values[: len(scalars) - 1])
+        where = self._first_bad(lanes)
         raise NumericsError(
-            f"step {self._state.step}: not finite: {where} (loss {value:g}); the step was not taken: lower "
-            f"optimizer.lr={self._run.optimizer.lr:g}, set train.clip=1 or lengthen schedule.warmup_epochs"
+            f"step {self._state.step}: not finite: {where} (loss {values[0]:g}); the step was not taken: "
+            f"lower optimizer.lr={self._run.optimizer.lr:g}, set train.clip=1 or lengthen "
+            "schedule.warmup_epochs"
         )
+
+    def _first_bad(self, lanes: Lanes) -> str:
+        """Where a value first stops being finite, on whichever worker."""
+        found = self._lowered.first_bad(lanes, self._state.step) or ""
+        everywhere = [text.decode() for text in self._group.all_gather_bytes(found.encode())]
+        return next(filter(None, everywhere), "the sum over lanes")
 
     def _agree(self, first: list[Tensor] | None, now: list[Tensor]) -> list[Tensor]:
         """Integer buffers must be the same in every lane; looked at in the first step of a process."""
@@ -106,8 +154,17 @@ class Step:
         if not self._ints_checked:
             for name, a, b in zip(self._lowered.int_names(), first, now, strict=True):
                 if not torch.equal(a, b):
-                    raise LockstepError(
-                        f"buffer '{name}' is an integer and differs between lanes, so it has no mean: "
-                        "make it a function of the step, or a float"
-                    )
+                    raise LockstepError(_INTEGER.format(name, "lanes"))
         return first
+
+    def _agree_with_workers(self, ints: list[Tensor]) -> None:
+        """Integer buffers must also be the same on every worker."""
+        if self._ints_checked:
+            return
+        names = self._lowered.int_names()
+        hashes = {name: tensors_sha256({name: value}) for name, value in zip(names, ints, strict=True)}
+        for rank, text in enumerate(self._group.all_gather_bytes(json.dumps(hashes).encode())):
+            differs = [name for name, value in json.loads(text).items() if value != hashes[name]]
+            if differs:
+                raise LockstepError(_INTEGER.format(differs[0], f"workers {self._group.rank} and {rank}"))
+        self._ints_checked = True

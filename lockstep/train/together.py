@@ -13,13 +13,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from lockstep.comm.tree import LaneTree
+from lockstep.comm.tree import LaneTree, subtrees
 from lockstep.data.loader import Lanes
 from lockstep.kernels import random
 from lockstep.kernels.conv import lane_conv2d
 from lockstep.kernels.linear import lane_linear
 from lockstep.models.block import BlockModel
-from lockstep.train.lane import LaneByLane, LaneOutput
+from lockstep.train.lane import Early, LaneByLane, LaneOutput
 from lockstep.train.loss import Loss
 
 _SMALL_BYTES = 16 << 20  # of the largest activation; above it one lane at a time stays in the cache
@@ -33,16 +33,23 @@ class Together(LaneByLane):
         super().__init__(model, loss, seed, bf16=False)
         self._chain = chain
 
-    def run(self, lanes: Lanes, step: int) -> Iterator[LaneOutput]:
-        """One output: the sum over the whole tree."""
+    def run(self, lanes: Lanes, step: int, early: Early | None = None) -> Iterator[LaneOutput]:
+        """One output for each maximal aligned subtree of the lanes: the sum over it."""
         self.model.train()
+        trees = subtrees(range(lanes.first, lanes.first + lanes.num_lanes))
+        for first, height in trees:
+            with self._handing_over(early if first == trees[-1][0] else None):
+                output = self._run_subtree(lanes.range(first, 1 << height), step)
+            yield output
+
+    def _run_subtree(self, lanes: Lanes, step: int) -> LaneOutput:
         logits = lanes.images
         for layer in self._chain:
             logits = _apply(layer, logits, lanes.num_lanes)
         size = len(lanes.labels) // lanes.num_lanes
         pairs = zip(torch.split(logits, size), torch.split(lanes.labels, size), strict=True)
         losses = []
-        for lane, (part, labels) in enumerate(pairs):
+        for lane, (part, labels) in enumerate(pairs, lanes.first):
             self._seed_stream(part.device, random.key("lane", self._seed, step, lane))  # a loss may draw
             losses.append(self.loss(part.float(), labels))
         grads = torch.autograd.grad(losses, list(self.params.values()))
@@ -50,7 +57,7 @@ class Together(LaneByLane):
         for loss in losses:
             tree.add([loss.detach().float().clone()])
         height, (total,) = tree.root()
-        yield LaneOutput(total, logits.detach(), list(grads), [], [], height)
+        return LaneOutput(total, logits.detach(), list(grads), [], [], height)
 
     @torch.no_grad()
     def is_small(self, lanes: Lanes) -> bool:
@@ -86,21 +93,25 @@ def same_bits(together: Together, reference: LaneByLane, sample: Lanes) -> bool:
     the first one did.
     """
     images = torch.empty_like(sample.images).copy_(_values("images", sample.images) * 4)
-    probe = Lanes(images, sample.labels, sample.num_lanes)
+    probe = Lanes(images, sample.labels, sample.num_lanes, sample.first)
     params = {name: p.detach() for name, p in together.params.items()}
     own = [p.clone() for p in params.values()]
     try:
         for name, parameter in params.items():
             parameter.copy_(_values(name, parameter) / max(parameter[0].numel(), 1) ** 0.5)
-        tree, logits = LaneTree(), []
-        for output in reference.run(probe, 0):
-            tree.add([output.loss, *output.grads])
-            logits.append(output.logits)
-        (found,) = together.run(probe, 0)
+        one, other = (_sums(way, probe) for way in (reference, together))
     finally:
         torch._foreach_copy_(list(params.values()), own)
-    pairs = zip([*tree.root()[1], torch.cat(logits)], [found.loss, *found.grads, found.logits], strict=True)
-    return all(_bits_equal(a, b) for a, b in pairs)
+    return all(_bits_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def _sums(way: LaneByLane, lanes: Lanes) -> list[Tensor]:
+    """Logits, and loss and gradients summed over each maximal aligned subtree."""
+    tree, logits = LaneTree(lanes.first), []
+    for output in way.run(lanes, 0):
+        tree.add([output.loss, *output.grads], output.height)
+        logits.append(output.logits)
+    return [torch.cat(logits), *(tensor for _, _, leaf in tree.roots() for tensor in leaf)]
 
 
 def _is_untouched(module: nn.Module) -> bool:

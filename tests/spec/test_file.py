@@ -35,9 +35,10 @@ def runs(draw):
     loss = draw(st.sampled_from(LOSSES))
     train = Train(
         epochs=draw(st.integers(1, 10**6)),
-        batch=lanes * draw(st.integers(1, 10**6)),
+        batch=lanes * draw(st.integers(1, 2**18)),
         lanes=lanes,
         precision=draw(st.sampled_from(PRECISIONS)),
+        wire=draw(st.sampled_from(PRECISIONS)),
         loss=loss,
         label_smoothing=draw(SHARE) if loss == "cross_entropy" else 0.0,
         clip=draw(st.floats(0, 1e300)),

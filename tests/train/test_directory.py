@@ -100,16 +100,16 @@ def rows(directory: RunDirectory) -> list[int]:
 
 
 def restart(directory: RunDirectory, step: int) -> None:
-    directory.start_metrics(step)
-    directory.add_metrics({"step": 100}, pytest.fail)
+    directory.start_log("metrics.jsonl", step)
+    directory.add_row("metrics.jsonl", {"step": 100}, pytest.fail)
     directory.close()
 
 
 def test_metrics_of_steps_to_be_done_again_are_dropped(tmp_path) -> None:
     directory = create(tmp_path)
-    directory.start_metrics(0)
+    directory.start_log("metrics.jsonl", 0)
     for step in (1, 2, 3, 4):
-        directory.add_metrics({"kind": "step", "step": step}, pytest.fail)
+        directory.add_row("metrics.jsonl", {"kind": "step", "step": step}, pytest.fail)
     directory.close()
     restart(directory, 2)
     assert rows(directory) == [1, 2, 100]
@@ -135,8 +135,8 @@ def test_a_row_without_its_line_end_is_kept_whole(tmp_path) -> None:
 
 def test_a_row_can_be_read_as_soon_as_it_is_added(tmp_path) -> None:
     directory = create(tmp_path)
-    directory.start_metrics(0)
-    directory.add_metrics({"step": 1}, pytest.fail)
+    directory.start_log("metrics.jsonl", 0)
+    directory.add_row("metrics.jsonl", {"step": 1}, pytest.fail)
     assert rows(directory) == [1]
     directory.close()
 
@@ -146,14 +146,14 @@ import resource, sys
 from pathlib import Path
 from lockstep.train.directory import RunDirectory
 directory = RunDirectory(Path(sys.argv[1]))
-directory.start_metrics(0)
-directory.add_metrics({"step": 1}, print)
+directory.start_log("metrics.jsonl", 0)
+directory.add_row("metrics.jsonl", {"step": 1}, print)
 resource.setrlimit(resource.RLIMIT_FSIZE, (20, 1000))
-directory.add_metrics({"step": 2, "text": "n" * 100}, print)
-directory.add_metrics({"step": 3, "text": "n" * 100}, print)
+directory.add_row("metrics.jsonl", {"step": 2, "text": "n" * 100}, print)
+directory.add_row("metrics.jsonl", {"step": 3, "text": "n" * 100}, print)
 if sys.argv[2] == "freed":
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-    directory.add_metrics({"step": 4}, print)
+    directory.add_row("metrics.jsonl", {"step": 4}, print)
 directory.close()
 print("closed")
 """

@@ -1,0 +1,51 @@
+"""How a command becomes several workers: found out from flags and environment before torch is imported."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from dataclasses import replace
+
+from lockstep.elastic.launcher import Launcher, die_with_launcher
+from lockstep.spec import Launch
+from lockstep.spec.run import Run
+from lockstep.spec.world import read_world
+
+
+def place(launch: Launch, run: Run) -> Launch:
+    """The Launch of one worker, its world filled in; if several are asked for, start them and exit."""
+    if launch.world is None:
+        launch = replace(launch, world=read_world(os.environ))
+    launch.check_workers(run)
+    if launch.world:
+        if launch.world.launcher == "lockstep":
+            die_with_launcher(launch.world)
+        return launch
+    size = min(_count(launch), run.train.lanes)
+    if size == 1:
+        return launch
+    raise SystemExit(Launcher(size, _Screen()).run())
+
+
+def _count(launch: Launch) -> int:
+    """How many workers: as asked for; `auto` is one a GPU, else one a core."""
+    if launch.workers != "auto":
+        return int(launch.workers or 1)
+    gpus = 0
+    if launch.device != "cpu":
+        import torch
+
+        gpus = torch.cuda.device_count()
+    return gpus or len(os.sched_getaffinity(0))
+
+
+class _Screen:
+    """Shows the lines of workers on stderr, whole and with their rank."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __call__(self, rank: int, line: str) -> None:
+        with self._lock:
+            print(f"[worker {rank}] {line}" if rank else line, file=sys.stderr, flush=True)

@@ -1,0 +1,159 @@
+"""The workers of a run as one group: the only way that anything passes between them.
+
+A gradient's way: backward → lane tree → bucket → group → lane tree → optimizer. Movement is in bytes, so
+any dtype travels on any backend; tensors on a GPU that no transport reaches go through host memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.comm.transport import Transport
+from lockstep.errors import GroupLost
+
+_Operation = Callable[[Transport, Any, Any], None]  # (transport, what it fills, what it reads)
+
+
+class Group:
+    """`size` workers, of which this process is `rank`; without a transport it is alone."""
+
+    def __init__(
+        self, rank: int = 0, size: int = 1, host: Transport | None = None, gpu: Transport | None = None
+    ) -> None:
+        assert host is not None or size == 1
+        self.rank, self.size = rank, size
+        self._host, self._gpu = host, gpu
+
+    @property
+    def backend(self) -> str:
+        """What carries the gradients."""
+        transport = self._gpu or self._host
+        return transport.name if transport else "none"
+
+    def stages(self, device: torch.device) -> bool:
+        """Whether tensors on `device` go through host memory."""
+        return device.type != "cpu" and self._gpu is None and self._host is not None
+
+    def send(self, tensor: Tensor, to: int) -> None:
+        """Send a tensor to one worker."""
+        self._run(lambda t, output, given: t.send(given, to), None, tensor)
+
+    def recv(self, tensor: Tensor, source: int) -> None:
+        """Receive into a tensor what one worker sends."""
+        self._run(lambda t, output, given: t.recv(output, source), tensor, None)
+
+    def broadcast(self, tensor: Tensor, source: int = 0) -> None:
+        """Give every worker the tensor of one of them, in place."""
+        self._run(lambda t, output, given: t.broadcast(output, source), tensor, None)
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Sum over workers in place, in an order the backend chooses: not for what must keep its bits."""
+        self._run(lambda t, output, given: t.all_reduce(output), tensor, None, as_bytes=False)
+
+    def reduce(self, tensor: Tensor, to: int = 0) -> None:
+        """Sum over workers, in place at one of them; in an order the backend chooses."""
+        self._run(lambda t, output, given: t.reduce(output, to), tensor, None, as_bytes=False)
+
+    def all_gather(self, output: Tensor, tensor: Tensor) -> None:
+        """Fill `output` [W, …] with the tensors of all workers."""
+        if not self._host:
+            output.view(-1).copy_(tensor.view(-1))
+        self._run(lambda t, output, given: t.all_gather(output, given), output, tensor)
+
+    def gather(self, output: Tensor | None, tensor: Tensor, to: int = 0) -> None:
+        """Fill `output` [W, …], which only worker `to` gives, with the tensors of all workers."""
+        self._run(lambda t, output, given: t.gather(output, given, to), output, tensor)
+
+    def scatter(self, output: Tensor, tensor: Tensor | None, source: int = 0) -> None:
+        """Fill `output` with this worker's part of the `tensor` [W, …] that only worker `source` gives."""
+        self._run(lambda t, output, given: t.scatter(output, given, source), output, tensor)
+
+    def reduce_scatter(self, output: Tensor, tensor: Tensor) -> None:
+        """Fill `output` with this worker's part of the sum; in an order the backend chooses."""
+        self._run(lambda t, output, given: t.reduce_scatter(output, given), output, tensor, as_bytes=False)
+
+    def all_to_all(
+        self, output: Tensor, tensor: Tensor, received: Sequence[int], sent: Sequence[int]
+    ) -> None:
+        """Send `sent[i]` elements of a flat tensor to worker i; `received[i]` come from it."""
+        size = tensor.element_size()
+        counts = [n * size for n in received], [n * size for n in sent]
+        self._run(lambda t, output, given: t.all_to_all(output, given, *counts), output, tensor)
+
+    def barrier(self) -> None:
+        """Wait until every worker is here."""
+        self._run(lambda t, output, given: t.barrier(), None, None)
+
+    def all_gather_bytes(self, message: bytes) -> list[bytes]:
+        """The messages of all workers; they may be of any length."""
+        sizes = torch.zeros(self.size, dtype=torch.int64)
+        self.all_gather(sizes, torch.tensor([len(message)]))
+        longest = max(int(sizes.max()), 1)
+        found = torch.zeros(self.size, longest, dtype=torch.uint8)
+        self.all_gather(found, _tensor(message.ljust(longest, b"\0")))
+        return [row[:size].numpy().tobytes() for row, size in zip(found, sizes.tolist(), strict=True)]
+
+    def broadcast_bytes(self, message: bytes, source: int = 0) -> bytes:
+        """One worker's message, on all of them."""
+        size = torch.tensor([len(message)])
+        self.broadcast(size, source)
+        data = _tensor(message) if self.rank == source else torch.zeros(int(size), dtype=torch.uint8)
+        self.broadcast(data, source)
+        return data.numpy().tobytes()
+
+    def close(self) -> None:
+        """Leave in good order, as every worker does."""
+        for transport in (self._gpu, self._host):
+            if transport:
+                transport.close()
+
+    def abort(self) -> None:
+        """Leave because of an error of this worker's own, so that the others do not wait for it."""
+        for transport in (self._gpu, self._host):
+            if transport:
+                transport.abort()
+
+    def _run(
+        self, operation: _Operation, output: Tensor | None, given: Tensor | None, as_bytes: bool = True
+    ) -> None:
+        """Run an operation that fills `output` and reads `given`; every worker runs the same one."""
+        on_gpu = any(tensor is not None and tensor.is_cuda for tensor in (output, given))
+        transport = self._gpu if on_gpu and self._gpu else self._host
+        if not transport or (output is not None and not output.numel()):
+            return
+        staged = on_gpu and not self._gpu
+        near = [None if tensor is None else _near(tensor, staged) for tensor in (output, given)]
+        views = [_bytes(tensor) if tensor is not None and as_bytes else tensor for tensor in near]
+        try:
+            operation(transport, *views)
+        except RuntimeError as error:  # torch's and mpi4py's errors both are
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise GroupLost(
+                f"worker {self.rank} of {self.size} lost contact to another worker, which has ended or "
+                "cannot be reached: see that worker's output, then go on with --resume auto "
+                f"({transport.name}: {reason})"
+            ) from error
+        if output is not None and near[0] is not output:
+            assert near[0] is not None
+            output.copy_(near[0])
+
+
+def _near(tensor: Tensor, staged: bool) -> Tensor:
+    """The tensor itself, or a copy of it that a transport can reach."""
+    return (tensor.cpu() if staged else tensor).contiguous()
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.view(-1).view(torch.uint8)
+
+
+def _tensor(message: bytes) -> Tensor:
+    return (
+        torch.frombuffer(bytearray(message), dtype=torch.uint8)
+        if message
+        else torch.zeros(0, dtype=torch.uint8)
+    )

@@ -1,0 +1,115 @@
+"""The lane tree across workers, bucket by bucket, beside what is left of the backward pass."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+from torch import Tensor
+
+from lockstep.comm.bucket import Bucket, Entry, split
+from lockstep.comm.group import Group
+from lockstep.comm.tree import Leaf
+
+BUCKET_MB = 25.0
+
+
+class Reduction:
+    """Means over the lanes of all workers of a fixed list of tensors, step after step.
+
+    A step is `begin`, an `add` for every lane or subtree of lanes, and `finish`. During the last one, `put`
+    hands over single tensors as soon as they are known, and buckets travel while others are computed.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        lanes: int,
+        entries: Sequence[Entry],
+        bucket_mb: float = BUCKET_MB,
+        overlap: bool = True,
+    ) -> None:
+        self.overlaps = overlap and group.size > 1
+        self._count = len(entries)
+        self._buckets = [
+            Bucket(group, lanes, [entries[i] for i in indices], indices)
+            for indices in split(entries, bucket_mb * 1e6)
+        ]
+        self._home = {i: (bucket, n) for bucket in self._buckets for n, i in enumerate(bucket.indices)}
+        self._thread = _Thread() if self.overlaps else None
+        self._ready = 0  # buckets before this one are on their way
+        self._futures: list[Future[Leaf]] = []
+
+    def begin(self) -> None:
+        """Start a step; what is left of an unfinished one is dropped."""
+        self._ready, self._futures = 0, []
+        for bucket in self._buckets:
+            bucket.begin()
+
+    def put(self, index: int, tensor: Tensor) -> None:
+        """A tensor of the last lane or subtree, before the `add` that ends it; read, not written."""
+        bucket, place = self._home[index]
+        bucket.leaf[place] = tensor
+        if len(bucket.leaf) == len(bucket.indices):
+            bucket.add_leaf(bucket.rest_height())
+            self._send()
+
+    def add(self, tensors: Sequence[Tensor], height: int = 0) -> None:
+        """All tensors of the next lane or subtree; those that were put already are passed over."""
+        for bucket in self._buckets:
+            if not bucket.is_whole():
+                for place, index in enumerate(bucket.indices):
+                    bucket.leaf.setdefault(place, tensors[index])
+                bucket.add_leaf(height)
+        if self.overlaps and all(bucket.is_whole() for bucket in self._buckets):
+            self._send()
+
+    def finish(self) -> list[Tensor]:
+        """The means over all lanes of all workers, in the order of the entries."""
+        means: list[Tensor | None] = [None] * self._count
+        for number, bucket in enumerate(self._buckets):
+            found = self._futures[number].result() if self.overlaps else bucket.reduce()
+            bucket.arrive()
+            for index, tensor in zip(bucket.indices, found, strict=True):
+                means[index] = tensor
+        return [mean for mean in means if mean is not None]
+
+    def close(self) -> None:
+        """End the thread that sends."""
+        if self._thread:
+            self._thread.close()
+
+    def _send(self) -> None:
+        """Send the buckets that are whole, in their order, which is the same on every worker."""
+        assert self._thread is not None
+        while self._ready < len(self._buckets) and self._buckets[self._ready].is_whole():
+            bucket = self._buckets[self._ready]
+            bucket.pack()
+            self._futures.append(self._thread.submit(bucket))
+            self._ready += 1
+
+
+class _Thread:
+    """Reduces buckets one after another beside the computation; ends with the process."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[tuple[Bucket, Future[Leaf]] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._work, name="lockstep-reduce", daemon=True).start()
+
+    def submit(self, bucket: Bucket) -> Future[Leaf]:
+        future: Future[Leaf] = Future()
+        self._queue.put((bucket, future))
+        return future
+
+    def close(self) -> None:
+        self._queue.put(None)
+
+    def _work(self) -> None:
+        while (item := self._queue.get()) is not None:
+            bucket, future = item
+            try:
+                future.set_result(bucket.reduce())
+            except Exception as error:  # it is raised where the result is asked for
+                future.set_exception(error)

@@ -1,0 +1,1 @@
+"""Workers from outside: who starts them, watches them and ends them."""

@@ -1,0 +1,98 @@
+"""A World: where this process stands among the workers that a launcher started, as its environment says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from lockstep.errors import SpecError
+
+VARIABLE = "LOCKSTEP_WORLD"  # how our own launcher tells a worker
+# How each mpirun tells a process its rank, the number of processes, and both on its own host.
+_MPI = {
+    "Open MPI": tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
+    "MPICH": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+}
+_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
+
+@dataclass(frozen=True)
+class World:
+    """One of `size` workers; where worker 0 keeps the store that they meet at."""
+
+    launcher: str  # lockstep | torchrun | mpirun
+    rank: int
+    size: int
+    local_rank: int = 0
+    local_size: int = 1
+    address: str = "127.0.0.1"
+    port: int = 0  # 0: to be told by MPI
+    listen_fd: int | None = None  # worker 0's socket, listening already
+    has_store: bool = False  # the launcher keeps the store itself
+    attempt: int = 0
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.rank < self.size and 0 <= self.local_rank < self.local_size <= self.size):
+            raise SpecError(
+                f"{self.launcher} says worker {self.rank} of {self.size}, {self.local_rank} of "
+                f"{self.local_size} on this host: a rank must be below its size; look at the environment"
+            )
+
+    @property
+    def on_one_host(self) -> bool:
+        return self.local_size == self.size
+
+    def dump(self) -> str:
+        """The text of `VARIABLE`."""
+        return json.dumps(asdict(self))
+
+
+def read_world(environ: Mapping[str, str]) -> World | None:
+    """The world that our launcher, torchrun or mpirun put into the environment; None without one."""
+    if VARIABLE in environ:
+        return World(**json.loads(environ[VARIABLE]))
+    if "RANK" in environ and "WORLD_SIZE" in environ:
+        return _read_torchrun(environ)
+    for name, (rank, size, local_rank, local_size) in _MPI.items():
+        if rank in environ and size in environ:
+            total = _number(environ, size, name)
+            return World(
+                "mpirun",
+                _number(environ, rank, name),
+                total,
+                _number(environ, local_rank, name, default=0),
+                _number(environ, local_size, name, default=1 if total > 1 else total),
+            )
+    return None
+
+
+def _read_torchrun(environ: Mapping[str, str]) -> World:
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environ]
+    if missing:
+        raise SpecError(
+            f"RANK and WORLD_SIZE are set as torchrun sets them, but {' and '.join(missing)} not: "
+            "start with torchrun, or unset RANK and WORLD_SIZE"
+        )
+    rank, size, local_rank, local_size = (
+        _number(environ, name, "torchrun", default=default)
+        for name, default in zip(_TORCHRUN, (None, None, 0, 1), strict=True)
+    )
+    return World(
+        "torchrun",
+        rank,
+        size,
+        local_rank,
+        local_size,
+        environ["MASTER_ADDR"],
+        _number(environ, "MASTER_PORT", "torchrun"),
+        has_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        attempt=_number(environ, "TORCHELASTIC_RESTART_COUNT", "torchrun", default=0),
+    )
+
+
+def _number(environ: Mapping[str, str], name: str, launcher: str, default: int | None = None) -> int:
+    text = environ.get(name, "" if default is None else str(default))
+    if not text.isdecimal():
+        raise SpecError(f"{name}='{text}' in the environment must be a number, as {launcher} sets it")
+    return int(text)

@@ -1,0 +1,100 @@
+"""Before the first step: every worker proves that it will train to the same bits.
+
+What one worker cannot do, all of them hear: an error of one is raised by all, naming the worker.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from typing import TypeVar
+
+import lockstep
+from lockstep.comm.group import Group
+from lockstep.errors import LockstepError, WorkersDiffer
+from lockstep.spec import Launch
+from lockstep.spec.identity import Identity
+from lockstep.train.state import TrainState
+
+# Each worker's copy of a module of the user's may start from other weights; worker 0's count.
+_BROADCAST = "source.model.weights_sha256"
+
+T = TypeVar("T")
+
+
+def everywhere(group: Group, work: Callable[[], T]) -> T:
+    """Do what may fail on one worker only, and let all fail then."""
+    error: LockstepError | None = None
+    try:
+        result = work()
+    except LockstepError as found:
+        error = found
+    message = {"text": str(error), "code": error.exit_code} if error else {}
+    told = {"host": socket.gethostname(), **message}
+    for rank, text in enumerate(group.all_gather_bytes(json.dumps(told).encode())):
+        theirs = json.loads(text)
+        if "code" in theirs:
+            heard = error if error and rank == group.rank else LockstepError(theirs["text"])
+            if rank:
+                heard = type(heard)(f"worker {rank} on {theirs['host']}: {theirs['text']}")
+            heard.exit_code, heard.everywhere = theirs["code"], True
+            raise heard
+    return result
+
+
+def prove_identity(group: Group, identity: Identity, launch: Launch) -> Identity:
+    """Worker 0's identity, which must be every worker's; else the error names the field and the worker."""
+    told = {
+        "lockstep": lockstep.__version__,
+        "--bucket-mb": launch.bucket_mb,
+        **{key: value for key, value in identity.items() if key != _BROADCAST},
+    }
+    message = json.dumps({"host": socket.gethostname(), "identity": told}).encode()
+    first, *others = map(json.loads, group.all_gather_bytes(message))
+    for rank, other in enumerate(others, 1):
+        ours, theirs = first["identity"], other["identity"]
+        for key in sorted(ours.keys() | theirs.keys()):
+            if ours.get(key, "absent") != theirs.get(key, "absent"):
+                raise _differ(
+                    f"worker {rank} on {other['host']} has {key}={_short(theirs.get(key, 'absent'))}, "
+                    f"worker 0 on {first['host']} has {_short(ours.get(key, 'absent'))}: all workers must "
+                    "agree, or the bits would differ; start them with the same Run, data and packages"
+                )
+    shared: Identity = json.loads(group.broadcast_bytes(json.dumps(identity).encode()))
+    return shared
+
+
+def share_state(group: Group, state: TrainState) -> None:
+    """Give every worker the state of worker 0, and prove that it arrived."""
+    if group.size == 1:
+        return
+    cursor = json.loads(group.broadcast_bytes(json.dumps(state.cursor()).encode()))
+    for tensor in state.named().values():
+        group.broadcast(tensor)
+    state.load_cursor(cursor)
+    prove_state(group, state)
+
+
+def prove_state(group: Group, state: TrainState) -> dict[str, str]:
+    """The hashes of the state, the same on every worker or an error."""
+    hashes = state.hashes()
+    for rank, text in enumerate(group.all_gather_bytes(json.dumps(hashes).encode())):
+        differs = [key for key, value in json.loads(text).items() if hashes.get(key) != value]
+        if differs:
+            raise _differ(
+                f"step {state.step}: worker {rank} has another {differs[0]} than worker {group.rank}: memory "
+                "or a computation was corrupted; go on from the last checkpoint with --resume"
+            )
+    return hashes
+
+
+def _differ(text: str) -> WorkersDiffer:
+    error = WorkersDiffer(text)
+    error.exit_code = 2
+    return error
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:40]}…"
