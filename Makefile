@@ -10,7 +10,7 @@ SOURCES := lockstep tests examples benchmarks
 train: $(VENV)/train.stamp  ## set up and train LeNet-5 on procedural shapes
 	$(BIN)/lockstep train shapes
 
-test: $(VENV)/dev.stamp  ## set up and run the tests
+test: $(VENV)/dev.stamp $(VENV)/mpi.stamp  ## set up and run the tests
 	$(BIN)/python -m pytest -n 2 $(TESTS)
 
 lint: $(VENV)/dev.stamp  ## ruff and mypy
@@ -40,5 +40,10 @@ $(VENV)/train.stamp: $(VENV)/venv.stamp pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/dev.stamp: $(VENV)/train.stamp
-	$(INSTALL) -e '.[dev,onnx,tensorboard]'
+	$(INSTALL) -e '.[dev,onnx,tensorboard,mpi]'
+	touch $@
+
+$(VENV)/mpi.stamp: $(VENV)/dev.stamp  # both MPIs, each in a prefix of its own: their commands have the same names
+	$(INSTALL) --prefix $(VENV)/openmpi openmpi
+	$(INSTALL) --prefix $(VENV)/mpich mpich
 	touch $@

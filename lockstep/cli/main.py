@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from lockstep import __version__
 from lockstep.errors import LockstepError
 
-VERBS = ("train", "eval", "predict", "export", "data", "doctor")
+VERBS = ("train", "eval", "predict", "export", "verify", "data", "doctor")
 _DESCRIPTION = """\
 Train convolutional networks to the same bits, run after run: repeated, killed and resumed.
 

@@ -36,32 +36,39 @@ def run_session(
     loss: Loss | None = None,
 ) -> Result:
     """Train as one worker; worker 0 draws curves.png and shows progress, unless the caller listens."""
-    if launch.rank:
-        return _run_silently(run, launch, model=model, data=data, loss=loss)
-    with ExitStack() as stack:
-        listeners: list[Listener] = [stack.enter_context(_Curves())]
-        if launch.tensorboard:
-            from lockstep.cli.tensorboard import TensorBoard
-
-            listeners.append(stack.enter_context(TensorBoard()))
-        listeners.append(on_event or stack.enter_context(Progress(sys.stdout)))
-
-        def tell(event: Event) -> None:
-            for listener in listeners:
-                listener(event)
-
-        return fit(run, launch, tell, model=model, data=data, loss=loss)
-
-
-def _run_silently(run: Run, launch: Launch, **given: Any) -> Result:
     try:
-        return fit(run, launch, lambda event: None, **given)
-    except LockstepError as error:
-        if error.everywhere:  # worker 0 says it
-            raise SystemExit(error.exit_code) from None
-        if isinstance(error, GroupLost):
-            time.sleep(_PATIENCE_S)  # the launcher ends us, and the worker that failed is heard alone
+        with ExitStack() as stack:
+            tell = _watch(stack, launch, on_event) if launch.rank == 0 else _ignore
+            return fit(run, launch, tell, model=model, data=data, loss=loss)
+    except GroupLost:
+        time.sleep(_PATIENCE_S)  # the launcher ends us now, so that only the worker that failed is heard
         raise
+    except LockstepError as error:
+        if error.everywhere and launch.rank:
+            raise SystemExit(
+                0
+            ) from None  # worker 0 says it and gives the code; a launcher would end it for ours
+        raise
+
+
+def _watch(stack: ExitStack, launch: Launch, on_event: Listener | None) -> Listener:
+    """Everyone who listens to worker 0."""
+    listeners: list[Listener] = [stack.enter_context(_Curves())]
+    if launch.tensorboard:
+        from lockstep.cli.tensorboard import TensorBoard
+
+        listeners.append(stack.enter_context(TensorBoard()))
+    listeners.append(on_event or stack.enter_context(Progress(sys.stdout)))
+
+    def tell(event: Event) -> None:
+        for listener in listeners:
+            listener(event)
+
+    return tell
+
+
+def _ignore(event: Event) -> None:
+    """What other workers than 0 do with events."""
 
 
 class _Curves:

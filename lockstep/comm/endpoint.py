@@ -35,8 +35,8 @@ def join(world: World | None, backend: str, device: torch.device) -> Group:
     if world is None or world.size == 1:
         return Group()
     if backend == "mpi":
-        _import_mpi(world)
-        return Group(world.rank, world.size, MpiTransport())
+        _, on_one_host = _mpi_group(world)
+        return Group(world.rank, world.size, MpiTransport(), on_one_host=on_one_host)
     wanted = backend if backend != "auto" else _choose(world, device)
     store, own_address = _open_store(world)
     store = PrefixStore(f"lockstep/{world.attempt}/{next(_groups)}", store)
@@ -53,7 +53,7 @@ def join(world: World | None, backend: str, device: torch.device) -> Group:
             f"worker {world.rank} of {world.size} could not form the group at {world.address}:{world.port} "
             f"from {own_address}: are all workers running, and can they reach each other? ({first})"
         ) from error
-    return Group(world.rank, world.size, host, gpu)
+    return Group(world.rank, world.size, host, gpu, on_one_host=own_address == _LOOPBACK)
 
 
 def listen(address: str, port: int = 0) -> socket.socket:
@@ -164,21 +164,25 @@ def _check_backend(store: Any, world: World, backend: str) -> None:
 
 def _tell_by_mpi(world: World) -> tuple[World, socket.socket | None]:
     """Worker 0's endpoint, broadcast by MPI; loopback if all workers are on one host."""
-    comm = _import_mpi(world)
-    group = Group(world.rank, world.size, MpiTransport())
-    names = group.all_gather_bytes(socket.gethostname().encode())
-    one_host = len(set(names)) == 1
+    group, on_one_host = _mpi_group(world)
     listener, message = None, b""
     if world.rank == 0:
-        listener = listen(_LOOPBACK if one_host else own_address_towards("192.0.2.1"))
+        listener = listen(_LOOPBACK if on_one_host else own_address_towards("192.0.2.1"))
         message = "{} {}".format(*listener.getsockname()[:2]).encode()
     address, port = group.broadcast_bytes(message).decode().split()
-    size = comm.size if one_host else world.local_size
+    size = world.size if on_one_host else world.local_size
     told = World("mpirun", world.rank, world.size, world.local_rank, size, address, int(port))
     return told, listener
 
 
-def _import_mpi(world: World) -> Any:
+def _mpi_group(world: World) -> tuple[Group, bool]:
+    """All of MPI's processes, and whether one host has them all."""
+    _import_mpi(world)
+    group = Group(world.rank, world.size, MpiTransport())
+    return group, len(set(group.all_gather_bytes(socket.gethostname().encode()))) == 1
+
+
+def _import_mpi(world: World) -> None:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -192,4 +196,3 @@ def _import_mpi(world: World) -> Any:
             f"mpirun started {world.size} workers, but mpi4py sees {MPI.COMM_WORLD.size}: it uses {library}, "
             "and mpirun is another MPI's; call that library's mpirun, or set MPI4PY_LIBMPI to the other one"
         )
-    return MPI.COMM_WORLD

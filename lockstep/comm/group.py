@@ -22,10 +22,15 @@ class Group:
     """`size` workers, of which this process is `rank`; without a transport it is alone."""
 
     def __init__(
-        self, rank: int = 0, size: int = 1, host: Transport | None = None, gpu: Transport | None = None
+        self,
+        rank: int = 0,
+        size: int = 1,
+        host: Transport | None = None,
+        gpu: Transport | None = None,
+        on_one_host: bool = False,
     ) -> None:
         assert host is not None or size == 1
-        self.rank, self.size = rank, size
+        self.rank, self.size, self.on_one_host = rank, size, on_one_host
         self._host, self._gpu = host, gpu
 
     @property
@@ -60,8 +65,6 @@ class Group:
 
     def all_gather(self, output: Tensor, tensor: Tensor) -> None:
         """Fill `output` [W, …] with the tensors of all workers."""
-        if not self._host:
-            output.view(-1).copy_(tensor.view(-1))
         self._run(lambda t, output, given: t.all_gather(output, given), output, tensor)
 
     def gather(self, output: Tensor | None, tensor: Tensor, to: int = 0) -> None:
@@ -82,7 +85,8 @@ class Group:
         """Send `sent[i]` elements of a flat tensor to worker i; `received[i]` come from it."""
         size = tensor.element_size()
         counts = [n * size for n in received], [n * size for n in sent]
-        self._run(lambda t, output, given: t.all_to_all(output, given, *counts), output, tensor)
+        # a worker that has nothing to send or to get takes part too: the others may have
+        self._run(lambda t, output, given: t.all_to_all(output, given, *counts), output, tensor, empty=True)
 
     def barrier(self) -> None:
         """Wait until every worker is here."""
@@ -118,13 +122,26 @@ class Group:
                 transport.abort()
 
     def _run(
-        self, operation: _Operation, output: Tensor | None, given: Tensor | None, as_bytes: bool = True
+        self,
+        operation: _Operation,
+        output: Tensor | None,
+        given: Tensor | None,
+        as_bytes: bool = True,
+        empty: bool = False,
     ) -> None:
-        """Run an operation that fills `output` and reads `given`; every worker runs the same one."""
-        on_gpu = any(tensor is not None and tensor.is_cuda for tensor in (output, given))
-        transport = self._gpu if on_gpu and self._gpu else self._host
-        if not transport or (output is not None and not output.numel()):
+        """Run an operation that fills `output` and reads `given`; every worker runs the same one.
+
+        Empty tensors do not travel, unless `empty` says that those of other workers may not be.
+        """
+        tensors = [tensor for tensor in (output, given) if tensor is not None]
+        if not self._host:
+            if output is not None and given is not None:
+                output.copy_(given.reshape(output.shape))
             return
+        if tensors and not empty and not any(tensor.numel() for tensor in tensors):
+            return
+        on_gpu = any(tensor.is_cuda for tensor in tensors)
+        transport = self._gpu if on_gpu and self._gpu else self._host
         staged = on_gpu and not self._gpu
         near = [None if tensor is None else _near(tensor, staged) for tensor in (output, given)]
         views = [_bytes(tensor) if tensor is not None and as_bytes else tensor for tensor in near]

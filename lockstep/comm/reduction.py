@@ -70,7 +70,11 @@ class Reduction:
         """The means over all lanes of all workers, in the order of the entries."""
         means: list[Tensor | None] = [None] * self._count
         for number, bucket in enumerate(self._buckets):
-            found = self._futures[number].result() if self.overlaps else bucket.reduce()
+            if self.overlaps:
+                found = self._futures[number].result()
+            else:
+                bucket.pack()
+                found = bucket.reduce()
             bucket.arrive()
             for index, tensor in zip(bucket.indices, found, strict=True):
                 means[index] = tensor

@@ -24,18 +24,20 @@ from lockstep.spec.world import VARIABLE, World
 
 _ADDRESS = "127.0.0.1"
 _POLL_S = 0.05
+_ASK_EVERY_S = 0.5  # a worker takes a first SIGTERM for a wish to stop after its step
 _GRACE_S = 10.0  # for workers to end by themselves after one has failed, before they are killed
 _PR_SET_PDEATHSIG = 1
 
 
 class Launcher:
-    """Starts `size` workers and waits for them."""
+    """Starts `size` workers and waits for them; `advice` is for when one was killed."""
 
-    def __init__(self, size: int, show: Callable[[int, str], None]) -> None:
-        self._size, self._show = size, show
+    def __init__(
+        self, size: int, show: Callable[[int, str], None], advice: str = "; --resume auto goes on"
+    ) -> None:
+        self._size, self._show, self._advice = size, show, advice
         self._workers: list[subprocess.Popen[str]] = []
         self._readers: list[threading.Thread] = []
-        self._failed_at: float | None = None
 
     def run(self) -> int:
         """Start the workers, wait for all, and give the exit code of the first that failed."""
@@ -78,19 +80,20 @@ class Launcher:
         self._readers.append(reader)
 
     def _read(self, rank: int, stream: IO[str]) -> None:
-        for line in stream:
-            self._show(rank, line.rstrip("\n"))
+        with stream:
+            for line in stream:
+                self._show(rank, line.rstrip("\n"))
 
     def _wait(self) -> int:
         """Until all have ended; once one fails, the others are ended too."""
         first: tuple[int, int] | None = None
+        asked, end = 0.0, float("inf")
         while any(worker.poll() is None for worker in self._workers):
             first = first or self._find_failed()
-            if first and not self._failed_at:
-                self._failed_at = time.monotonic()
-                self._signal_all(signal.SIGTERM)
-            if self._failed_at and time.monotonic() > self._failed_at + _GRACE_S:
-                self._signal_all(signal.SIGKILL)
+            now = time.monotonic()
+            if first and now > asked + _ASK_EVERY_S:
+                self._signal_all(signal.SIGTERM if now < end else signal.SIGKILL)
+                asked, end = now, min(end, now + _GRACE_S)
             time.sleep(_POLL_S)
         for reader in self._readers:
             reader.join(timeout=1.0)
@@ -99,10 +102,8 @@ class Launcher:
             return 0
         rank, code = first
         if code < 0:
-            self._show(
-                rank,
-                f"lockstep: worker {rank} was ended by {signal.Signals(-code).name}; --resume auto goes on",
-            )
+            name = signal.Signals(-code).name
+            self._show(rank, f"lockstep: worker {rank} was ended by {name}{self._advice}")
             return 1
         return code
 

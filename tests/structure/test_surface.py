@@ -15,9 +15,10 @@ FLAGS = {
     "eval": "RUN --checkpoint --data-dir --device --json --runs-dir",
     "predict": "RUN IMAGE --checkpoint --device --json --runs-dir",
     "export": "RUN --checkpoint --format --output --runs-dir",
+    "verify": "RUN_A RUN_B --json --runs-dir",
     "data get": "NAME --dir --mirror",
     "data info": "NAME --dir --json --override -o",
-    "doctor": "--data-dir --json",
+    "doctor": "--comm --data-dir --json",
 }
 
 

@@ -1,34 +1,47 @@
-"""The promise: the same weights at any number of workers, by any launcher, backend, bucket size and overlap."""
+"""The promise: the same weights at any number of workers, by any launcher, backend, bucket size and overlap.
 
-import itertools
-import json
+Beside it stands the control: plain DistributedDataParallel gives other bits at each number of workers.
+"""
+
+import socket
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from small import call, summary, train_command
-from world import MPI, has_mpi, launched
+from world import has_mpi, launched
 
-# Batch norm, dropout, augmentation, averaged weights and clipping, all at once.
-EVERYTHING = (
-    "train.lanes=8",
-    "train.epochs=1",
-    "data.augment=flip,crop",
-    "train.ema=0.9",
-    "train.clip=1.0",
-    "data.num_train=100",
-    "data.num_test=45",
-)
+# Augmentation, averaged weights, clipping for all; googlenet has dropout, resnet18 and googlenet batch norm.
+EVERYTHING = ("train.lanes=8", "train.epochs=1", "data.augment=flip,crop", "train.ema=0.9", "train.clip=1.0")
+SMALL = ("train.batch=16", "data.num_train=40", "data.num_test=21")
 MODELS = {
-    "lenet5": (*EVERYTHING, "train.batch=32"),
-    "resnet18": (*EVERYTHING, "model.name=resnet18", "train.batch=32"),
-    "googlenet": (*EVERYTHING, "model.name=googlenet", "data.size=32", "train.batch=32", "data.num_train=40"),
+    "lenet5": EVERYTHING,
+    "resnet18": (*EVERYTHING, *SMALL, "model.name=resnet18", "train.channels_last=true"),
+    "googlenet": (*EVERYTHING, *SMALL, "model.name=googlenet", "data.size=32"),
 }
-HASHES = ("weights_sha256", "optimizer_sha256", "ema_sha256", "loss", "accuracy")
+HASHES = ("weights_sha256", "optimizer_sha256", "ema_sha256", "loss", "accuracy", "identity")
+# Covers every value of every column; benchmarks/matrix.py runs them all.
+COVERING = [
+    # model, launcher, workers, backend, bucket MB, overlap, wire
+    ("lenet5", "lockstep", 2, "auto", 25, True, "fp32"),
+    ("lenet5", "lockstep", 3, "gloo", 0.01, False, "fp32"),
+    ("lenet5", "lockstep", 4, "gloo", 0.1, True, "fp32"),
+    ("lenet5", "lockstep", 8, "gloo", 25, True, "fp32"),
+    ("lenet5", "torchrun", 5, "gloo", 0.01, True, "bf16"),
+    ("lenet5", "openmpi", 7, "mpi", 0.1, False, "fp32"),
+    ("lenet5", "mpich", 4, "gloo", 25, True, "bf16"),
+    ("resnet18", "lockstep", 2, "gloo", 1, True, "fp32"),
+    ("resnet18", "torchrun", 3, "gloo", 25, True, "fp32"),
+    ("resnet18", "mpich", 5, "mpi", 25, True, "fp32"),
+    ("googlenet", "lockstep", 3, "gloo", 25, False, "bf16"),
+    ("googlenet", "openmpi", 2, "auto", 1, True, "bf16"),
+]
 
 
 def hashes(directory):
     found = summary(directory)
-    return {key: found[key] for key in HASHES if key in found}
+    return {key: found[key] for key in HASHES}
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +49,7 @@ def reference(tmp_path_factory):
     """The hashes of a run by one worker, computed once for each Run."""
     known = {}
 
-    def find(*overrides):
+    def find(overrides):
         if overrides not in known:
             folder = tmp_path_factory.mktemp("alone")
             done = call(train_command(folder, overrides=overrides))
@@ -47,15 +60,54 @@ def reference(tmp_path_factory):
     return find
 
 
-def check(tmp_path, expected, launcher, workers, *flags, overrides=()):
+@pytest.mark.gloo
+@pytest.mark.mpi
+@pytest.mark.parametrize("row", COVERING, ids=lambda row: "-".join(map(str, row)))
+def test_any_workers_launcher_backend_bucket_overlap_and_wire(row, reference, tmp_path):
+    model, launcher, workers, backend, bucket, overlap, wire = row
+    if launcher in ("openmpi", "mpich") and not has_mpi(launcher):
+        pytest.skip(f"{launcher} is not installed beside this Python")
+    overrides = (*MODELS[model], f"train.wire={wire}")
+    flags = ["--backend", backend, "--bucket-mb", str(bucket), *([] if overlap else ["--no-overlap"])]
     command, env = launched(launcher, workers, train_command(tmp_path, *flags, overrides=overrides))
     done = call(command, env=env)
     assert done.returncode == 0, done.stderr
     assert summary(tmp_path / "run")["workers"] == workers
-    assert hashes(tmp_path / "run") == expected
+    assert hashes(tmp_path / "run") == reference(overrides)
 
 
 @pytest.mark.gloo
-@pytest.mark.parametrize("workers", [2, 3, 4, 8])
-def test_any_number_of_workers(workers, reference, tmp_path):
-    check(tmp_path, reference(*EVERYTHING), "lockstep", workers, overrides=EVERYTHING)
+def test_the_wire_precision_is_part_of_the_run(reference):
+    fp32, bf16 = (reference((*MODELS["lenet5"], f"train.wire={wire}")) for wire in ("fp32", "bf16"))
+    assert fp32["weights_sha256"] != bf16["weights_sha256"] and fp32["identity"] != bf16["identity"]
+
+
+@pytest.mark.gloo
+def test_the_control_gives_other_bits_at_every_number_of_workers(tmp_path):
+    groups = [start_control(workers, tmp_path) for workers in (1, 2, 4)]
+    found = {group[0].communicate(timeout=55)[0].strip() for group in groups}
+    assert all(worker.wait(timeout=55) == 0 for group in groups for worker in group)
+    assert len(found) == 3, "stock training gave equal bits, so the test above could pass without Lockstep"
+
+
+def start_control(workers, folder):
+    """Plain processes with torchrun's variables; worker 0 prints."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    script = str(Path(__file__).with_name("control.py"))
+    return [
+        subprocess.Popen(
+            [sys.executable, script],
+            env={
+                "RANK": str(rank),
+                "WORLD_SIZE": str(workers),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+            },
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=folder,
+        )
+        for rank in range(workers)
+    ]

@@ -1,0 +1,138 @@
+"""How the roots of all workers' subtrees become the mean over all lanes, on every worker.
+
+Every worker sums one slice, in the order of the lane tree: an all-to-all brings it the slice of every
+root, an all-gather returns the means. On one host the workers read each other's roots from shared memory
+instead. Either way each element goes through the same additions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lockstep.comm.group import Group
+from lockstep.comm.shared import share
+from lockstep.comm.tree import LaneTree
+
+_CHUNK = 1 << 16  # elements summed at a time on a CPU, so that all rows of a chunk stay in the cache
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The subtrees' heights, worker by worker, and what travels: how much, of which type, as which."""
+
+    heights: list[list[int]]
+    length: int
+    dtype: torch.dtype
+    wire: torch.dtype | None
+    device: torch.device
+
+    @property
+    def travels_as(self) -> torch.dtype:
+        return self.wire or self.dtype
+
+    @property
+    def slice(self) -> int:
+        """Elements that each worker sums."""
+        return max(-(-self.length // len(self.heights)), 1)
+
+    @property
+    def whole(self) -> int:
+        return self.slice * len(self.heights)
+
+
+def make_exchange(group: Group, shape: Shape) -> Exchange:
+    """Through shared memory on one host, else over the group."""
+    own = max(map(len, shape.heights))
+    near = shape.device.type == "cpu" or group.stages(shape.device)
+    size = torch.empty((), dtype=shape.travels_as).element_size()
+    pieces = share(group, (own * shape.whole + shape.slice) * size) if near else None
+    return SharedExchange(group, shape, pieces) if pieces else Exchange(group, shape)
+
+
+class Exchange:
+    """Over the group. Fill `roots`, one flat tensor a subtree; `run` leaves the means in `result`."""
+
+    def __init__(self, group: Group, shape: Shape) -> None:
+        self._group, self._shape = group, shape
+        self._staged = group.stages(shape.device)
+        rows = sum(map(len, shape.heights))
+        own = len(shape.heights[group.rank])
+        self._send = self._host(own * shape.whole)
+        self._received = self._host(rows * shape.slice)
+        self._mine, self._gathered = self._host(shape.slice), self._host(shape.whole)
+        self._lay_out(self._send if own == 1 and not self._staged else None)
+
+    def run(self) -> None:
+        """Exchange and sum; every worker does."""
+        group, size = self._group, self._shape.slice
+        counts = [len(heights) for heights in self._shape.heights]
+        own = counts[group.rank]
+        if self.roots[0].data_ptr() != self._send.data_ptr():
+            by_worker = self._send.view(group.size, own, size)
+            for number, root in enumerate(self.roots):
+                by_worker[:, number].copy_(root.view(group.size, size), non_blocking=True)
+            self._wait_for_gpu()
+        group.all_to_all(self._received, self._send, [n * size for n in counts], [own * size] * group.size)
+        self._sum(list(self._received.view(-1, size)), self._mine)
+        group.all_gather(self._gathered, self._mine)
+        self.result.copy_(self._gathered, non_blocking=True)
+
+    def _lay_out(self, memory: Tensor | None) -> None:
+        """Make the roots and the result, the roots in `memory` if it is on their device."""
+        shape, own = self._shape, len(self._shape.heights[self._group.rank])
+        if memory is None:
+            memory = torch.zeros(own * shape.whole, dtype=shape.travels_as, device=shape.device)
+        self.roots = list(memory.view(own, shape.whole))
+        self.result = torch.zeros(shape.whole, dtype=shape.dtype, device=shape.device)
+
+    def _sum(self, rows: list[Tensor], output: Tensor) -> None:
+        """The mean of one slice, in the order of the lane tree; one row a subtree, which is used up."""
+        shape = self._shape
+        heights = [height for worker in shape.heights for height in worker]
+        step = _CHUNK if output.device.type == "cpu" else shape.slice
+        for first in range(0, shape.slice, step):
+            tree = LaneTree(wire=shape.wire)
+            for row, height in zip(rows, heights, strict=True):
+                tree.add([row[first : first + step].to(shape.dtype)], height)
+            output[first : first + step].copy_(tree.mean()[0])
+
+    def _host(self, length: int) -> Tensor:
+        """Memory that the group can reach."""
+        device = torch.device("cpu") if self._staged else self._shape.device
+        return torch.zeros(length, dtype=self._shape.travels_as, device=device, pin_memory=self._staged)
+
+    def _wait_for_gpu(self) -> None:
+        if self._staged:
+            torch.cuda.current_stream().synchronize()
+
+
+class SharedExchange(Exchange):
+    """Through memory that all workers of a host see: roots are read where they lie."""
+
+    def __init__(self, group: Group, shape: Shape, pieces: list[Tensor]) -> None:
+        self._group, self._shape = group, shape
+        self._staged = group.stages(shape.device)
+        self._roots, self._means = [], []
+        for piece, heights in zip(pieces, shape.heights, strict=True):
+            flat = piece.view(shape.travels_as)
+            self._roots.append(flat[: len(heights) * shape.whole].view(len(heights), shape.whole))
+            self._means.append(flat[-shape.slice :])
+        self._lay_out(None if self._staged else self._roots[group.rank])
+
+    def run(self) -> None:
+        """Exchange and sum; every worker does."""
+        group, size = self._group, self._shape.slice
+        if self._staged:
+            for mine, root in zip(self._roots[group.rank], self.roots, strict=True):
+                mine.copy_(root, non_blocking=True)
+            self._wait_for_gpu()
+        group.barrier()  # all roots are there
+        part = slice(group.rank * size, (group.rank + 1) * size)
+        self._sum([row[part] for roots in self._roots for row in roots], self._means[group.rank])
+        group.barrier()  # all means are there, and nobody reads the roots any more
+        for rank, mean in enumerate(self._means):
+            self.result[rank * size : (rank + 1) * size].copy_(mean, non_blocking=True)
+        self._wait_for_gpu()

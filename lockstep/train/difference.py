@@ -1,0 +1,117 @@
+"""Two states of a model, bit for bit: the tensors that differ, the first element, and by how much."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# Of the floating types that have a distance: the bits of infinity. A larger magnitude is a NaN.
+_INFINITY = {
+    torch.float64: 0x7FF0_0000_0000_0000,
+    torch.float32: 0x7F80_0000,
+    torch.float16: 0x7C00,
+    torch.bfloat16: 0x7F80,
+}
+_GROUPS = ("model", "ema", "optimizer")  # the state's order; within a group it is the names'
+
+
+@dataclass(frozen=True)
+class Element:
+    """The first element of a tensor that differs; values by `repr`, bits in hex."""
+
+    index: tuple[int, ...]
+    values: tuple[str, str]
+    bits: tuple[str, str]
+    ulps: int | None  # of floating types; None beside a NaN
+    difference: int | None  # of integers: B less A
+
+
+@dataclass(frozen=True)
+class Located:
+    """Two checkpoints of one step: the tensors that differ, and one of them looked at closely."""
+
+    step: int
+    names: list[str]  # all that differ, in the state's order
+    num_tensors: int
+    name: str = ""
+    forms: tuple[str | None, str | None] = (None, None)  # dtype and shape; None where it is absent
+    num_elements: int = 0
+    num_different: int = 0
+    element: Element | None = None  # None where the forms differ already
+
+
+def locate(step: int, a: Mapping[str, Tensor], b: Mapping[str, Tensor], wanted: str = "") -> Located:
+    """The tensors that differ; of `wanted`, or else of the first of them, the first element that does."""
+    names = in_order(name for name in a.keys() | b.keys() if not _same_bits(a.get(name), b.get(name)))
+    num_tensors = len(a.keys() | b.keys())
+    if not names:
+        return Located(step, names, num_tensors)
+    name = wanted if wanted in names else names[0]
+    left, right = a.get(name), b.get(name)
+    forms = _form(left), _form(right)
+    if left is None or right is None or forms[0] != forms[1]:
+        return Located(step, names, num_tensors, name, forms)
+    different = (_bytes(left) != _bytes(right)).any(1).nonzero().flatten()
+    element = _element(left, right, int(different[0]))
+    return Located(step, names, num_tensors, name, forms, left.numel(), different.numel(), element)
+
+
+def ulp_distance(a: Tensor, b: Tensor) -> int | None:
+    """How many floating numbers of their type lie between two scalars, and one; None for a NaN.
+
+    Zero and minus zero are 0 apart; infinity is 1 beyond the largest number.
+    """
+    infinity = _INFINITY.get(a.dtype)
+    if infinity is None:
+        return None
+    sign = 1 << (8 * a.dtype.itemsize - 1)
+    places = [-(bits & ~sign) if bits & sign else bits for bits in (_bits(a), _bits(b))]
+    return None if max(map(abs, places)) > infinity else abs(places[0] - places[1])
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Names of a state's tensors in the state's order."""
+
+    def place(name: str) -> tuple[int, str]:
+        group = name.partition(".")[0]
+        return _GROUPS.index(group) if group in _GROUPS else len(_GROUPS), name
+
+    return sorted(names, key=place)
+
+
+def _form(tensor: Tensor | None) -> str | None:
+    return None if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """A row of bytes an element: as numbers, NaN would differ from itself and 0 not from minus 0."""
+    return tensor.contiguous().flatten().view(torch.uint8).reshape(tensor.numel(), tensor.dtype.itemsize)
+
+
+def _same_bits(a: Tensor | None, b: Tensor | None) -> bool:
+    return (
+        a is not None and b is not None and _form(a) == _form(b) and bool(torch.equal(_bytes(a), _bytes(b)))
+    )
+
+
+def _bits(scalar: Tensor) -> int:
+    return int.from_bytes(_bytes(scalar).numpy().tobytes(), sys.byteorder)
+
+
+def _element(a: Tensor, b: Tensor, place: int) -> Element:
+    left, right = a.flatten()[place], b.flatten()[place]
+    index = tuple(int(i) for i in np.unravel_index(place, a.shape))
+    digits = 2 * a.dtype.itemsize
+    floating = a.dtype.is_floating_point or a.dtype.is_complex
+    return Element(
+        index,
+        (repr(left.item()), repr(right.item())),
+        (f"0x{_bits(left):0{digits}x}", f"0x{_bits(right):0{digits}x}"),
+        ulp_distance(left, right),
+        None if floating else int(right.item()) - int(left.item()),
+    )

@@ -1,0 +1,41 @@
+"""The control: the same model on the same batches by plain DistributedDataParallel, as people write it.
+
+torchrun --nproc-per-node W control.py prints the SHA-256 of the weights after three steps. It depends on W.
+"""
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from lockstep.data import open_store
+from lockstep.models import build
+from lockstep.train.state import model_tensors, tensors_sha256
+
+BATCH, STEPS = 32, 3
+
+
+def main():
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    store = open_store("shapes", None, {"size": 16, "num_train": 330, "num_test": 70})
+    torch.manual_seed(0)
+    model = build("lenet5", in_channels=store.shape[0], num_classes=len(store.classes), image_size=(16, 16))
+    replica = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(replica.parameters(), lr=0.05, momentum=0.9)
+    order = torch.randperm(len(store.train), generator=torch.Generator().manual_seed(0))
+    for step in range(STEPS):
+        ids = order[step * BATCH : (step + 1) * BATCH][rank::size]
+        images, labels = store.train.read(ids)
+        loss = torch.nn.functional.cross_entropy(replica(images.float() / 255 - 0.5), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    if rank == 0:
+        print(tensors_sha256(model_tensors(model)), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
