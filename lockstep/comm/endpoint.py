@@ -9,7 +9,11 @@ from __future__ import annotations
 import functools
 import itertools
 import socket
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from datetime import timedelta
 from typing import Any
 
@@ -19,10 +23,10 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from lockstep.comm.group import Group
 from lockstep.comm.transport import MpiTransport, TorchTransport
-from lockstep.errors import GroupLost, SpecError
+from lockstep.errors import GroupLost, LockstepError, SpecError
 from lockstep.spec.world import World
 
-_REACH_S = 25.0  # to reach the host of worker 0
+_REACH_S = 15.0  # to reach the host of worker 0
 _LISTEN_S = 60.0  # until worker 0 listens, where its host answers
 _GATHER_S = 300.0  # until all workers are there: they may be reading data from a slow disk
 _LOOPBACK = "127.0.0.1"
@@ -80,7 +84,7 @@ def own_address_towards(address: str) -> str:
             probe.connect((address, 9))
             return str(probe.getsockname()[0])
         except OSError as error:
-            raise GroupLost(f"no way to {address} from this host: {error.strerror}") from None
+            raise LockstepError(f"no way to {address} from this host: {error.strerror}") from None
 
 
 def _choose(world: World, device: torch.device) -> str:
@@ -103,18 +107,20 @@ def _open_store(world: World) -> tuple[Any, str]:
     own_address = _LOOPBACK if world.on_one_host else own_address_towards(address)
     if listener is None:
         _wait_for_listener(world, address)
+    make = functools.partial(
+        TCPStore,
+        address,
+        world.port,
+        is_master=listener is not None,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=_REACH_S),
+        master_listen_fd=listener.detach() if listener else None,
+    )
     try:
-        store = TCPStore(
-            address,
-            world.port,
-            is_master=listener is not None,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=_REACH_S),
-            master_listen_fd=listener.detach() if listener else None,
-        )
-    except (RuntimeError, ValueError) as error:
+        store = _within(_REACH_S, make)
+    except (RuntimeError, ValueError, TimeoutError) as error:
         first = str(error).strip().splitlines()[0]
-        raise GroupLost(
+        raise LockstepError(
             f"worker {world.rank}: what listens on {world.address}:{world.port} is no worker 0 of this run: "
             f"is the port in use by something else? choose another ({first})"
         ) from None
@@ -122,11 +128,28 @@ def _open_store(world: World) -> tuple[Any, str]:
     return store, own_address
 
 
+def _within(seconds: float, make: Callable[[], Any]) -> Any:
+    """What `make` gives, or a TimeoutError: a store waits without end for a listener that never answers."""
+    future: Future[Any] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(make())
+        except Exception as error:  # it is raised where the result is asked for
+            future.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    try:
+        return future.result(seconds)
+    except FutureTimeout:
+        raise TimeoutError(f"no answer within {seconds:.0f} s") from None
+
+
 def _resolve(address: str) -> str:
     try:
         return str(socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as error:
-        raise GroupLost(
+        raise LockstepError(
             f"the host of worker 0, '{address}', is unknown: {error.strerror}; check MASTER_ADDR"
         ) from None
 
@@ -142,7 +165,7 @@ def _wait_for_listener(world: World, address: str) -> None:
             limit = _LISTEN_S if isinstance(error, ConnectionRefusedError) else _REACH_S
         waited = time.monotonic() - start
         if waited + 0.2 > limit:
-            raise GroupLost(
+            raise LockstepError(
                 f"worker {world.rank} cannot reach worker 0 at {world.address}:{world.port} after "
                 f"{waited:.0f} s: {reason}; check that it runs, MASTER_ADDR, MASTER_PORT and the firewall"
             ) from None
