@@ -1,4 +1,4 @@
-"""`lockstep doctor`: what this machine offers, and its numerics fingerprint."""
+"""`lockstep doctor`: what this machine offers, and its numerics fingerprint; `--comm` is in comm.py."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep import __version__
+from lockstep.cli.comm import COLUMNS, examine_comm
 from lockstep.cli.flag import add_json
 
 if TYPE_CHECKING:
@@ -32,12 +33,23 @@ def add_parser(verbs: Verbs) -> None:
     text = "versions, devices, backends, data found, fingerprint"
     parser = verbs.add_parser("doctor", help=text, description=text.capitalize() + ".")
     parser.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="default: data")
+    parser.add_argument(
+        "--comm",
+        nargs="?",
+        const="all",
+        choices=("all", *COLUMNS),
+        metavar="BACKEND-DEVICE",
+        help="instead, try every operation between workers on every backend and device, or on one: "
+        + ", ".join(COLUMNS),
+    )
     add_json(parser)
     parser.set_defaults(handler=examine)
 
 
 def examine(options: argparse.Namespace) -> int:
     """Print the facts as a table or as JSON."""
+    if options.comm:
+        return examine_comm(options.comm, options.json)
     facts = gather(options.data_dir)
     if options.json:
         print(json.dumps(facts, indent=1))

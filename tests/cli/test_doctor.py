@@ -1,0 +1,164 @@
+"""`lockstep doctor --comm` as people start it: real processes, which it never leaves behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+from small import call, command
+from world import MPI, PREFIX, has_mpi, launched
+
+from lockstep.cli import comm
+from lockstep.cli.comm import COLUMNS
+from lockstep.comm.check import OPERATIONS
+
+ALL_OK = dict.fromkeys(OPERATIONS, "ok")
+
+
+@pytest.fixture
+def env():
+    """An environment without MPI and GPU, by which the processes that inherit it are found again."""
+    mark = uuid.uuid4().hex
+    yield {**os.environ, "PATH": "", "CUDA_VISIBLE_DEVICES": "", "LOCKSTEP_TEST_MARK": mark}
+    deadline = time.monotonic() + 5
+    while (left := processes(mark)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left, f"left running: {left}"
+
+
+def processes(*words):
+    """The processes in whose environment all the words are."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            text = path.read_text(errors="replace")
+        except OSError:
+            continue
+        if all(word in text for word in words):
+            found.append(int(path.parent.name))
+    return found
+
+
+def with_mpi(env, name):
+    """The environment, with one of the MPIs on its path."""
+    prefix = PREFIX / name
+    return {
+        **env,
+        "PATH": f"{prefix / 'bin'}:/usr/bin:/bin",
+        "MPI4PY_LIBMPI": str(prefix / "lib" / MPI[name]),
+    }
+
+
+def wait_for_worker(env, rank):
+    """The process of a worker, as soon as there is one."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        if found := processes(
+            env["LOCKSTEP_TEST_MARK"], f'LOCKSTEP_WORLD={{"launcher": "lockstep", "rank": {rank}'
+        ):
+            return found[0]
+        time.sleep(0.01)
+    raise AssertionError("no worker was started")
+
+
+def start(arguments, env):
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+
+
+@pytest.mark.gloo
+def test_the_table(env):
+    done = call(command("doctor", "--comm"), env=env)
+    assert done.returncode == 0, done.stderr
+    head, *rows = done.stdout.splitlines()
+    assert head.split() == " ".join(COLUMNS).replace("-", " ").split()
+    table = {row[:19].strip(): row[19:].split() for row in rows[: len(OPERATIONS)]}
+    assert list(table) == list(OPERATIONS)
+    assert all(cells[0] == "ok" and len(cells) == len(COLUMNS) for cells in table.values())
+    reasons = rows[len(OPERATIONS) :]
+    assert any(line.startswith("mpi cpu: not tried: ") for line in reasons)
+    assert not any(line.startswith("gloo cpu") for line in reasons)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", MPI)
+def test_mpi(name, env):
+    if not has_mpi(name):
+        pytest.skip(f"no {name} in this environment")
+    done = call(command("doctor", "--comm", "mpi-cpu", "--json"), env=with_mpi(env, name))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"mpi-cpu": {"workers": 2, "operations": ALL_OK, "reason": ""}}
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(not (has_mpi("openmpi") and has_mpi("mpich")), reason="needs two MPIs")
+def test_an_mpi_that_is_not_the_mpiruns_is_reported(env, monkeypatch):
+    wrong = {**with_mpi(env, "mpich"), "MPI4PY_LIBMPI": with_mpi(env, "openmpi")["MPI4PY_LIBMPI"]}
+    for name in ("PATH", "MPI4PY_LIBMPI", "CUDA_VISIBLE_DEVICES", "LOCKSTEP_TEST_MARK"):
+        monkeypatch.setenv(name, wrong[name])
+    report = comm._try("mpi-cpu")
+    assert report.failed and "mpi4py sees 1: it uses Open MPI" in report.reason
+
+
+@pytest.mark.gloo
+def test_under_torchrun(env):
+    arguments, _ = launched("torchrun", 2, command("doctor", "--comm", "--json"))
+    done = call(arguments, env={**env, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["gloo-cpu"] == {"workers": 2, "operations": ALL_OK, "reason": ""}
+
+
+@pytest.mark.gloo
+def test_a_worker_that_dies_is_reported(env):
+    doctor = start(command("doctor", "--comm", "--json"), env)
+    os.kill(wait_for_worker(env, rank=1), signal.SIGKILL)
+    output, _ = doctor.communicate(timeout=50)
+    found = json.loads(output)
+    assert doctor.returncode == 1 and set(found) == set(COLUMNS)
+    assert found["gloo-cpu"]["reason"].startswith("worker 1 was ended by SIGKILL (all of it: lockstep doctor")
+
+
+@pytest.mark.gloo
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_doctor_that_is_stopped_ends_its_workers(number, env):
+    doctor = start(command("doctor", "--comm"), env)
+    wait_for_worker(env, rank=1)
+    doctor.send_signal(number)
+    doctor.communicate(timeout=30)
+    assert doctor.returncode == 128 + number
+
+
+@pytest.mark.gloo
+@pytest.mark.parametrize(("where", "limit_s"), [("joining", 1), ("reduce", 3)])
+def test_a_group_that_hangs_is_ended(where, limit_s, env, tmp_path):
+    """In a script, so that the workers, which are copies of it, wait less than they would."""
+    script = tmp_path / "hang.py"
+    script.write_text(f"""
+import os, time
+from lockstep.cli import comm, main
+comm._CHECK_S, comm._TELL_S = {limit_s}, 1.0
+if '"rank": 1,' in os.environ.get("LOCKSTEP_WORLD", ""):
+    from lockstep.comm import check, endpoint
+    hang = lambda *arguments: time.sleep(60)
+    if {where!r} == "joining":
+        endpoint.join = hang
+    check.OPERATIONS["reduce"] = hang
+main.main(["doctor", "--comm", "gloo-cpu", "--json"])
+""")
+    start_s = time.monotonic()
+    done = call([sys.executable, str(script)], env=env)
+    assert done.returncode == 1 and time.monotonic() - start_s < 40
+    report = json.loads(done.stdout)["gloo-cpu"]
+    assert report["reason"] == f"{where} did not end in {limit_s} s"
+    before = [] if where == "joining" else list(OPERATIONS)[:4]
+    assert report["operations"] == dict.fromkeys(before, "ok")
+
+
+def test_a_column_that_cannot_be_tried_says_what_is_missing(env):
+    done = call(command("doctor", "--comm", "mpi-cpu"), env=env)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("lockstep: --comm mpi-cpu: ") and len(done.stderr.splitlines()) == 1
