@@ -1,15 +1,14 @@
 """Two workers beside two independent processes, and how soon four workers train beside torchrun.
 
-scaling: rounds of (one process; two independent processes at once; one run with two workers), emotion48 at
-B = 256, V = 8, one thread a process; the figure is the two workers' img/s over the sum of the two processes'.
-start: seconds from the command to the first committed step, our launcher and torchrun in turn.
+scaling: two processes, in turn each training alone (B = 256, V = 8) and both as the two workers of one run;
+emotion48, one thread a process. The figure is the two workers' img/s over the sum of the two processes',
+round by round. start: seconds from the command to the first committed step, ours and torchrun in turn.
 
-python benchmarks/workers.py --rounds 7
+python benchmarks/workers.py --rounds 20
 """
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import subprocess
@@ -18,63 +17,88 @@ import tempfile
 import time
 from pathlib import Path
 
+import torch
 from measure import make_parser, make_record
 
-from lockstep.spec.record import write_records
+from lockstep.comm.endpoint import join
+from lockstep.comm.group import Group
+from lockstep.comm.tree import worker_lanes
+from lockstep.data.loader import Lanes
+from lockstep.elastic.launcher import Launcher
+from lockstep.models import build
+from lockstep.spec import Optimizer, Run, Train
+from lockstep.spec.record import Record, write_records
+from lockstep.spec.world import read_world
+from lockstep.train.loss import make_loss
+from lockstep.train.lower import lower
+from lockstep.train.numerics import prepare_device
+from lockstep.train.state import TrainState
+from lockstep.train.step import Step
 
-ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
-SCALING = (
-    "model.name=emotion48",
-    "data.size=48",
-    "data.num_test=8",
-    "train.batch=256",
-    "train.lanes=8",
-    "train.epochs=1",
-)
+BATCH, LANES = 256, 8
 START = ("data.num_train=2048", "train.epochs=1")
 
 
 def main() -> None:
     parser = make_parser(__doc__, "workers-cpu.json")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=4, help="of each kind in a round")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        records = [scaling(Path(folder), options.rounds, options.steps), start(Path(folder), options.rounds)]
-    for record in records:
+    world = read_world(os.environ)
+    if world is None:
+        code = Launcher(2, lambda rank, line: print(f"[{rank}] {line}", file=sys.stderr)).run()
+        if code:
+            raise SystemExit(code)
+        with tempfile.TemporaryDirectory() as folder:
+            record = start(Path(folder), max(options.rounds // 3, 3))
         print(f"{record.name}: {record.value:.3f} {record.spread} {record.details}")
-    write_records(options.output, records)
+        write_records(
+            options.output.with_name(options.output.stem.replace("workers", "start") + ".json"), [record]
+        )
+        return
+    device = prepare_device("cpu", threads=1)
+    group = join(world, "gloo", device)
+    record = scaling(group, options.rounds, options.steps)
+    if not group.rank:
+        print(f"{record.name}: {record.value:.3f} {record.spread} {record.details}", flush=True)
+        write_records(options.output, [record])
+    group.close()
 
 
-def scaling(folder: Path, rounds: int, steps: int):  # type: ignore[no-untyped-def]
-    overrides = (*SCALING, f"data.num_train={256 * steps}")
-    found: dict[str, list[float]] = {"one process": [], "two processes": [], "two workers": []}
-    for number in range(rounds):
-        for name, commands in {
-            "one process": [()],
-            "two processes": [(), ()],
-            "two workers": [("--workers", "2")],
-        }.items():
-            runs = [folder / f"{name}-{number}-{i}".replace(" ", "-") for i in range(len(commands))]
-            started = [
-                subprocess.Popen(train(run, overrides, *flags), env=ENV, stdout=subprocess.DEVNULL)
-                for run, flags in zip(runs, commands, strict=True)
-            ]
-            assert all(process.wait() == 0 for process in started)
-            found[name].append(sum(speed(run / "run") for run in runs))
-        print({name: round(values[-1]) for name, values in found.items()}, flush=True)
+def scaling(group: Group, rounds: int, steps: int) -> Record:
+    ways = {"two processes": make_step(Group()), "two workers": make_step(group)}
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(rounds + 1):
+        for name, (step, batch) in ways.items():
+            group.barrier()
+            begin = time.perf_counter()
+            for _ in range(steps):
+                step(batch)
+            speed = torch.tensor([BATCH * steps / (time.perf_counter() - begin)], dtype=torch.float64)
+            every = torch.zeros(group.size, dtype=torch.float64)
+            group.all_gather(every, speed)
+            if number:  # the first one makes primitives and fills caches
+                found[name].append(float(every.sum() if name == "two processes" else every.min()))
     ratios = [a / b for a, b in zip(found["two workers"], found["two processes"], strict=True)]
     details = {f"{name} img/s": round(statistics.median(values), 1) for name, values in found.items()}
-    return make_record(
-        "emotion48, B=256, V=8: two workers over two independent processes",
-        ratios,
-        "x",
-        limit=0.95,
-        **details,
-    )
+    means = statistics.mean(found["two workers"]) / statistics.mean(found["two processes"])
+    name = "emotion48, B=256, V=8: two workers over two independent processes"
+    return make_record(name, ratios, "x", limit=0.95, ratio_of_means=means, **details)
 
 
-def start(folder: Path, rounds: int):  # type: ignore[no-untyped-def]
+def make_step(group: Group) -> tuple[Step, Lanes]:
+    torch.manual_seed(0)
+    model = build("emotion48", in_channels=1, num_classes=7, image_size=(48, 48))
+    run = Run(train=Train(batch=BATCH, lanes=LANES), optimizer=Optimizer("momentum", lr=1e-3))
+    state = TrainState.begin(model, run.optimizer, 0.0)
+    own = worker_lanes(LANES, group.size, group.rank)
+    count = BATCH // LANES * len(own)
+    batch = Lanes(torch.randn(count, 1, 48, 48), torch.randint(0, 7, (count,)), len(own), own.start)
+    lowered = lower(model, make_loss(run.train), "stock", seed=0, bf16=False, sample=lambda: batch)
+    return Step(run, state, lowered, 100, group), batch
+
+
+def start(folder: Path, rounds: int) -> Record:
     found: dict[str, list[float]] = {"ours": [], "torchrun": []}
     for number in range(rounds):
         for name, seconds in found.items():
@@ -93,25 +117,24 @@ def start(folder: Path, rounds: int):  # type: ignore[no-untyped-def]
 
 def train(runs_dir: Path, overrides: tuple[str, ...], *flags: str) -> list[str]:
     keys = [part for item in overrides for part in ("-o", item)]
-    return [sys.executable, "-m", "lockstep", "train", "--runs-dir", str(runs_dir), "--name", "run", "--device", "cpu", *keys, *flags]  # fmt: skip
+    command = [sys.executable, "-m", "lockstep", "train", "--runs-dir", str(runs_dir), "--name", "run"]
+    return [*command, "--device", "cpu", *keys, *flags]
 
 
 def first_step(command: list[str], metrics: Path) -> float:
     begin = time.perf_counter()
-    with subprocess.Popen(command, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        command,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
         while not (metrics.is_file() and metrics.stat().st_size):
             assert process.poll() is None, "it ended without a step"
             time.sleep(0.005)
         seconds = time.perf_counter() - begin
         assert process.wait() == 0
     return seconds
-
-
-def speed(run: Path) -> float:
-    """Images a second, without the first two steps, which make primitives and fill caches."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    seconds = [256 / row["img_s"] for row in rows if row["kind"] == "step"][2:]
-    return 256 * len(seconds) / sum(seconds)
 
 
 if __name__ == "__main__":

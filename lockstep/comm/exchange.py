@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lockstep.comm.group import Group
-from lockstep.comm.shared import share
+from lockstep.comm.shared import Shared, share
 from lockstep.comm.tree import LaneTree
 
 _CHUNK = 1 << 16  # elements summed at a time on a CPU, so that all rows of a chunk stay in the cache
@@ -48,8 +48,8 @@ def make_exchange(group: Group, shape: Shape) -> Exchange:
     own = max(map(len, shape.heights))
     near = shape.device.type == "cpu" or group.stages(shape.device)
     size = torch.empty((), dtype=shape.travels_as).element_size()
-    pieces = share(group, (own * shape.whole + shape.slice) * size) if near else None
-    return SharedExchange(group, shape, pieces) if pieces else Exchange(group, shape)
+    memory = share(group, (own * shape.whole + shape.slice) * size) if near else None
+    return SharedExchange(group, shape, memory) if memory else Exchange(group, shape)
 
 
 class Exchange:
@@ -64,6 +64,8 @@ class Exchange:
         self._received = self._host(rows * shape.slice)
         self._mine, self._gathered = self._host(shape.slice), self._host(shape.whole)
         self._lay_out(self._send if own == 1 and not self._staged else None)
+        if not self._staged and shape.travels_as == shape.dtype:
+            self.result = self._gathered
 
     def run(self) -> None:
         """Exchange and sum; every worker does."""
@@ -78,7 +80,8 @@ class Exchange:
         group.all_to_all(self._received, self._send, [n * size for n in counts], [own * size] * group.size)
         self._sum(list(self._received.view(-1, size)), self._mine)
         group.all_gather(self._gathered, self._mine)
-        self.result.copy_(self._gathered, non_blocking=True)
+        if self.result is not self._gathered:
+            self.result.copy_(self._gathered, non_blocking=True)
 
     def _lay_out(self, memory: Tensor | None) -> None:
         """Make the roots and the result, the roots in `memory` if it is on their device."""
@@ -112,11 +115,11 @@ class Exchange:
 class SharedExchange(Exchange):
     """Through memory that all workers of a host see: roots are read where they lie."""
 
-    def __init__(self, group: Group, shape: Shape, pieces: list[Tensor]) -> None:
-        self._group, self._shape = group, shape
+    def __init__(self, group: Group, shape: Shape, memory: Shared) -> None:
+        self._group, self._shape, self._memory = group, shape, memory
         self._staged = group.stages(shape.device)
         self._roots, self._means = [], []
-        for piece, heights in zip(pieces, shape.heights, strict=True):
+        for piece, heights in zip(memory.pieces, shape.heights, strict=True):
             flat = piece.view(shape.travels_as)
             self._roots.append(flat[: len(heights) * shape.whole].view(len(heights), shape.whole))
             self._means.append(flat[-shape.slice :])
@@ -129,10 +132,10 @@ class SharedExchange(Exchange):
             for mine, root in zip(self._roots[group.rank], self.roots, strict=True):
                 mine.copy_(root, non_blocking=True)
             self._wait_for_gpu()
-        group.barrier()  # all roots are there
+        self._memory.barrier()  # all roots are there
         part = slice(group.rank * size, (group.rank + 1) * size)
         self._sum([row[part] for roots in self._roots for row in roots], self._means[group.rank])
-        group.barrier()  # all means are there, and nobody reads the roots any more
+        self._memory.barrier()  # all means are there, and nobody reads the roots any more
         for rank, mean in enumerate(self._means):
             self.result[rank * size : (rank + 1) * size].copy_(mean, non_blocking=True)
         self._wait_for_gpu()

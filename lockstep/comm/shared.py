@@ -6,27 +6,64 @@ and ends with the processes. Where a piece cannot be mapped, all workers go with
 
 from __future__ import annotations
 
+import ctypes
 import json
 import mmap
 import os
+import platform
 import secrets
+import sys
 from contextlib import suppress
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from lockstep.comm.group import Group
+from lockstep.errors import GroupLost
 
-_HEADER = 64  # bytes at the start of a piece that prove whose it is, and keep what follows aligned
+_TOKEN = 56  # bytes at the start of a piece that prove whose it is; the turn follows them
+_HEADER = 64
+_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine()) if sys.platform == "linux" else None
+_WAIT, _WAKE = 0, 1
+_LOOK_AGAIN_S = 0.2  # while waiting, how often to see whether the others still live
 
 
-def share(group: Group, num_bytes: int) -> list[Tensor] | None:
-    """One tensor of bytes a worker, all of which every worker sees; None where that cannot be."""
-    if not (group.on_one_host and group.size > 1 and hasattr(os, "memfd_create")):
+class Shared:
+    """One piece of memory a worker, seen by all; and a barrier that costs one system call a worker."""
+
+    def __init__(self, group: Group, pieces: list[mmap.mmap], processes: list[int]) -> None:
+        self._group, self._processes, self._turn = group, processes, 0
+        self._turns = [ctypes.c_uint32.from_buffer(piece, _TOKEN) for piece in pieces]
+        self.pieces = [torch.frombuffer(piece, dtype=torch.uint8, offset=_HEADER) for piece in pieces]
+
+    def barrier(self) -> None:
+        """Wait until every worker is here: each counts its own turns up, and looks at those of the others."""
+        self._turn += 1
+        mine = self._turns[self._group.rank]
+        mine.value = self._turn % 2**32
+        _futex(mine, _WAKE, 2**31 - 1)
+        for rank, turn in enumerate(self._turns):
+            while (seen := turn.value) != mine.value and (seen - mine.value) % 2**32 >= 2**31:
+                if not _futex(turn, _WAIT, seen, _LOOK_AGAIN_S):
+                    self._check_alive(rank)
+
+    def _check_alive(self, rank: int) -> None:
+        try:
+            os.kill(self._processes[rank], 0)
+        except OSError:
+            raise GroupLost(
+                f"worker {self._group.rank} of {self._group.size} lost worker {rank}, which has ended: see "
+                "its output, then go on with --resume auto"
+            ) from None
+
+
+def share(group: Group, num_bytes: int) -> Shared | None:
+    """Memory of so many bytes a worker that every worker sees; None where that cannot be."""
+    if not (group.on_one_host and group.size > 1 and _FUTEX):
         return None
-    token = secrets.token_bytes(_HEADER)
+    token = secrets.token_bytes(_TOKEN)
     descriptor = _make(token, num_bytes)
-    offer = {"path": f"/proc/{os.getpid()}/fd/{descriptor}", "token": token.hex(), "made": descriptor >= 0}
+    offer = {"process": os.getpid(), "descriptor": descriptor, "token": token.hex()}
     offers = [json.loads(text) for text in group.all_gather_bytes(json.dumps(offer).encode())]
     pieces = [_open(theirs, num_bytes) for theirs in offers]
     everyone = group.all_gather_bytes(b"no" if None in pieces else b"yes")
@@ -34,7 +71,8 @@ def share(group: Group, num_bytes: int) -> list[Tensor] | None:
         os.close(descriptor)
     if b"no" in everyone:
         return None
-    return [piece for piece in pieces if piece is not None]
+    mapped = [piece for piece in pieces if piece is not None]
+    return Shared(group, mapped, [theirs["process"] for theirs in offers])
 
 
 def _make(token: bytes, num_bytes: int) -> int:
@@ -49,16 +87,29 @@ def _make(token: bytes, num_bytes: int) -> int:
     return descriptor
 
 
-def _open(offer: dict[str, object], num_bytes: int) -> Tensor | None:
+def _open(offer: dict[str, Any], num_bytes: int) -> mmap.mmap | None:
     """A worker's piece, mapped; None unless it holds the token that this worker told."""
-    if not offer["made"]:
-        return None
     with suppress(OSError):
-        descriptor = os.open(str(offer["path"]), os.O_RDWR)
+        descriptor = os.open(f"/proc/{offer['process']}/fd/{offer['descriptor']}", os.O_RDWR)
         try:
-            if os.pread(descriptor, _HEADER, 0).hex() == offer["token"]:
-                memory = mmap.mmap(descriptor, _HEADER + num_bytes)
-                return torch.frombuffer(memory, dtype=torch.uint8, offset=_HEADER)
+            if os.pread(descriptor, _TOKEN, 0).hex() == offer["token"]:
+                return mmap.mmap(descriptor, _HEADER + num_bytes)
         finally:
             os.close(descriptor)
     return None
+
+
+class _Time(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+def _futex(word: ctypes.c_uint32, operation: int, value: int, timeout_s: float = 0.0) -> bool:
+    """futex(2): sleep while the word has this value, or wake who sleeps; False if the time ran out."""
+    timeout = ctypes.byref(_Time(0, int(timeout_s * 1e9))) if timeout_s else None
+    assert _FUTEX is not None
+    answer = _LIBC.syscall(_FUTEX, ctypes.byref(word), operation, ctypes.c_uint32(value), timeout, None, 0)
+    return not (answer == -1 and ctypes.get_errno() == _TIMED_OUT)
+
+
+_TIMED_OUT = 110
+_LIBC = ctypes.CDLL(None, use_errno=True)

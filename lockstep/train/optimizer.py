@@ -44,20 +44,17 @@ def update(
             torch._foreach_mul_(params, 1.0 - lr * optimizer.weight_decay)
         else:
             torch._foreach_add_(grads, torch._foreach_mul(params, optimizer.weight_decay))
-    change = _direction(optimizer, step, grads, state)
-    torch._foreach_mul_(change, lr)
-    torch._foreach_sub_(params, change)
+    torch._foreach_sub_(params, torch._foreach_mul(_direction(optimizer, step, grads, state), lr))
 
 
 def _direction(optimizer: Optimizer, step: int, grads: Tensors, state: State) -> Tensors:
-    """What to subtract, before the learning rate; a list that may be written into."""
+    """What to subtract, before the learning rate."""
     options = optimizer.options
     match optimizer.name:
         case "sgd":
             return grads
         case "momentum":
-            velocity = _decay_and_add(state["velocity"], options["momentum"], grads)
-            return [v.clone() for v in velocity]
+            return _decay_and_add(state["velocity"], options["momentum"], grads)
         case "nag":
             velocity = _decay_and_add(state["velocity"], options["momentum"], grads)
             torch._foreach_add_(grads, torch._foreach_mul(velocity, options["momentum"]))

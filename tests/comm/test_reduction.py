@@ -72,7 +72,7 @@ def test_any_workers_lanes_sizes_and_buckets(data):
     columns = [
         rows(1 << height, max(torch.Size(shape).numel(), 1), seed + i)[
             :, : torch.Size(shape).numel()
-        ].reshape(-1, *shape)
+        ].reshape(1 << height, *shape)
         for i, shape in enumerate(shapes)
     ]
 
