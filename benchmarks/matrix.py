@@ -62,7 +62,8 @@ def main() -> None:
         return
     expected: dict[str, str] = {}
     rows, wrong = [], 0
-    for options.turn, (launcher, backend, workers) in enumerate(cells(options)):
+    for turn, (launcher, backend, workers) in enumerate(list(cells(options))):
+        options.turn = turn
         found = launch(options, launcher, backend, workers)
         expected = expected or found
         bad = [key for key, value in found.items() if value != reference(expected, key)]

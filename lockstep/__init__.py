@@ -1,4 +1,4 @@
-"""Lockstep trains convolutional networks to the same bits, run after run: repeated, killed and resumed.
+"""Lockstep trains convolutional networks to the same bits, by any number of workers, killed and resumed.
 
     import lockstep
     result = lockstep.train(lockstep.recipe("shapes"))

@@ -12,12 +12,14 @@ from lockstep.errors import LockstepError
 
 VERBS = ("train", "eval", "predict", "export", "verify", "data", "doctor")
 _DESCRIPTION = """\
-Train convolutional networks to the same bits, run after run: repeated, killed and resumed.
+Train convolutional networks to the same bits: by any number of workers, killed and resumed.
 
   lockstep train                          LeNet-5 on procedural shapes, under a minute, no download
   lockstep train fashion -o data.dir=DIR  a recipe on data of yours
   lockstep train cifar10 -o train.epochs=5 -o optimizer.lr=0.1
+  lockstep train fashion --workers 4      four processes, the same bits; also torchrun and mpirun
   lockstep train fashion --resume auto    go on where it stopped, to the same bits
+  lockstep verify fashion fashion-2       are two runs the same, bit for bit?
   lockstep eval fashion                   lockstep predict fashion photo.png
 """
 

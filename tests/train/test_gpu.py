@@ -1,8 +1,11 @@
 """What only a GPU can show: the same bits run after run and resumed, for every precision and layout."""
 
+import os
+import subprocess
+
 import pytest
 import torch
-from small import small_run, train
+from small import call, small_run, summary, train, train_command
 
 pytestmark = pytest.mark.gpu
 
@@ -58,3 +61,35 @@ def test_out_of_memory_says_what_would_help(tmp_path):
     with pytest.raises(OutOfMemory, match=r"raise train\.lanes"):
         model = Hungry(torch.nn.Linear(256, 10))
         train(small_run(), tmp_path, model=model, launch={"device": "cuda"})
+
+
+@pytest.mark.parametrize("wire", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", ["lenet5", "resnet18", "googlenet"])
+def test_workers_that_share_a_gpu_train_to_the_same_bits(name, wire, tmp_path):
+    found = set()
+    for workers in (1, 2, 4):
+        folder = tmp_path / str(workers)
+        command = train_command(folder, overrides=(*CASES[name], "train.epochs=1", f"train.wire={wire}"))
+        command[command.index("cpu")] = "cuda"
+        done = call([*command, "--workers", str(workers)])
+        assert done.returncode == 0, done.stderr
+        found.add(tuple(summary(folder / "run")[key] for key in ("weights_sha256", "loss", "accuracy")))
+        assert summary(folder / "run")["backend"] == ("gloo" if workers > 1 else "none")
+    assert len(found) == 1
+
+
+def test_nccl_trains_to_the_same_bits(tmp_path):
+    """One GPU for both workers: each is told that it is a host of its own, so that NCCL does not refuse."""
+    alone = train_command(tmp_path / "alone")
+    alone[alone.index("cpu")] = "cuda"
+    assert call(alone).returncode == 0
+    both = train_command(tmp_path, "--backend", "nccl")
+    both[both.index("cpu")] = "cuda"
+    world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29541"}
+    workers = [
+        subprocess.Popen(both, env={**os.environ, **world, "RANK": rank, "NCCL_HOSTID": f"host{rank}"})
+        for rank in ("0", "1")
+    ]
+    assert [worker.wait(timeout=55) for worker in workers] == [0, 0]
+    found, expected = summary(tmp_path / "run"), summary(tmp_path / "alone" / "run")
+    assert found["backend"] == "nccl" and found["weights_sha256"] == expected["weights_sha256"]
