@@ -46,7 +46,7 @@ class Launch:
                 f"--name '{self.name}' must be the name of a folder, of printable characters without slashes"
             )
         workers = self.workers
-        if workers not in (None, "auto") and (not isinstance(workers, int) or workers < 1):
+        if workers not in (None, "auto") and (type(workers) is not int or workers < 1):
             raise SpecError(f"--workers {workers} must be 1 or more, or auto: one a GPU, else one a core")
         if not 0 < self.bucket_mb <= 4096:
             raise SpecError(f"--bucket-mb {self.bucket_mb:g} must be above 0 and at most 4096")

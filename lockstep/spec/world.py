@@ -51,7 +51,12 @@ class World:
 def read_world(environ: Mapping[str, str]) -> World | None:
     """The world that our launcher, torchrun or mpirun put into the environment; None without one."""
     if VARIABLE in environ:
-        return World(**json.loads(environ[VARIABLE]))
+        try:
+            return World(**json.loads(environ[VARIABLE]))
+        except (ValueError, TypeError) as error:
+            raise SpecError(
+                f"{VARIABLE} in the environment is not what our launcher writes: {error}"
+            ) from None
     if "RANK" in environ and "WORLD_SIZE" in environ:
         return _read_torchrun(environ)
     for name, (rank, size, local_rank, local_size) in _MPI.items():

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lockstep.comm.tree import worker_lanes
 from lockstep.data.augment import Augment
 from lockstep.data.loader import Lanes, TrainLoader, eval_blocks
 from lockstep.data.order import sample_ids
@@ -138,3 +139,36 @@ def test_evaluation_blocks_have_one_shape_and_every_sample_once(length: int, blo
         assert torch.equal(images[:real], augment().normalize(split.images[labels[:real]]))
         seen += labels[:real].tolist()
     assert seen == list(range(length))
+
+
+class Recording:
+    """A split that remembers what was read of it."""
+
+    def __init__(self, split):
+        self.split, self.seen = split, []
+
+    def __len__(self):
+        return len(self.split)
+
+    def read(self, ids):
+        self.seen += ids.tolist()
+        return self.split.read(ids)
+
+
+@pytest.mark.parametrize("workers", [1, 3, 4, 8])
+def test_a_worker_reads_only_its_lanes_and_all_read_the_batch_once(workers):
+    batch, lanes = 16, 8
+    split = memory_split(40)
+    whole = TrainLoader(split, augment(), batch=batch, lanes=lanes, device=CPU)
+    (step, *_) = whole.epoch(1)
+    read = []
+    for rank in range(workers):
+        own, recording = worker_lanes(lanes, workers, rank), Recording(split)
+        loader = TrainLoader(recording, augment(), batch=batch, lanes=lanes, own=own, device=CPU)
+        (part, *others) = loader.epoch(1)
+        assert len(recording.seen) == (1 + len(others)) * len(own) * batch // lanes
+        read += part.labels.tolist()
+        assert (part.first, part.num_lanes) == (own.start, len(own))
+        for number, lane in enumerate(own):
+            assert all(map(torch.equal, part.lane(number), step.lane(lane)))
+    assert read == step.labels.tolist()

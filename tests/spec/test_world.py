@@ -1,0 +1,65 @@
+"""What the environment says about workers."""
+
+import pytest
+
+from lockstep.errors import SpecError
+from lockstep.spec import Launch, Run, Train
+from lockstep.spec.world import VARIABLE, World, read_world
+
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+MASTER = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+
+
+def test_no_launcher_no_world():
+    assert read_world({"PATH": "/bin", "WORLD_SIZE": "4"}) is None
+
+
+def test_torchrun():
+    world = read_world({**TORCHRUN, **MASTER, "TORCHELASTIC_USE_AGENT_STORE": "True"})
+    assert world == World("torchrun", 3, 4, 1, 2, "10.0.0.1", 29500, has_store=True)
+    assert not world.on_one_host
+
+
+def test_open_mpi():
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+    environ = {f"OMPI_COMM_WORLD_{name}": value for name, value in zip(names, "1212", strict=True)}
+    assert read_world(environ) == World("mpirun", 1, 2, 1, 2)
+
+
+def test_mpich():
+    environ = {"PMI_RANK": "2", "PMI_SIZE": "3", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}
+    assert read_world(environ) == World("mpirun", 2, 3, 0, 1)
+
+
+def test_our_launcher_comes_first_and_is_read_back_equal():
+    world = World("lockstep", 1, 3, 1, 3, "127.0.0.1", 4711, 5)
+    assert read_world({VARIABLE: world.dump(), **TORCHRUN, **MASTER}) == world
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "local_rank", "local_size"), [(2, 2, 0, 1), (-1, 2, 0, 1), (0, 2, 1, 1), (0, 2, 0, 3)]
+)
+def test_ranks_that_cannot_be_are_refused(rank, size, local_rank, local_size):
+    with pytest.raises(SpecError, match="a rank must be below its size"):
+        World("torchrun", rank, size, local_rank, local_size)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"launcher": "lockstep"}', '{"rank": 1, "other": 2}'])
+def test_a_damaged_variable_is_refused(text):
+    with pytest.raises(SpecError, match=VARIABLE):
+        read_world({VARIABLE: text})
+
+
+def test_the_number_of_workers_must_agree_with_the_launcher():
+    world = World("torchrun", 0, 2, 0, 2)
+    run = Run(train=Train(lanes=4))
+    Launch(world=world, workers=2).check_workers(run)
+    Launch(world=world, workers="auto").check_workers(run)
+    with pytest.raises(SpecError, match="torchrun started 2"):
+        Launch(world=world, workers=3).check_workers(run)
+
+
+@pytest.mark.parametrize("workers", [0, -1, True, 2.0, "two"])
+def test_workers_is_a_number_or_auto(workers):
+    with pytest.raises(SpecError, match="--workers"):
+        Launch(workers=workers)
