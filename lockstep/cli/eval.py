@@ -46,6 +46,7 @@ def evaluate(options: argparse.Namespace) -> int:
         trained.device,
         trained.memory_format,
         run.train.precision == "bf16",
+        seed=run.seed,
     )
     result = evaluator(trained.model)
     row = {

@@ -27,13 +27,13 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
         "--workers",
         type=_workers,
         metavar="N|auto",
-        help="processes on this machine; default: 1; auto: one a GPU, else one a core; at most train.lanes",
+        help="processes on this machine, up to train.lanes; default: 1; auto: one per GPU, else one per core",
     )
     group.add_argument(
         "--backend",
         choices=BACKENDS,
         default="auto",
-        help="default: auto, nccl with a GPU a worker, else gloo",
+        help="default: auto, nccl with a GPU per worker, else gloo",
     )
     group.add_argument(
         "--bucket-mb",

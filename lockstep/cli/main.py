@@ -47,6 +47,8 @@ def run(arguments: Sequence[str]) -> int:
     try:
         return int(options.handler(options))
     except LockstepError as error:
+        if error.everywhere and error.rank:
+            return 0  # worker 0 says it and gives the code; a launcher would end it for ours
         print(f"lockstep: {f'worker {error.rank}: ' if error.rank else ''}{error}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:  # the reader of our output went away

@@ -44,10 +44,8 @@ def run_session(
         time.sleep(_PATIENCE_S)  # the launcher ends us now, so that only the worker that failed is heard
         raise
     except LockstepError as error:
-        if error.everywhere and launch.rank:
-            raise SystemExit(
-                0
-            ) from None  # worker 0 says it and gives the code; a launcher would end it for ours
+        if error.everywhere and launch.world and launch.world.launcher == "lockstep" and launch.rank:
+            raise SystemExit(0) from None  # worker 0 says it and gives the code
         raise
 
 

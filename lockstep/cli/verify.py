@@ -23,7 +23,9 @@ _PARTS = {"weights_sha256": "weights", "optimizer_sha256": "optimizer", "ema_sha
 def add_parser(verbs: Verbs) -> None:
     """Add the verb and its flags."""
     text = "compare two runs bit for bit"
-    more = "Exit code 0: identical; 1: they differ; 2: they cannot be compared. Writes nothing."
+    more = (
+        "Exit code 0: identical, as far as both have come; 1: they differ; 2: not comparable. Writes nothing."
+    )
     parser = verbs.add_parser("verify", help=text, description=f"{text.capitalize()}. {more}")
     parser.add_argument("run_a", metavar="RUN_A", help="a run's name or directory")
     parser.add_argument("run_b", metavar="RUN_B", help="another, which may still be training")

@@ -8,6 +8,7 @@ import threading
 from dataclasses import replace
 
 from lockstep.elastic.launcher import Launcher, die_with_launcher
+from lockstep.errors import SpecError
 from lockstep.spec import Launch
 from lockstep.spec.run import Run
 from lockstep.spec.world import read_world
@@ -16,20 +17,27 @@ from lockstep.spec.world import read_world
 def place(launch: Launch, run: Run) -> Launch:
     """The Launch of one worker, its world filled in; if several are asked for, start them and exit."""
     if launch.world is None:
-        launch = replace(launch, world=read_world(os.environ))
-    launch.check_workers(run)
+        world = read_world(os.environ)
+        alone = world is not None and world.size == 1  # a batch system's shell, say
+        launch = replace(launch, world=None if alone else world)
+    try:
+        launch.check_workers(run)
+    except SpecError:
+        if launch.rank:
+            raise SystemExit(0) from None  # worker 0 says it and gives the code
+        raise
     if launch.world:
         if launch.world.launcher == "lockstep":
             die_with_launcher(launch.world)
         return launch
-    size = min(_count(launch), run.train.lanes)
+    size = min(_count(launch, run.train.threads), run.train.lanes)
     if size == 1:
         return launch
     raise SystemExit(Launcher(size, _Screen()).run())
 
 
-def _count(launch: Launch) -> int:
-    """How many workers: as asked for; `auto` is one a GPU, else one a core."""
+def _count(launch: Launch, threads: int) -> int:
+    """How many workers: as asked for; `auto` is one per GPU, else as many as the cores have threads for."""
     if launch.workers != "auto":
         return int(launch.workers or 1)
     gpus = 0
@@ -37,7 +45,7 @@ def _count(launch: Launch) -> int:
         import torch
 
         gpus = torch.cuda.device_count()
-    return gpus or len(os.sched_getaffinity(0))
+    return gpus or max(len(os.sched_getaffinity(0)) // threads, 1)
 
 
 class _Screen:

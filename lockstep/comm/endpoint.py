@@ -42,6 +42,8 @@ def join(world: World | None, backend: str, device: torch.device) -> Group:
         _, on_one_host = _mpi_group(world)
         return Group(world.rank, world.size, MpiTransport(), on_one_host=on_one_host)
     wanted = backend if backend != "auto" else _choose(world, device)
+    if wanted == "nccl" and not (device.type == "cuda" and dist.is_nccl_available()):
+        raise SpecError("--backend nccl needs a GPU and a CUDA build of PyTorch: leave --backend out")
     store, own_address = _open_store(world)
     store = PrefixStore(f"lockstep/{world.attempt}/{next(_groups)}", store)
     _check_backend(store, world, wanted)
@@ -208,10 +210,15 @@ def _mpi_group(world: World) -> tuple[Group, bool]:
 def _import_mpi(world: World) -> None:
     try:
         from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
+    except ImportError as error:
         raise SpecError(
-            f"mpirun started {world.size} workers, but mpi4py does not work here: "
-            f"pip install 'lockstep-train[mpi]' ({str(error).splitlines()[0]})"
+            f"mpirun started {world.size} workers, but mpi4py cannot be imported: "
+            f"pip install 'lockstep-train[mpi]' ({error})"
+        ) from None
+    except RuntimeError as error:
+        raise SpecError(
+            f"mpirun started {world.size} workers, but mpi4py finds no MPI library: set MPI4PY_LIBMPI to the "
+            f"libmpi.so of this mpirun ({str(error).splitlines()[0]})"
         ) from None
     if MPI.COMM_WORLD.size != world.size:
         library = MPI.Get_library_version().split(",")[0].strip()

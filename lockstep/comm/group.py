@@ -32,6 +32,7 @@ class Group:
         assert host is not None or size == 1
         self.rank, self.size, self.on_one_host = rank, size, on_one_host
         self._host, self._gpu = host, gpu
+        self.on_abort: list[Callable[[], None]] = []
 
     @property
     def backend(self) -> str:
@@ -117,6 +118,8 @@ class Group:
 
     def abort(self) -> None:
         """Leave because of an error of this worker's own, so that the others do not wait for it."""
+        for leave in self.on_abort:
+            leave()
         for transport in (self._gpu, self._host):
             if transport:
                 transport.abort()

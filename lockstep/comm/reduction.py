@@ -51,6 +51,7 @@ class Reduction:
     def put(self, index: int, tensor: Tensor) -> None:
         """A tensor of the last lane or subtree, before the `add` that ends it; read, not written."""
         bucket, place = self._home[index]
+        assert not bucket.is_whole() and place not in bucket.leaf, "a tensor was put twice"
         bucket.leaf[place] = tensor
         if len(bucket.leaf) == len(bucket.indices):
             bucket.add_leaf(bucket.rest_height())

@@ -14,6 +14,7 @@ import platform
 import secrets
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,11 +22,13 @@ import torch
 from lockstep.comm.group import Group
 from lockstep.errors import GroupLost
 
-_TOKEN = 56  # bytes at the start of a piece that prove whose it is; the turn follows them
+_TOKEN = 56  # bytes at the start of a piece that prove whose it is; then come its worker's turn and farewell
 _HEADER = 64
-_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine()) if sys.platform == "linux" else None
+# The number of the system call; other processors would need fences around the turns.
+_FUTEX = {"x86_64": 202}.get(platform.machine()) if sys.platform == "linux" else None
 _WAIT, _WAKE = 0, 1
 _LOOK_AGAIN_S = 0.2  # while waiting, how often to see whether the others still live
+_LOOKS = 9000  # half an hour, as for a collective
 
 
 class Shared:
@@ -34,6 +37,7 @@ class Shared:
     def __init__(self, group: Group, pieces: list[mmap.mmap], processes: list[int]) -> None:
         self._group, self._processes, self._turn = group, processes, 0
         self._turns = [ctypes.c_uint32.from_buffer(piece, _TOKEN) for piece in pieces]
+        self._farewells = [ctypes.c_uint32.from_buffer(piece, _TOKEN + 4) for piece in pieces]
         self.pieces = [torch.frombuffer(piece, dtype=torch.uint8, offset=_HEADER) for piece in pieces]
 
     def barrier(self) -> None:
@@ -43,18 +47,27 @@ class Shared:
         mine.value = self._turn % 2**32
         _futex(mine, _WAKE, 2**31 - 1)
         for rank, turn in enumerate(self._turns):
+            looks = 0
             while (seen := turn.value) != mine.value and (seen - mine.value) % 2**32 >= 2**31:
-                if not _futex(turn, _WAIT, seen, _LOOK_AGAIN_S):
-                    self._check_alive(rank)
+                if self._farewells[rank].value or looks > _LOOKS or (looks and not self._lives(rank)):
+                    raise GroupLost(
+                        f"worker {self._group.rank} of {self._group.size} lost worker {rank}, which ended "
+                        "or hangs: see its output, then go on with --resume auto"
+                    )
+                looks += not _futex(turn, _WAIT, seen, _LOOK_AGAIN_S)
 
-    def _check_alive(self, rank: int) -> None:
+    def leave(self) -> None:
+        """Tell those who wait for this worker that it will not come."""
+        self._farewells[self._group.rank].value = 1
+        _futex(self._turns[self._group.rank], _WAKE, 2**31 - 1)
+
+    def _lives(self, rank: int) -> bool:
+        """Whether a worker's process is there and not a zombie that nobody has waited for yet."""
         try:
-            os.kill(self._processes[rank], 0)
+            stat = Path(f"/proc/{self._processes[rank]}/stat").read_text(encoding="ascii", errors="replace")
         except OSError:
-            raise GroupLost(
-                f"worker {self._group.rank} of {self._group.size} lost worker {rank}, which has ended: see "
-                "its output, then go on with --resume auto"
-            ) from None
+            return False
+        return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
 def share(group: Group, num_bytes: int) -> Shared | None:
@@ -72,24 +85,28 @@ def share(group: Group, num_bytes: int) -> Shared | None:
     if b"no" in everyone:
         return None
     mapped = [piece for piece in pieces if piece is not None]
-    return Shared(group, mapped, [theirs["process"] for theirs in offers])
+    memory = Shared(group, mapped, [theirs["process"] for theirs in offers])
+    group.on_abort.append(memory.leave)
+    return memory
 
 
 def _make(token: bytes, num_bytes: int) -> int:
     """A piece of memory of our own, all of it really there; −1 if there is too little."""
-    descriptor = os.memfd_create("lockstep")
+    descriptor = -1
     try:
+        descriptor = os.memfd_create("lockstep")
         os.posix_fallocate(descriptor, 0, _HEADER + num_bytes)
         os.pwrite(descriptor, token, 0)
     except OSError:
-        os.close(descriptor)
+        if descriptor >= 0:
+            os.close(descriptor)
         return -1
     return descriptor
 
 
 def _open(offer: dict[str, Any], num_bytes: int) -> mmap.mmap | None:
     """A worker's piece, mapped; None unless it holds the token that this worker told."""
-    with suppress(OSError):
+    with suppress(OSError, ValueError):
         descriptor = os.open(f"/proc/{offer['process']}/fd/{offer['descriptor']}", os.O_RDWR)
         try:
             if os.pread(descriptor, _TOKEN, 0).hex() == offer["token"]:

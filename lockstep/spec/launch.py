@@ -47,7 +47,9 @@ class Launch:
             )
         workers = self.workers
         if workers not in (None, "auto") and (type(workers) is not int or workers < 1):
-            raise SpecError(f"--workers {workers} must be 1 or more, or auto: one a GPU, else one a core")
+            raise SpecError(
+                f"--workers {workers} must be a whole number from 1, or auto: one per GPU, else one per core"
+            )
         if not 0 < self.bucket_mb <= 4096:
             raise SpecError(f"--bucket-mb {self.bucket_mb:g} must be above 0 and at most 4096")
 
@@ -55,12 +57,21 @@ class Launch:
     def rank(self) -> int:
         return self.world.rank if self.world else 0
 
+    def resume_command(self, run: Path) -> str:
+        """What to type to go on with a run that was launched so."""
+        if self.world and self.world.launcher != "lockstep":
+            return "the same command and --resume auto"
+        workers = f" --workers {self.world.size}" if self.world else ""
+        device = f" --device {self.device}" if self.device != "auto" else ""
+        return f"`lockstep train --resume {run}{workers}{device}`"
+
     def check_workers(self, run: Run) -> None:
         """Refuse numbers of workers that contradict each other or the run."""
         world, workers, lanes = self.world, self.workers, run.train.lanes
         if world and workers not in (None, "auto", world.size):
             raise SpecError(
-                f"--workers {workers}, but {world.launcher} started {world.size}: leave --workers out"
+                f"--workers {workers}, but {world.launcher} started {world.size} and keeps them to the end "
+                "of the script: leave --workers out"
             )
         size = world.size if world else workers
         if isinstance(size, int) and size > lanes:

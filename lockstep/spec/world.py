@@ -31,6 +31,7 @@ class World:
     listen_fd: int | None = None  # worker 0's socket, listening already
     has_store: bool = False  # the launcher keeps the store itself
     attempt: int = 0
+    parent: int = 0  # our launcher's process
 
     def __post_init__(self) -> None:
         if not (0 <= self.rank < self.size and 0 <= self.local_rank < self.local_size <= self.size):
@@ -90,14 +91,18 @@ def _read_torchrun(environ: Mapping[str, str]) -> World:
         local_rank,
         local_size,
         environ["MASTER_ADDR"],
-        _number(environ, "MASTER_PORT", "torchrun"),
+        _number(environ, "MASTER_PORT", "torchrun", most=65535),
         has_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         attempt=_number(environ, "TORCHELASTIC_RESTART_COUNT", "torchrun", default=0),
     )
 
 
-def _number(environ: Mapping[str, str], name: str, launcher: str, default: int | None = None) -> int:
+def _number(
+    environ: Mapping[str, str], name: str, launcher: str, default: int | None = None, most: int = 2**31
+) -> int:
     text = environ.get(name, "" if default is None else str(default))
-    if not text.isdecimal():
-        raise SpecError(f"{name}='{text}' in the environment must be a number, as {launcher} sets it")
+    if not text.isdecimal() or int(text) > most:
+        raise SpecError(
+            f"{name}='{text}' in the environment must be a number up to {most}, as {launcher} sets it"
+        )
     return int(text)

@@ -14,7 +14,9 @@ from lockstep.comm.tree import tree_sum
 from lockstep.data.augment import Augment
 from lockstep.data.loader import eval_blocks
 from lockstep.data.store import Split
+from lockstep.kernels import random
 from lockstep.train.loss import Loss
+from lockstep.train.numerics import seed_stream
 from lockstep.train.state import float_state
 
 
@@ -43,6 +45,7 @@ class Evaluator:
     memory_format: torch.memory_format
     bf16: bool
     group: Group = field(default_factory=Group)
+    seed: int = 0
 
     @torch.no_grad()
     def __call__(self, model: nn.Module) -> Evaluation:
@@ -55,18 +58,20 @@ class Evaluator:
         correct = torch.zeros((), dtype=torch.int64, device=self.device)
         num_blocks = -(-len(self.split) // self.block)
         own = range(self.group.rank, num_blocks, self.group.size)
-        for images, labels, real in eval_blocks(self.split, self.augment, self.block, self.device, own):
+        blocks = eval_blocks(self.split, self.augment, self.block, self.device, own)
+        for number, (images, labels, real) in zip(own, blocks, strict=True):
+            seed_stream(self.device, random.key("evaluate", self.seed, number))  # a model or loss may draw
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
                 logits = model(images.contiguous(memory_format=self.memory_format))
             logits, truth = logits[:real].float(), labels[:real]
             losses.append(self.loss(logits, truth).float() * real)
             correct += (logits.argmax(1) == truth).sum()
         rows = -(-num_blocks // self.group.size)
-        blocks = torch.zeros(rows, device=self.device)
+        mine = torch.zeros(rows, device=self.device)
         if losses:
-            blocks[: len(losses)] = torch.stack(losses)
-        every, counts = blocks.new_zeros(self.group.size, rows), correct.new_zeros(self.group.size)
-        self.group.all_gather(every, blocks)
+            mine[: len(losses)] = torch.stack(losses)
+        every, counts = mine.new_zeros(self.group.size, rows), correct.new_zeros(self.group.size)
+        self.group.all_gather(every, mine)
         self.group.all_gather(counts, correct)
         total = tree_sum(every.t().flatten()[:num_blocks]) / len(self.split)
         return Evaluation(float(total), int(counts.sum()), len(self.split))

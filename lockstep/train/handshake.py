@@ -84,7 +84,7 @@ def prove_state(group: Group, state: TrainState) -> dict[str, str]:
         if differs:
             raise _differ(
                 f"step {state.step}: worker {rank} has another {differs[0]} than worker {group.rank}: memory "
-                "or a computation was corrupted; go on from the last checkpoint with --resume"
+                "or a computation was corrupted, or an integer buffer of the model depends on the data"
             )
     return hashes
 

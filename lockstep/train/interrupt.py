@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import signal
+import time
 from types import FrameType, TracebackType
 from typing import Any
 
+_ONE_WISH_S = 1.0
+
 
 class Interrupt:
-    """Inside its context a first signal is only noted; a second one ends the run at once."""
+    """Inside its context a first signal is only noted; a second one, a while later, ends the run at once.
+
+    A launcher hands on what the terminal has sent already, so two at a time are one wish.
+    """
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
+        self._noted_at = 0.0
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interrupt:
@@ -30,6 +37,8 @@ class Interrupt:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.signal:
+        now = time.monotonic()
+        if self.signal and now > self._noted_at + _ONE_WISH_S:
             raise KeyboardInterrupt
-        self.signal = signal.Signals(number)
+        if not self.signal:
+            self.signal, self._noted_at = signal.Signals(number), now

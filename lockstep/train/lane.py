@@ -7,7 +7,7 @@ to run lanes must give its bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from lockstep.data.loader import Lanes
 from lockstep.kernels import random
 from lockstep.kernels.dropout import dropout, dropout_channels
 from lockstep.train.loss import Loss, heads_loss
+from lockstep.train.numerics import seed_stream
 
 Drop = Callable[[Tensor, float, int], Tensor]
 Early = Callable[[int, Tensor], None]  # gets the number of a parameter and its gradient
@@ -65,8 +66,7 @@ class LaneByLane:
         for lane in range(lanes.num_lanes):
             last = lane == lanes.num_lanes - 1
             try:
-                with self._handing_over(early if last else None):
-                    output = self._run_lane(*lanes.lane(lane), step, lanes.first + lane)
+                output = self._run_lane(*lanes.lane(lane), step, lanes.first + lane, early if last else None)
             finally:
                 if before:
                     torch._foreach_copy_(self.buffers(), before)
@@ -98,14 +98,15 @@ class LaneByLane:
                 handle.remove()
         return None
 
-    def _run_lane(self, images: Tensor, labels: Tensor, step: int, lane: int) -> LaneOutput:
+    def _run_lane(
+        self, images: Tensor, labels: Tensor, step: int, lane: int, early: Early | None
+    ) -> LaneOutput:
         self._step, self._lane = step, lane
-        self._seed_stream(images.device, random.key("lane", self._seed, step, lane))
+        seed_stream(images.device, random.key("lane", self._seed, step, lane))
         with self._precision(images.device):
             outputs = self.model(images)
         loss = heads_loss(self.loss, outputs, labels, getattr(self.model, "aux_weight", 0.0))
-        params = list(self.params.values())
-        grads = torch.autograd.grad(loss, params, allow_unused=True, materialize_grads=True)
+        grads = self._gradients([loss], early)
         return LaneOutput(
             loss.detach().float().clone(),
             (outputs[0] if isinstance(outputs, tuple) else outputs).detach(),
@@ -114,27 +115,19 @@ class LaneByLane:
             [b.clone() for b in self._int_buffers()],
         )
 
-    @contextmanager
-    def _handing_over(self, early: Early | None) -> Iterator[None]:
-        """Inside, the backward pass gives `early` every gradient when it is complete."""
-        if early is None:
-            yield
-            return
+    def _gradients(self, losses: list[Tensor], early: Early | None) -> tuple[Tensor, ...]:
+        """The backward pass; `early` gets each gradient when it is complete.
+
+        The hooks live for this call alone, and come after any of the model's own: a model or loss may itself
+        ask for gradients on the way.
+        """
         params: list[Any] = list(self.params.values())
-        handles = [p.register_hook(partial(_hand_over, early, i)) for i, p in enumerate(params)]
+        handles = [p.register_hook(partial(_hand_over, early, i)) for i, p in enumerate(params) if early]
         try:
-            yield
+            return torch.autograd.grad(losses, params, allow_unused=True, materialize_grads=True)
         finally:
             for handle in handles:
                 handle.remove()
-
-    @staticmethod
-    def _seed_stream(device: torch.device, key: int) -> None:
-        """For randomness inside a module that we cannot key by name: one stream a lane."""
-        if device.type == "cuda":
-            torch.cuda.manual_seed(key)
-        else:
-            torch.default_generator.manual_seed(key)  # torch.manual_seed would visit every backend
 
     def _precision(self, device: torch.device) -> AbstractContextManager[object]:
         return torch.autocast(device.type, torch.bfloat16) if self._bf16 else nullcontext()
@@ -198,8 +191,9 @@ def _own_gradients(grads: Sequence[Tensor]) -> list[Tensor]:
     return owned
 
 
-def _hand_over(early: Early, index: int, grad: Tensor) -> None:
-    early(index, grad.detach())
+def _hand_over(early: Early, index: int, grad: Tensor | None) -> None:
+    if grad is not None:
+        early(index, grad.detach())
 
 
 def _note_bad(bad: list[str], name: str, module: nn.Module, inputs: object, output: object) -> None:

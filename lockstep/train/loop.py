@@ -139,7 +139,7 @@ class Loop:
         told = "the state is saved" if saved else "its state could NOT be saved, older checkpoints stay"
         raise Interrupted(
             f"stopped by {number.name} after step {self._state.step}; {told}: "
-            f"go on with `lockstep train --resume {self._journal.path}`",
+            f"go on with {self._launch.resume_command(self._journal.path)}",
             number,
         )
 

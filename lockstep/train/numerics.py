@@ -41,6 +41,14 @@ def prepare_device(name: str, threads: int, local_rank: int | None = None) -> to
     return torch.device("cuda", torch.cuda.current_device()) if use_gpu else torch.device("cpu")
 
 
+def seed_stream(device: torch.device, key: int) -> None:
+    """For randomness inside a module or loss that we cannot key by name: a stream a lane or block."""
+    if device.type == "cuda":
+        torch.cuda.manual_seed(key)
+    else:
+        torch.default_generator.manual_seed(key)  # torch.manual_seed would visit every backend
+
+
 @contextmanager
 def plain_torch() -> Iterator[None]:
     """Torch as a fresh process has it, whatever modes and defaults the caller is in; his come back."""

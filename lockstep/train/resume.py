@@ -113,5 +113,6 @@ def _check_identity(directory: RunDirectory, ours: Identity) -> None:
         more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         raise IdentityError(
             f"{directory.path} is another run, so it cannot be resumed as this one: "
-            f"{'; '.join(found[:_SHOWN])}{more}. To start a new run from its weights: --fork {directory.path}"
+            f"{'; '.join(found[:_SHOWN])}{more}. To go on with its own settings: --resume {directory.path} "
+            f"without recipe, file or -o; to start a new run from its weights: --fork {directory.path}"
         )

@@ -77,6 +77,7 @@ class Setup:
             self.memory_format,
             self.bf16,
             group,
+            self.run.seed,
         )
 
 

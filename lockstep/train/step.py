@@ -72,6 +72,7 @@ class Step:
         reduction.begin()
         ints, seen = None, 0
         wish = torch.tensor(float(stop), device=lanes.images.device)
+        self._checks_ints = not self._ints_checked or self._state.step_in_epoch == 0
         for output in self._lowered.run(lanes, self._state.step, early if reduction.overlaps else None):
             labels = lanes.labels[seen : seen + len(output.logits)]
             seen += len(labels)
@@ -130,7 +131,7 @@ class Step:
 
     def _check_finite(self, scalars: list[Tensor], tensors: list[Tensor], lanes: Lanes) -> list[float]:
         """Stop before the commit if anything is not finite; gives `scalars` but the last, the norm."""
-        values = torch.stack([*scalars, *_extremes(tensors)]).tolist()
+        values = torch.stack([*(scalar.double() for scalar in scalars), *_extremes(tensors)]).tolist()
         if all(map(math.isfinite, values)):
             return list(values[: len(scalars) - 1])
         where = self._first_bad(lanes)
@@ -147,10 +148,10 @@ class Step:
         return next(filter(None, everywhere), "the sum over lanes")
 
     def _agree(self, first: list[Tensor] | None, now: list[Tensor]) -> list[Tensor]:
-        """Integer buffers must be the same in every lane; looked at in the first step of a process."""
+        """Integer buffers must be the same in every lane; looked at in the first step of an epoch."""
         if first is None:
             return now
-        if not self._ints_checked:
+        if self._checks_ints:
             for name, a, b in zip(self._lowered.int_names(), first, now, strict=True):
                 if not torch.equal(a, b):
                     raise LockstepError(_INTEGER.format(name, "lanes"))
@@ -158,7 +159,7 @@ class Step:
 
     def _agree_with_workers(self, ints: list[Tensor]) -> None:
         """Integer buffers must also be the same on every worker."""
-        if self._ints_checked:
+        if not self._checks_ints:
             return
         names = self._lowered.int_names()
         hashes = {name: tensors_sha256({name: value}) for name, value in zip(names, ints, strict=True)}
@@ -173,6 +174,6 @@ def _extremes(tensors: list[Tensor]) -> list[Tensor]:
     """Numbers that are finite if and only if every element of the tensors is."""
     filled = [tensor for tensor in tensors if tensor.numel()]
     if filled[0].is_cuda:
-        return [norm.float() for norm in torch._foreach_norm(filled, float("inf"))]
+        return [norm.double() for norm in torch._foreach_norm(filled, float("inf"))]
     # a CPU takes ten times as long for that norm
-    return [end.float() for tensor in filled for end in torch.aminmax(tensor)]
+    return [end.double() for tensor in filled for end in torch.aminmax(tensor)]

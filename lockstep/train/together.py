@@ -21,6 +21,7 @@ from lockstep.kernels.linear import lane_linear
 from lockstep.models.block import BlockModel
 from lockstep.train.lane import Early, LaneByLane, LaneOutput
 from lockstep.train.loss import Loss
+from lockstep.train.numerics import seed_stream
 
 _SMALL_BYTES = 16 << 20  # of the largest activation; above it one lane at a time stays in the cache
 _PER_SAMPLE = (nn.ReLU, nn.Sigmoid, nn.Tanh, nn.MaxPool2d, nn.AvgPool2d, nn.Flatten, nn.Identity)
@@ -38,11 +39,10 @@ class Together(LaneByLane):
         self.model.train()
         trees = subtrees(range(lanes.first, lanes.first + lanes.num_lanes))
         for first, height in trees:
-            with self._handing_over(early if first == trees[-1][0] else None):
-                output = self._run_subtree(lanes.range(first, 1 << height), step)
-            yield output
+            last = first == trees[-1][0]
+            yield self._run_subtree(lanes.range(first, 1 << height), step, early if last else None)
 
-    def _run_subtree(self, lanes: Lanes, step: int) -> LaneOutput:
+    def _run_subtree(self, lanes: Lanes, step: int, early: Early | None) -> LaneOutput:
         logits = lanes.images
         for layer in self._chain:
             logits = _apply(layer, logits, lanes.num_lanes)
@@ -50,9 +50,9 @@ class Together(LaneByLane):
         pairs = zip(torch.split(logits, size), torch.split(lanes.labels, size), strict=True)
         losses = []
         for lane, (part, labels) in enumerate(pairs, lanes.first):
-            self._seed_stream(part.device, random.key("lane", self._seed, step, lane))  # a loss may draw
+            seed_stream(part.device, random.key("lane", self._seed, step, lane))  # a loss may draw
             losses.append(self.loss(part.float(), labels))
-        grads = torch.autograd.grad(losses, list(self.params.values()))
+        grads = self._gradients(losses, early)
         tree = LaneTree()
         for loss in losses:
             tree.add([loss.detach().float().clone()])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -46,6 +47,7 @@ def fit(
             recorded = everywhere(group, lambda: None if group.rank else recorded_identity(launch))
             recorded = json.loads(group.broadcast_bytes(json.dumps(recorded).encode()))
             setup = everywhere(group, lambda: set_up(run, device, model, data, loss, recorded))
+            setup.warnings += _crowded(launch, run, device)
             setup.identity = prove_identity(group, setup.identity, launch)
             state = TrainState.begin(setup.model, run.optimizer, run.train.ema)
             directory = everywhere(group, lambda: _open(setup, state, launch, on_event))
@@ -57,6 +59,17 @@ def fit(
             finally:
                 if directory:
                     directory.close()
+
+
+def _crowded(launch: Launch, run: Run, device: torch.device) -> list[str]:
+    """Workers and threads on a CPU that get in each other's way."""
+    cores, workers = len(os.sched_getaffinity(0)), launch.world.local_size if launch.world else 1
+    if device.type != "cpu" or workers * run.train.threads <= cores:
+        return []
+    return [
+        f"{workers} workers of {run.train.threads} threads on {cores} cores get in each other's way: use "
+        "fewer workers; train.threads is part of the run"
+    ]
 
 
 @contextmanager
