@@ -235,9 +235,8 @@ def _show(reports: dict[str, Report], as_json: bool) -> None:
 
     rows = [["", *(name.replace("-", " ") for name in reports)]]
     for operation in OPERATIONS:
-        cells = [
-            report.operations.get(operation, "no" if report.workers else "–") for report in reports.values()
-        ]
+        found = [(report.operations.get(operation), report.workers) for report in reports.values()]
+        cells = [cell or ("no" if workers else "–") for cell, workers in found]
         rows.append([operation, *(cell if cell in ("ok", "staged", "–") else "no" for cell in cells)])
     for first, *cells in rows:
         print(f"{first:19}" + "".join(f"{cell:11}" for cell in cells).rstrip())

@@ -24,7 +24,7 @@ def add_parser(verbs: Verbs) -> None:
     """Add the verb and its flags."""
     text = "compare two runs bit for bit"
     more = (
-        "Exit code 0: identical, as far as both have come; 1: they differ; 2: not comparable. Writes nothing."
+        "Exit code 0: identical, as far as both have come; 1: different; 2: not comparable. Writes nothing."
     )
     parser = verbs.add_parser("verify", help=text, description=f"{text.capitalize()}. {more}")
     parser.add_argument("run_a", metavar="RUN_A", help="a run's name or directory")

@@ -103,7 +103,7 @@ def test_the_store_of_our_launcher_listens_on_loopback_alone(tmp_path):
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         fd, port = listener.fileno(), listener.getsockname()[1]
-        world = World("lockstep", 0, 2, 0, 2, "127.0.0.1", port, fd).dump()
+        world = World("lockstep", 0, 2, 0, 2, "127.0.0.1", port, fd, parent=os.getpid()).dump()
         keys = [part for item in OVERRIDES for part in ("-o", item)]
         command = [
             sys.executable,

@@ -181,9 +181,9 @@ def test_another_content_of_the_data_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--workers", "0"], "--workers 0 must be 1 or more"),
-        (["--workers", "-3"], "--workers -3 must be 1 or more"),
-        (["--workers", "many"], "--workers many must be 1 or more, or auto"),
+        (["--workers", "0"], "--workers 0 must be a whole number from 1"),
+        (["--workers", "-3"], "--workers -3 must be a whole number from 1"),
+        (["--workers", "many"], "--workers many must be a whole number from 1, or auto"),
         (["--workers", "5"], "5 workers are more than train.lanes=4"),
         (["--workers", "2", "--backend", "mpi"], "--backend mpi needs mpirun"),
         (["--workers", "2", "--bucket-mb", "0"], "--bucket-mb 0 must be above 0"),
