@@ -32,10 +32,8 @@ COVERING = [
     ("lenet5", "openmpi", 7, "mpi", 0.1, False, "fp32"),
     ("lenet5", "mpich", 4, "gloo", 25, True, "bf16"),
     ("resnet18", "lockstep", 2, "gloo", 1, True, "fp32"),
-    ("resnet18", "torchrun", 3, "gloo", 25, True, "fp32"),
-    ("resnet18", "mpich", 5, "mpi", 25, True, "fp32"),
-    ("googlenet", "lockstep", 3, "gloo", 25, False, "bf16"),
-    ("googlenet", "openmpi", 2, "auto", 1, True, "bf16"),
+    ("resnet18", "mpich", 3, "mpi", 25, True, "fp32"),
+    ("googlenet", "openmpi", 3, "gloo", 1, True, "bf16"),
 ]
 
 
