@@ -67,6 +67,8 @@ def test_a_signal_saves_and_other_workers_go_on_to_the_same_bits(number, code, t
     assert process.returncode == code, errors
     assert f"stopped by {number.name} after step" in errors and errors.count("lockstep:") == 1
     assert_gone(workers.values())
+    if number == signal.SIGINT:
+        return  # the rest is the same
     again = call([*train_command(tmp_path), "--resume", "auto", "--workers", "2"])
     assert again.returncode == 0, again.stderr
     alone = call(train_command(tmp_path / "alone"))

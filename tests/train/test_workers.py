@@ -25,11 +25,10 @@ HASHES = ("weights_sha256", "optimizer_sha256", "ema_sha256", "loss", "accuracy"
 COVERING = [
     # model, launcher, workers, backend, bucket MB, overlap, wire
     ("lenet5", "lockstep", 2, "auto", 25, True, "fp32"),
-    ("lenet5", "lockstep", 3, "gloo", 0.01, False, "fp32"),
-    ("lenet5", "lockstep", 4, "gloo", 0.1, True, "fp32"),
+    ("lenet5", "lockstep", 3, "gloo", 0.1, False, "fp32"),
     ("lenet5", "lockstep", 8, "gloo", 25, True, "fp32"),
     ("lenet5", "torchrun", 5, "gloo", 0.01, True, "bf16"),
-    ("lenet5", "openmpi", 7, "mpi", 0.1, False, "fp32"),
+    ("lenet5", "openmpi", 7, "mpi", 0.01, False, "fp32"),
     ("lenet5", "mpich", 4, "gloo", 25, True, "bf16"),
     ("resnet18", "lockstep", 2, "gloo", 1, True, "fp32"),
     ("resnet18", "mpich", 3, "mpi", 25, True, "fp32"),
