@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from small import OVERRIDES, call, rows, summary, train_command
+from world import has_mpi, launched
 
 pytestmark = pytest.mark.gloo
 LONG = ("train.epochs=400", "data.num_test=10")  # far longer than any test
@@ -208,3 +209,22 @@ def test_auto_is_one_worker_a_core_and_at_most_the_lanes(tmp_path):
     done = call(train_command(tmp_path, "--workers", "auto", overrides=("train.epochs=1", "train.lanes=2")))
     assert done.returncode == 0, done.stderr
     assert summary(tmp_path / "run")["workers"] == min(2, len(os.sched_getaffinity(0)))
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(not has_mpi("mpich"), reason="MPICH is not installed beside this Python")
+def test_a_worker_that_raises_under_mpi_is_heard_and_ends_the_job(tmp_path):
+    before = (
+        "import torch\n"
+        "class Broken(torch.nn.Linear):\n"
+        "    seen = 0\n"
+        "    def forward(self, x):\n"
+        "        self.seen += 1\n"
+        '        if rank == 1 and self.seen > 9: raise ValueError("broken here")\n'
+        "        return super().forward(x.flatten(1))\n"
+        "import functools; lockstep.train = functools.partial(lockstep.train, model=Broken(256, 10))"
+    )
+    path = script(tmp_path, before, launch='backend="mpi", ')
+    command, env = launched("mpich", 2, [sys.executable, str(path)])
+    done = call(command, env=env, cwd=tmp_path)
+    assert done.returncode != 0 and "ValueError: broken here" in done.stderr
