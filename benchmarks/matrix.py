@@ -6,7 +6,7 @@ clipping; overlap and bucket size in rotation over the cells, or all of them in 
 python benchmarks/matrix.py
 python benchmarks/matrix.py --device cuda --workers 1 2 4 --launchers lockstep torchrun
 
-The MPIs are those that `make test` puts beside the Python it sets up.
+The MPIs are those that `make test` puts beside the Python it sets up, or below --mpi.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,8 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="every overlap and bucket size in each cell")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 3, 4, 5, 7, 8])
     parser.add_argument("--launchers", nargs="+", default=list(LAUNCHERS))
+    parser.add_argument("--jobs", type=int, default=1, help="cells at a time, where there are cores for it")
+    parser.add_argument("--mpi", type=Path, default=Path(sys.prefix), help="holds openmpi/ and mpich/")
     parser.add_argument("--cell", type=Path, help=argparse.SUPPRESS)  # one launch: where its hashes go
     parser.add_argument("--backend", default="gloo", help=argparse.SUPPRESS)
     parser.add_argument("--turn", type=int, default=0, help=argparse.SUPPRESS)
@@ -62,17 +65,24 @@ def main() -> None:
         return
     expected: dict[str, str] = {}
     rows, wrong = [], 0
-    for turn, (launcher, backend, workers) in enumerate(list(cells(options))):
-        options.turn = turn
-        found = launch(options, launcher, backend, workers)
-        expected = expected or found
-        bad = [key for key, value in found.items() if value != reference(expected, key)]
-        wrong += len(bad)
-        rows.append(
-            {"launcher": launcher, "backend": backend, "workers": workers, "runs": len(found), "other": bad}
-        )
-        equal = f"{len(found) - len(bad)} of {len(found)} equal {bad[:2] or ''}"
-        print(f"{launcher:9} {backend:5} W={workers}  {equal}", flush=True)
+    ways = list(cells(options))
+    with ThreadPoolExecutor(options.jobs) as pool:
+        results = pool.map(lambda number: launch(options, number, *ways[number]), range(len(ways)))
+        for (launcher, backend, workers), found in zip(ways, results, strict=True):
+            expected = expected or found
+            bad = [key for key, value in found.items() if value != reference(expected, key)]
+            wrong += len(bad)
+            rows.append(
+                {
+                    "launcher": launcher,
+                    "backend": backend,
+                    "workers": workers,
+                    "runs": len(found),
+                    "other": bad,
+                }
+            )
+            equal = f"{len(found) - len(bad)} of {len(found)} equal {bad[:2] or ''}"
+            print(f"{launcher:9} {backend:5} W={workers}  {equal}", flush=True)
     record = make_record("trainings with another hash", [wrong], "runs", cells=rows, hashes=expected)
     write_records(options.output, [record])
     raise SystemExit(1 if wrong else 0)
@@ -81,7 +91,8 @@ def main() -> None:
 def cells(options: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
     for launcher in options.launchers:
         for backend, workers in itertools.product(LAUNCHERS[launcher][0], options.workers):
-            if workers > 1 or launcher == options.launchers[0]:
+            alone = launcher == options.launchers[0] and backend == "gloo"  # one worker has no backend
+            if workers > 1 or alone:
                 yield launcher, backend, workers
 
 
@@ -91,19 +102,21 @@ def reference(expected: dict[str, str], key: str) -> str:
     return next(value for name, value in expected.items() if name.startswith(run))
 
 
-def launch(options: argparse.Namespace, launcher: str, backend: str, workers: int) -> dict[str, str]:
+def launch(
+    options: argparse.Namespace, turn: int, launcher: str, backend: str, workers: int
+) -> dict[str, str]:
     """Start one cell and read its hashes."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "hashes.json"
         cell = [__file__, "--cell", str(output), "--backend", backend, "--device", options.device]
-        cell += ["--turn", str(options.turn), *(["--all"] if options.all else [])]
+        cell += ["--turn", str(turn), *(["--all"] if options.all else [])]
         command = [sys.executable, *cell, "--workers", str(workers)]
         if launcher == "torchrun":
             torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"]
             command = [sys.executable, *torchrun, *cell]
         elif launcher != "lockstep":
-            prefix = Path(sys.prefix) / launcher
+            prefix = options.mpi / launcher
             env["MPI4PY_LIBMPI"] = str(prefix / "lib" / LAUNCHERS[launcher][1])
             flags = ["--allow-run-as-root", "--oversubscribe"] if launcher == "openmpi" else []
             command = [str(prefix / "bin" / "mpirun"), *flags, "-n", str(workers), sys.executable, *cell]
