@@ -18,7 +18,7 @@ import threading
 from dataclasses import asdict, dataclass, field
 from typing import IO
 
-from lockstep.elastic.launcher import Launcher, die_with_launcher
+from lockstep.elastic.launcher import Job, Launcher
 from lockstep.errors import LockstepError, SpecError
 from lockstep.spec.world import World, read_world
 
@@ -144,21 +144,19 @@ def _start(column: str) -> int:
     if column.startswith("mpi"):
         command = ["mpirun", "-n", str(_WORKERS), sys.executable, *sys.orig_argv[1:]]
         os.execvpe(command[0], command, {**os.environ, **_MPIRUN_ENV})
-    return Launcher(_WORKERS, _say, advice="").run()
+    return Launcher(Job(_WORKERS, _WORKERS, restarts=0, advice=""), _say).run()
 
 
-def _say(rank: int, line: str) -> None:
+def _say(worker: str, line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
 def _work(world: World, column: str, as_json: bool) -> int:
     """Join the group, check it, and report as worker 0."""
-    if world.launcher == "lockstep":
-        die_with_launcher(world)
     if world.size == 1:
         raise SpecError(f"{world.launcher} started 1 worker: --comm needs 2 or more")
     from lockstep.comm.check import OPERATIONS, check
-    from lockstep.comm.endpoint import join
+    from lockstep.comm.crew import Crew
     from lockstep.train.numerics import prepare_device
 
     own = "mpi-auto" if world.launcher == "mpirun" else "auto-auto"
@@ -166,7 +164,7 @@ def _work(world: World, column: str, as_json: bool) -> int:
     device = prepare_device(wanted, threads=1, local_rank=world.local_rank)
     session = _Session(world, column, as_json)
     try:
-        group = join(world, backend, device)
+        group = Crew(world, backend, device).next()
     except LockstepError as error:
         if world.rank == 0:
             return session.report(str(error))

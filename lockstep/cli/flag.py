@@ -45,6 +45,49 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--no-overlap", action="store_true", help="exchange gradients after the backward pass")
 
 
+def add_elastic(parser: argparse.ArgumentParser) -> None:
+    """What happens when workers are lost, and how several nodes make one job; nothing here changes a bit."""
+    group = parser.add_argument_group("losses and nodes (with --workers)")
+    group.add_argument(
+        "--min-workers",
+        type=int,
+        default=1,
+        metavar="N",
+        help="with fewer, training waits for more; default: 1",
+    )
+    group.add_argument(
+        "--wait",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="how long it waits, then it saves and stops with exit code 143; default: 60",
+    )
+    group.add_argument(
+        "--restarts",
+        type=int,
+        default=3,
+        metavar="N",
+        help="killed workers that are replaced by new ones; default: 3",
+    )
+    group.add_argument(
+        "--rdzv",
+        metavar="HOST:PORT",
+        help="where launchers of several nodes meet: the one on HOST holds the store; all need the same "
+        "LOCKSTEP_TOKEN in the environment",
+    )
+    group.add_argument(
+        "--nodes", default="1", metavar="N|MIN:MAX", help="how many launchers make the job; default: 1"
+    )
+    group.add_argument(
+        "--audit",
+        type=int,
+        default=0,
+        metavar="EVERY",
+        help="every so many steps compute a random lane a second time, on another worker, and stop if a "
+        "bit differs",
+    )
+
+
 def _workers(text: str) -> int | str:
     return int(text) if text.lstrip("-").isdecimal() else text
 

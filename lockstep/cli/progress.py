@@ -10,7 +10,16 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from lockstep.train.event import CheckpointSaved, EpochDone, Event, Finished, Notice, Started, StepDone
+from lockstep.train.event import (
+    CheckpointSaved,
+    EpochDone,
+    Event,
+    Finished,
+    Notice,
+    Regrouped,
+    Started,
+    StepDone,
+)
 
 _LINE_EVERY_S = 10.0
 
@@ -52,6 +61,8 @@ class Progress:
                 style = "bold yellow" if event.warning else "dim"
                 prefix = "warning: " if event.warning else ""
                 self._print(f"{prefix}{event.text}", style)
+            case Regrouped():
+                self._print(describe(event), "bold yellow")
             case CheckpointSaved():
                 pass  # the end of the epoch says it; a line each would hide the rest
             case Finished():
@@ -127,6 +138,14 @@ class Progress:
     def _print(self, text: str, style: str | None = None) -> None:
         """A whole line, above the bar if one is drawn; never folded or read as markup."""
         self._console.print(text, style=style, markup=False, soft_wrap=True)
+
+
+def describe(event: Regrouped) -> str:
+    """One line for a change of workers: who, where, step, what was done, how long it took."""
+    return (
+        f"{'; '.join(event.changes)}: {_count(event.workers, 'worker')} went on from step {event.step} "
+        f"after {event.seconds:.2f} s"
+    )
 
 
 def _count(number: int, noun: str) -> str:

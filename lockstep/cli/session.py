@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from contextlib import ExitStack
@@ -38,35 +39,39 @@ def run_session(
     """Train as one worker; worker 0 draws curves.png and shows progress, unless the caller listens."""
     try:
         with ExitStack() as stack:
-            tell = _watch(stack, launch, on_event) if launch.rank == 0 else _ignore
-            return fit(run, launch, tell, model=model, data=data, loss=loss)
+            return fit(run, launch, _Watch(stack, launch, on_event), model=model, data=data, loss=loss)
     except GroupLost:
         time.sleep(_PATIENCE_S)  # the launcher ends us now, so that only the worker that failed is heard
         raise
     except LockstepError as error:
-        if error.everywhere and launch.world and launch.world.launcher == "lockstep" and launch.rank:
+        if error.everywhere and launch.world and launch.world.launcher == "lockstep" and error.rank:
             raise SystemExit(0) from None  # worker 0 says it and gives the code
         raise
 
 
-def _watch(stack: ExitStack, launch: Launch, on_event: Listener | None) -> Listener:
-    """Everyone who listens to worker 0."""
-    listeners: list[Listener] = [stack.enter_context(_Curves())]
-    if launch.tensorboard:
-        from lockstep.cli.tensorboard import TensorBoard
+class _Watch:
+    """Everyone who listens to worker 0; they come with the first event, as any worker may become it."""
 
-        listeners.append(stack.enter_context(TensorBoard()))
-    listeners.append(on_event or stack.enter_context(Progress(sys.stdout)))
+    def __init__(self, stack: ExitStack, launch: Launch, on_event: Listener | None) -> None:
+        self._stack, self._launch, self._on_event = stack, launch, on_event
+        self._listeners: list[Listener] = []
 
-    def tell(event: Event) -> None:
-        for listener in listeners:
+    def __call__(self, event: Event) -> None:
+        if not self._listeners:
+            self._gather()
+        for listener in self._listeners:
             listener(event)
 
-    return tell
+    def _gather(self) -> None:
+        stack, launch = self._stack, self._launch
+        if launch.world and launch.world.stdout_fd >= 0:
+            os.dup2(launch.world.stdout_fd, 1)  # the launcher lets worker 0 speak, whoever that is
+        self._listeners.append(stack.enter_context(_Curves()))
+        if launch.tensorboard:
+            from lockstep.cli.tensorboard import TensorBoard
 
-
-def _ignore(event: Event) -> None:
-    """What other workers than 0 do with events."""
+            self._listeners.append(stack.enter_context(TensorBoard()))
+        self._listeners.append(self._on_event or stack.enter_context(Progress(sys.stdout)))
 
 
 class _Curves:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.cli.flag import add_device, add_runs_dir, add_workers
+from lockstep.cli.flag import add_device, add_elastic, add_runs_dir, add_workers
 from lockstep.cli.workers import place
 from lockstep.recipes import RECIPES, recipe
 from lockstep.spec import Launch, Run
@@ -51,6 +51,7 @@ def add_parser(verbs: Verbs) -> None:
     add_runs_dir(parser)
     add_device(parser)
     add_workers(parser)
+    add_elastic(parser)
     parser.add_argument("--resume", metavar="auto|RUN|PATH", help="go on with a run that stopped")
     parser.add_argument("--fork", metavar="RUN", help="start a new run from this run's weights")
     parser.add_argument("--tensorboard", action="store_true", help="also write TensorBoard files")
@@ -77,6 +78,12 @@ def train(options: argparse.Namespace) -> int:
         bucket_mb=options.bucket_mb,
         overlap=not options.no_overlap,
         trace=options.trace,
+        min_workers=options.min_workers,
+        wait_s=options.wait,
+        restarts=options.restarts,
+        rdzv=options.rdzv,
+        nodes=options.nodes,
+        audit=options.audit,
     )
     run, name = resolve(options, launch)
     if options.print_config:

@@ -7,11 +7,13 @@ import sys
 import threading
 from dataclasses import replace
 
-from lockstep.elastic.launcher import Launcher, die_with_launcher
+from lockstep.elastic.launcher import Job, Launcher
 from lockstep.errors import SpecError
 from lockstep.spec import Launch
 from lockstep.spec.run import Run
 from lockstep.spec.world import read_world
+
+_TOKEN_LENGTH = 16
 
 
 def place(launch: Launch, run: Run) -> Launch:
@@ -27,13 +29,32 @@ def place(launch: Launch, run: Run) -> Launch:
             raise SystemExit(0) from None  # worker 0 says it and gives the code
         raise
     if launch.world:
-        if launch.world.launcher == "lockstep":
-            die_with_launcher(launch.world)
         return launch
     size = min(_count(launch, run.train.threads), run.train.lanes)
-    if size == 1:
+    if size == 1 and not launch.rdzv:
         return launch
-    raise SystemExit(Launcher(size, _Screen()).run())
+    job = Job(
+        size,
+        run.train.lanes,
+        min_workers=launch.min_workers,
+        wait_s=launch.wait_s,
+        restarts=launch.restarts,
+        rdzv=launch.endpoint if launch.rdzv else None,
+        nodes=launch.num_nodes,
+        token=_token(launch),
+    )
+    raise SystemExit(Launcher(job, _Screen()).run())
+
+
+def _token(launch: Launch) -> str:
+    """What launchers of one job prove to each other; alone, one needs none."""
+    token = os.environ.get("LOCKSTEP_TOKEN", "")
+    if launch.rdzv and len(token) < _TOKEN_LENGTH:
+        raise SpecError(
+            f"--rdzv needs a secret of {_TOKEN_LENGTH} characters or more in LOCKSTEP_TOKEN, the same on "
+            "every node: export LOCKSTEP_TOKEN=$(openssl rand -hex 16) on one and copy it"
+        )
+    return token
 
 
 def _count(launch: Launch, threads: int) -> int:
@@ -49,11 +70,12 @@ def _count(launch: Launch, threads: int) -> int:
 
 
 class _Screen:
-    """Shows the lines of workers on stderr, whole and with their rank."""
+    """Shows the lines of workers on stderr, whole and with their name."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
 
-    def __call__(self, rank: int, line: str) -> None:
+    def __call__(self, worker: str, line: str) -> None:
         with self._lock:
-            print(f"[worker {rank}] {line}" if rank else line, file=sys.stderr, flush=True)
+            named = worker and worker != "0" and not line.startswith("lockstep: ")
+            print(f"[worker {worker}] {line}" if named else line, file=sys.stderr, flush=True)

@@ -1,7 +1,8 @@
-"""How workers find each other: an endpoint is made, told to all, and they form a group at it.
+"""How workers find each other where torchrun or mpirun started them: they form one group, for good.
 
-Worker 0 keeps a store (or torchrun's agent does) at one address and port. Our launcher and torchrun tell
-the workers where; under mpirun worker 0 makes the endpoint and MPI broadcasts it.
+Worker 0 keeps a store (or torchrun's agent does) at one address and port. torchrun tells the workers where;
+under mpirun worker 0 makes the endpoint and MPI broadcasts it. The workers of our own launcher form their
+groups by `control`.
 """
 
 from __future__ import annotations
@@ -41,25 +42,29 @@ def join(world: World | None, backend: str, device: torch.device) -> Group:
     if backend == "mpi":
         _, on_one_host = _mpi_group(world)
         return Group(world.rank, world.size, MpiTransport(), on_one_host=on_one_host)
-    wanted = backend if backend != "auto" else _choose(world, device)
-    if wanted == "nccl" and not (device.type == "cuda" and dist.is_nccl_available()):
-        raise SpecError("--backend nccl needs a GPU and a CUDA build of PyTorch: leave --backend out")
+    wanted = choose_backend(backend, world, device)
     store, own_address = _open_store(world)
     store = PrefixStore(f"lockstep/{world.attempt}/{next(_groups)}", store)
     _check_backend(store, world, wanted)
+    return form(store, world.rank, world.size, wanted, own_address, own_address == _LOOPBACK)
+
+
+def form(store: Any, rank: int, size: int, backend: str, address: str, on_one_host: bool) -> Group:
+    """The group of all workers that come to a store; each listens at an `address` of its own."""
+    reason = ""
     try:
-        host = TorchTransport("gloo", store, world.rank, world.size, own_address)
+        host = TorchTransport("gloo", store, rank, size, address)
         gpu = None
-        if wanted == "nccl":
-            nccl_store = PrefixStore("nccl", store)
-            gpu = TorchTransport("nccl", nccl_store, world.rank, world.size, own_address)
+        if backend == "nccl":
+            gpu = TorchTransport("nccl", PrefixStore("nccl", store), rank, size, address)
     except RuntimeError as error:
-        first = str(error).strip().splitlines()[0]
+        reason = str(error).strip().splitlines()[0]
+    if reason:
         raise GroupLost(
-            f"worker {world.rank} of {world.size} could not form the group at {world.address}:{world.port} "
-            f"from {own_address}: are all workers running, and can they reach each other? ({first})"
-        ) from error
-    return Group(world.rank, world.size, host, gpu, on_one_host=own_address == _LOOPBACK)
+            f"worker {rank} of {size} could not form the group from {address}: are all workers running, and "
+            f"can they reach each other? ({reason})"
+        )
+    return Group(rank, size, host, gpu, on_one_host=on_one_host)
 
 
 def listen(address: str, port: int = 0) -> socket.socket:
@@ -89,10 +94,12 @@ def own_address_towards(address: str) -> str:
             raise LockstepError(f"no way to {address} from this host: {error.strerror}") from None
 
 
-def _choose(world: World, device: torch.device) -> str:
-    """NCCL wants a GPU a worker; workers that share one talk by gloo."""
+def choose_backend(backend: str, world: World, device: torch.device) -> str:
+    """What `auto` means: NCCL wants a GPU a worker; workers that share one talk by gloo."""
+    if backend == "nccl" and not (device.type == "cuda" and dist.is_nccl_available()):
+        raise SpecError("--backend nccl needs a GPU and a CUDA build of PyTorch: leave --backend out")
     own_gpu = device.type == "cuda" and world.local_size <= torch.cuda.device_count()
-    return "nccl" if own_gpu and dist.is_nccl_available() else "gloo"
+    return ("nccl" if own_gpu and dist.is_nccl_available() else "gloo") if backend == "auto" else backend
 
 
 @functools.cache
@@ -101,8 +108,7 @@ def _open_store(world: World) -> tuple[Any, str]:
     if world.launcher == "mpirun":
         world, listener = _tell_by_mpi(world)
     elif world.rank == 0 and not world.has_store:
-        listener = socket.socket(fileno=world.listen_fd) if world.listen_fd is not None else None
-        listener = listener or listen(_resolve(world.address), world.port)
+        listener = listen(_resolve(world.address), world.port)
     else:
         listener = None
     address = _resolve(world.address)

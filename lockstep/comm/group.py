@@ -33,6 +33,8 @@ class Group:
         self.rank, self.size, self.on_one_host = rank, size, on_one_host
         self._host, self._gpu = host, gpu
         self.on_abort: list[Callable[[], None]] = []
+        self.on_cut: list[Callable[[], None]] = []
+        self._is_cut = False
 
     @property
     def backend(self) -> str:
@@ -124,6 +126,15 @@ class Group:
             if transport:
                 transport.abort()
 
+    def cut(self) -> None:
+        """Let what this worker waits for in the group fail at once; from another thread."""
+        self._is_cut = True
+        for cut in self.on_cut:
+            cut()
+        for transport in (self._gpu, self._host):
+            if transport:
+                transport.cut()
+
     def _run(
         self,
         operation: _Operation,
@@ -148,15 +159,19 @@ class Group:
         staged = on_gpu and not self._gpu
         near = [None if tensor is None else _near(tensor, staged) for tensor in (output, given)]
         views = [_bytes(tensor) if tensor is not None and as_bytes else tensor for tensor in near]
+        reason = ""
         try:
+            if self._is_cut:
+                raise RuntimeError("another generation has begun")
             operation(transport, *views)
         except RuntimeError as error:  # torch's and mpi4py's errors both are
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if reason:  # not inside the handler: its frames hold what keeps a lost group's sockets open
             raise GroupLost(
                 f"worker {self.rank} of {self.size} lost contact to another worker, which has ended or "
                 "cannot be reached: see that worker's output, then go on with --resume auto "
                 f"({transport.name}: {reason})"
-            ) from error
+            )
         if output is not None and near[0] is not output:
             assert near[0] is not None
             output.copy_(near[0])

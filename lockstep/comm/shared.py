@@ -35,7 +35,7 @@ class Shared:
     """One piece of memory a worker, seen by all; and a barrier that costs one system call a worker."""
 
     def __init__(self, group: Group, pieces: list[mmap.mmap], processes: list[int]) -> None:
-        self._group, self._processes, self._turn = group, processes, 0
+        self._group, self._processes, self._turn, self._is_cut = group, processes, 0, False
         self._turns = [ctypes.c_uint32.from_buffer(piece, _TOKEN) for piece in pieces]
         self._farewells = [ctypes.c_uint32.from_buffer(piece, _TOKEN + 4) for piece in pieces]
         self.pieces = [torch.frombuffer(piece, dtype=torch.uint8, offset=_HEADER) for piece in pieces]
@@ -49,7 +49,8 @@ class Shared:
         for rank, turn in enumerate(self._turns):
             looks = 0
             while (seen := turn.value) != mine.value and (seen - mine.value) % 2**32 >= 2**31:
-                if self._farewells[rank].value or looks > _LOOKS or (looks and not self._lives(rank)):
+                gone = self._farewells[rank].value or looks > _LOOKS or (looks and not self._lives(rank))
+                if gone or self._is_cut:
                     raise GroupLost(
                         f"worker {self._group.rank} of {self._group.size} lost worker {rank}, which ended "
                         "or hangs: see its output, then go on with --resume auto"
@@ -60,6 +61,12 @@ class Shared:
         """Tell those who wait for this worker that it will not come."""
         self._farewells[self._group.rank].value = 1
         _futex(self._turns[self._group.rank], _WAKE, 2**31 - 1)
+
+    def cut(self) -> None:
+        """Wake this worker if it waits for others, and let it wait no more; from another thread."""
+        self._is_cut = True
+        for turn in self._turns:
+            _futex(turn, _WAKE, 2**31 - 1)
 
     def _lives(self, rank: int) -> bool:
         """Whether a worker's process is there and not a zombie that nobody has waited for yet."""
@@ -87,6 +94,7 @@ def share(group: Group, num_bytes: int) -> Shared | None:
     mapped = [piece for piece in pieces if piece is not None]
     memory = Shared(group, mapped, [theirs["process"] for theirs in offers])
     group.on_abort.append(memory.leave)
+    group.on_cut.append(memory.cut)
     return memory
 
 

@@ -7,8 +7,15 @@ only caller, and stages what lies elsewhere. Nothing is pickled: every message i
 from __future__ import annotations
 
 import atexit
+import os
+import socket
+import stat
+import sys
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 _TIMEOUT = timedelta(minutes=30)  # of one collective: a peer may be saving, or reading a slow disk
+_LAST_WORDS_S = 0.3  # an mpirun drops what it has not read when a process ends the job
 _MOVE, _GATHER = 0, 1  # tags, so that two operations on one pair never meet
 
 
@@ -39,6 +47,7 @@ class Transport(Protocol):
     def barrier(self) -> None: ...
     def close(self) -> None: ...
     def abort(self) -> None: ...
+    def cut(self) -> None: ...
 
 
 class TorchTransport:
@@ -46,9 +55,11 @@ class TorchTransport:
 
     def __init__(self, name: str, store: Any, rank: int, size: int, address: str) -> None:
         self.name, self._rank, self._size = name, rank, size
+        before = _sockets()
         self._group = (
             _make_gloo(store, rank, size, address) if name == "gloo" else _make_nccl(store, rank, size)
         )
+        self._own = {fd: inode for fd, inode in _sockets().items() if before.get(fd) != inode}
 
     def send(self, tensor: Tensor, to: int) -> None:
         self._group.send([tensor], to, _MOVE).wait()
@@ -112,7 +123,24 @@ class TorchTransport:
         self._group = None
 
     def abort(self) -> None:
-        self._group = None
+        group, self._group = self._group, None
+        if self.name == "nccl" and group is not None:
+            group.abort()
+
+    def cut(self) -> None:
+        """Shut the connections, so that whoever waits in a collective fails at once."""
+        if self.name == "nccl":
+            group = self._group
+            if group is not None:
+                group.abort()
+            return
+        # gloo's own abort does not wake a thread that waits; its listener must be left alone
+        now = _sockets()
+        for fd, inode in self._own.items():
+            if now.get(fd) == inode:
+                with suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
+                    connection.getpeername()
+                    connection.shutdown(socket.SHUT_RDWR)
 
 
 class MpiTransport:
@@ -165,7 +193,26 @@ class MpiTransport:
 
     def abort(self) -> None:
         """End all processes of the job once this one has said why: MPI_Finalize would wait for them."""
-        atexit.register(self._comm.Abort, 1)
+        atexit.register(self._end)
+
+    def cut(self) -> None:
+        """MPI has nothing of the kind."""
+
+    def _end(self) -> None:
+        sys.stderr.flush()
+        time.sleep(_LAST_WORDS_S)
+        self._comm.Abort(1)
+
+
+def _sockets() -> dict[int, int]:
+    """This process's sockets, by descriptor, and what tells them from others that get their number later."""
+    found = {}
+    for entry in Path("/proc/self/fd").iterdir() if sys.platform == "linux" else ():
+        with suppress(OSError):
+            state = entry.stat()
+            if stat.S_ISSOCK(state.st_mode):
+                found[int(entry.name)] = state.st_ino
+    return found
 
 
 def _make_gloo(store: Any, rank: int, size: int, address: str) -> Any:

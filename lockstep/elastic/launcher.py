@@ -1,167 +1,275 @@
-"""Our own launcher: the workers of one host, as copies of this very command.
+"""Our own launcher: the workers of one node, as copies of this very command.
 
-It makes the endpoint, starts the workers, hands signals on, shows what a failing worker said, and leaves
-none behind. It imports no torch, so that the workers start at once.
+It starts the workers and watches them, hands signals on, shows what a failing worker said, tells the job's
+keeper who lives, and leaves none behind. It imports no torch; the nursery does.
 """
 
 from __future__ import annotations
 
-import ctypes
-import os
+import asyncio
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from types import FrameType
-from typing import IO
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 
-from lockstep.errors import LockstepError, SpecError
-from lockstep.spec.world import VARIABLE, World
+from lockstep.comm.message import Message, pack, unpack
+from lockstep.elastic import link
+from lockstep.elastic.keeper import SILENT_S, Keeper
+from lockstep.elastic.kernel import is_stopped
+from lockstep.elastic.membership import Membership
+from lockstep.elastic.process import Processes, Worker
+from lockstep.errors import LockstepError
+from lockstep.spec.launch import RESTART_CODE
 
-_ADDRESS = "127.0.0.1"
-_POLL_S = 0.05
+_FROZEN_S = 1.0  # a worker that is stopped for so long is ended
+_DEAF_S = 60.0  # a worker whose own thread is not heard for so long hangs as a whole
+_LOOK_S = 0.1
 _ASK_EVERY_S = 0.5  # a worker takes a first SIGTERM for a wish to stop after its step
-_GRACE_S = 10.0  # for workers to end by themselves after one has failed, before they are killed
-_PR_SET_PDEATHSIG = 1
-_LAST_WORDS = "lockstep: stopped by"
+_GRACE_S = 10.0  # for workers to end by themselves when they should, before they are killed
+_REJOIN_S = 30.0  # for a node that was cut off to find its job again
+_LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a launcher is to run: how many workers here, and of which job."""
+
+    workers: int
+    lanes: int
+    min_workers: int = 1
+    wait_s: float = 60.0
+    restarts: int = 3
+    rdzv: tuple[str, int] | None = None
+    nodes: tuple[int, int] = (1, 1)
+    token: str = ""
+    advice: str = "; --resume auto goes on"
 
 
 class Launcher:
-    """Starts `size` workers and waits for them; `advice` is for when one was killed."""
+    """Starts the workers of a job on this node and waits for them."""
 
-    def __init__(
-        self, size: int, show: Callable[[int, str], None], advice: str = "; --resume auto goes on"
-    ) -> None:
-        self._size, self._show, self._advice = size, show, advice
-        self._workers: list[subprocess.Popen[str]] = []
-        self._readers: list[threading.Thread] = []
+    def __init__(self, job: Job, show: Callable[[str, str], None]) -> None:
+        self._job, self._show = job, show
+        self._keeper: Keeper | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._node, self._heard = 0, 0.0
+        self._count, self._restarts = 0, job.restarts
         self._wishes: list[signal.Signals] = []  # signals that we were sent
-        self._heard = False  # whether worker 0 said how it stopped
+        self._verdict = 0  # the exit code of an error that all workers share
+        self._cut_off = ""  # why the keeper is lost
 
     def run(self) -> int:
-        """Start the workers, wait for all, and give the exit code of the first that failed."""
-        command = _own_command()
-        with socket.socket() as listener, self._listening():
-            listener.bind((_ADDRESS, 0))
-            listener.listen(1024)
-            try:
-                for rank in range(self._size):
-                    if not self._wishes:
-                        self._start(command, rank, listener)
-                return self._wait()
-            except BaseException:
-                self._signal_all(signal.SIGKILL)
-                raise
+        """Start the workers, wait for all, and give the exit code of the job."""
+        return asyncio.run(self._main())
 
-    @contextmanager
-    def _listening(self) -> Iterator[None]:
-        """Inside, our signals are handed on; off the main thread they go to whoever owns that one."""
-        before = {}
+    async def _main(self) -> int:
+        loop = asyncio.get_running_loop()
         if threading.current_thread() is threading.main_thread():
-            before = {n: signal.signal(n, self._hand_on) for n in (signal.SIGINT, signal.SIGTERM)}
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, self._take_signal, number)
+        self._processes = Processes(self._hear_worker, self._ended, self._say)
         try:
-            yield
+            await self._processes.open()
+            server = await self._find_keeper()
+            try:
+                while not await self._serve():
+                    await self._rejoin()
+                await self._wait_for_nodes()
+            finally:
+                if server:
+                    server.close()
+            return self._judge()
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            self._processes.close()
+            if self._writer:
+                self._writer.close()
+            if self._keeper:
+                self._tending.cancel()
+                await asyncio.wait([self._serving], timeout=1.0)
 
-    def _start(self, command: list[str], rank: int, listener: socket.socket) -> None:
-        """Worker 0 speaks on our own stdout; the others have nothing to say but errors."""
-        fd = listener.fileno()
-        port = listener.getsockname()[1]
-        world = World(
-            "lockstep",
-            rank,
-            self._size,
-            rank,
-            self._size,
-            _ADDRESS,
-            port,
-            None if rank else fd,
-            parent=os.getpid(),
-        )
-        worker = subprocess.Popen(
-            command,
-            env={**os.environ, VARIABLE: world.dump()},
-            stdin=subprocess.DEVNULL,
-            stdout=None if rank == 0 else subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            pass_fds=() if rank else (fd,),
-            start_new_session=True,  # the terminal's signals come to us alone, and we hand each on once
-            text=True,
-            errors="replace",
-        )
-        self._workers.append(worker)
-        assert worker.stderr is not None
-        reader = threading.Thread(target=self._read, args=(rank, worker.stderr), daemon=True)
-        reader.start()
-        self._readers.append(reader)
+    async def _find_keeper(self) -> asyncio.Server | None:
+        """Keep the job's store here, or reach who does."""
+        job = self._job
+        membership = Membership(job.lanes, job.min_workers, job.nodes[0])
+        keeper = Keeper(membership, job.token, job.wait_s, job.nodes[1], lambda text: self._say("", text))
+        server = await link.listen(keeper, *job.rdzv) if job.rdzv else None
+        if job.rdzv and server is None:
+            await self._reach(_REJOIN_S)
+            return None
+        self._keeper = keeper
+        self._tending = asyncio.create_task(keeper.tend())
+        self._streams, self._serving = await link.connect_here(keeper)
+        self._address = job.rdzv[0] if job.rdzv else _LOOPBACK
+        return server
 
-    def _read(self, rank: int, stream: IO[str]) -> None:
-        """Show what a worker says; once it is to stop, only how it did."""
-        with stream:
-            for line in stream:
-                self._heard = self._heard or line.startswith(_LAST_WORDS)
-                if not self._wishes or line.startswith(_LAST_WORDS):
-                    with suppress(OSError):  # nobody reads us; the worker must not wait for that
-                        self._show(rank, line.rstrip("\n"))
+    async def _reach(self, patience_s: float) -> None:
+        assert self._job.rdzv
+        self._streams = await link.connect(*self._job.rdzv, self._job.token, patience_s)
+        self._address = await link.own_address(*self._job.rdzv)
 
-    def _wait(self) -> int:
-        """Until all have ended; once one fails, or at a second signal, the others are ended too."""
-        first: tuple[int, int] | None = None
+    async def _serve(self) -> bool:
+        """Be a node of the job until its workers have ended; False if the keeper was lost before."""
+        reader, self._writer = self._streams
+        welcome = unpack(await reader.readline() or b"\n")
+        if welcome["op"] != "welcome":
+            raise LockstepError(f"the job refused this launcher: {welcome.get('why')}")
+        self._node, self._heard = int(welcome["node"]), time.monotonic()
+        hearing = asyncio.create_task(self._hear_keeper(reader))
+        for slot in range(self._job.workers):
+            if not self._wishes:
+                self._start(slot, bool(welcome["joins"]))
         asked, end = 0.0, float("inf")
-        while any(worker.poll() is None for worker in self._workers):
-            first = first or self._find_failed()
-            now = time.monotonic()
-            if (first or len(self._wishes) > 1) and now > asked + _ASK_EVERY_S:
-                over = now > end or len(self._wishes) > 2
-                self._signal_all(signal.SIGKILL if over else signal.SIGTERM)
-                asked, end = now, min(end, now + _GRACE_S)
-            time.sleep(_POLL_S)
-        for reader in self._readers:
-            reader.join(timeout=1.0)
-        return self._judge(first or self._find_failed())
+        try:
+            while self._processes.alive() and not self._cut_off:
+                await self._processes.wait(_LOOK_S)
+                now = time.monotonic()
+                self._look(now)
+                over = self._verdict or len(self._wishes) > 1
+                if over and now > asked + _ASK_EVERY_S:
+                    killing = now > end or len(self._wishes) > 2
+                    if killing or len(self._wishes) > 1:
+                        self._processes.signal_all(signal.SIGKILL if killing else signal.SIGTERM)
+                    asked, end = now, min(end, now + _GRACE_S)
+        finally:
+            hearing.cancel()
+        return not self._cut_off
 
-    def _judge(self, failed: tuple[int, int] | None) -> int:
-        """The exit code; a worker that was killed cannot say so, so we do."""
-        rank, code = failed or (0, 0)
-        if self._wishes and (code or len(self._workers) < self._size):
-            wish = self._wishes[0]
-            if not self._heard:
-                self._show(0, f"lockstep: stopped by {wish.name} before the step under way was done")
-            return 128 + wish
+    async def _rejoin(self) -> None:
+        """This node lost the job: nothing of it may go on here; then it asks to be taken in again."""
+        assert self._writer
+        self._writer.close()
+        self._processes.signal_all(signal.SIGKILL)
+        while self._processes.alive():
+            await self._processes.wait(_LOOK_S)
+        self._say("", f"{self._cut_off}: the workers here are stopped; trying to join again")
+        self._cut_off = ""
+        await self._reach(_REJOIN_S)
+
+    async def _wait_for_nodes(self) -> None:
+        """Who holds the store leaves last."""
+        end = time.monotonic() + _GRACE_S
+        while self._keeper and self._keeper.num_nodes > 1:
+            if (self._verdict or self._processes.finished() or self._wishes) and time.monotonic() > end:
+                return
+            await asyncio.sleep(_LOOK_S)
+
+    def _start(self, slot: int, joins: bool) -> None:
+        name = f"{self._node}.{self._count}" if self._node else str(self._count)
+        speaks = self._node == 0 and self._count == 0
+        self._count += 1
+        self._tell("add", worker=name)
+        self._processes.start(
+            Worker(name, slot, time.monotonic()),
+            {
+                "rank": slot,
+                "size": self._job.workers,
+                "local_rank": slot,
+                "local_size": self._job.workers,
+                "address": self._address,
+                "name": name,
+                "node": self._node,
+                "joins": joins,
+            },
+            speaks,
+        )
+
+    def _ended(self, worker: Worker, code: int) -> None:
+        """A worker has ended; one that was killed gets a successor."""
+        why = ""
         if code < 0:
-            self._show(0, f"lockstep: worker {rank} was ended by {_name(-code)}{self._advice}")
-        return 1 if code < 0 else code
+            why = worker.why or f"was killed by {_name(-code)}"
+        elif code:
+            why = worker.why or f"failed with exit code {code}"
+        self._tell("gone", worker=worker.name, why=why)
+        over = self._verdict or worker.rank is not None or self._wishes or self._cut_off
+        if over or not (code < 0 or code == RESTART_CODE) or self._restarts <= 0:
+            return
+        self._restarts -= 1
+        self._start(worker.slot, joins=True)
 
-    def _find_failed(self) -> tuple[int, int] | None:
-        """A worker that has failed and its exit code; one that was killed comes first: it is the cause."""
-        codes = [(rank, worker.poll()) for rank, worker in enumerate(self._workers)]
-        failed = [(rank, code) for rank, code in codes if code]
-        return min(failed, key=lambda item: (item[1] > 0, item[0]), default=None)
+    def _look(self, now: float) -> None:
+        """End who is frozen or hangs; a frozen nursery goes on."""
+        if self._processes.is_nursery_stopped():
+            self._processes.wake_nursery()
+        for worker in self._processes.alive():
+            if not is_stopped(worker.pid):
+                worker.stopped_at = None
+            elif worker.stopped_at is None:
+                worker.stopped_at = now
+            elif now - worker.stopped_at > _FROZEN_S:
+                self._fence(worker, f"was frozen for {_FROZEN_S:g} s and is ended")
+            if worker.beats and now - worker.heard > _DEAF_S:
+                self._fence(worker, f"was not heard for {_DEAF_S:g} s and is ended")
+        if not self._keeper:
+            if now - self._heard > SILENT_S:
+                self._cut_off = f"the keeper of the job was not heard for {SILENT_S:g} s"
+            self._tell("beat")
 
-    def _hand_on(self, number: int, frame: FrameType | None) -> None:
+    def _fence(self, worker: Worker, why: str) -> None:
+        worker.why = why
+        self._processes.send_signal(worker, signal.SIGKILL)
+
+    def _hear_worker(self, worker: Worker, message: Message) -> None:
+        worker.heard, worker.beats = time.monotonic(), True
+        if message["op"] == "verdict":
+            worker.rank = int(message["rank"])
+            self._verdict = int(message["code"]) or self._verdict
+        elif message["op"] != "beat":
+            self._tell("from", worker=worker.name, body=message)
+
+    async def _hear_keeper(self, reader: asyncio.StreamReader) -> None:
+        """Hand on what the keeper says to our workers, until it is lost."""
+        reason = "the launcher that holds the store has ended"
+        with suppress(OSError, ValueError):
+            while line := await reader.readline():
+                message = unpack(line)
+                self._heard = time.monotonic()
+                if message["op"] == "to":
+                    self._processes.tell(message["worker"], message["body"])
+                elif message["op"] == "refused":
+                    reason = str(message.get("why"))
+        self._cut_off = self._cut_off or reason
+        self._processes.changed.set()
+
+    def _tell(self, op: str, **fields: object) -> None:
+        assert self._writer
+        with suppress(OSError, RuntimeError):
+            self._writer.write(pack(op, **fields))
+
+    def _take_signal(self, number: signal.Signals) -> None:
+        """A first signal is handed on; where another node holds the store, this one hands its lanes over."""
         self._wishes.append(signal.Signals(number))
-        if len(self._wishes) == 1:
-            self._signal_all(signal.Signals(number))
+        if len(self._wishes) > 1:
+            return
+        if self._keeper:
+            self._keeper.halt()
+            self._processes.signal_all(signal.Signals(number))
+        elif self._writer:
+            self._tell("leave")
+        else:
+            raise SystemExit(128 + number)
 
-    def _signal_all(self, number: signal.Signals) -> None:
-        for worker in self._workers:
-            if worker.poll() is None:
-                worker.send_signal(number)
+    def _say(self, worker: str, text: str) -> None:
+        with suppress(OSError):  # nobody reads us; the workers must not wait for that
+            self._show(worker, text if worker else f"lockstep: {text}")
 
-
-def die_with_launcher(world: World) -> None:
-    """Let the kernel end this worker when its launcher ends, however that happens."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != world.parent:  # it has ended already
-        raise LockstepError("the launcher of this worker has ended")
+    def _judge(self) -> int:
+        """The exit code; a worker that was killed cannot say so, so we do."""
+        finished = self._processes.finished()
+        if self._verdict or finished:
+            return self._verdict or max(finished[0].code, 0)
+        if self._wishes:
+            wish = self._wishes[0]
+            left = "left the job" if not self._keeper else "before the step under way was done"
+            self._say("", f"stopped by {wish.name} {left}")
+            return 128 + wish
+        failed = self._processes.first_failed()
+        if failed and failed.code < 0:
+            why = failed.why or f"was killed by {_name(-failed.code)}"
+            self._say("", f"worker {failed.name} {why}, and no worker is left{self._job.advice}")
+        return (failed.code if failed.code > 0 else 1) if failed else 0
 
 
 def _name(number: int) -> str:
@@ -169,12 +277,3 @@ def _name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _own_command() -> list[str]:
-    """The command that started this process, to start it again."""
-    arguments = sys.orig_argv[1:]
-    script = sys.argv[0]
-    if not arguments or script in ("", "-c") or not Path(script).is_file():
-        raise SpecError("several workers run copies of a script, and this is none: save the code in a file")
-    return [sys.executable, *arguments]

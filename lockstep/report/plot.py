@@ -8,11 +8,13 @@ from typing import Any
 
 Row = dict[str, Any]
 _TRAIN, _TEST = "#4477aa", "#cc6677"
+_LOST, _JOINED = "#aa3377", "#228833"
+_NAMED = 30  # changes of workers that are named with the number of those who went on
 
 
 def draw_curves(directory: Path) -> Path | None:
     """Draw curves.png into a run's directory; None where there is nothing to draw yet."""
-    steps, epochs = _rows(directory / "metrics.jsonl")
+    steps, epochs, changes = _rows(directory / "metrics.jsonl")
     if not steps:
         return None
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -34,12 +36,29 @@ def draw_curves(directory: Path) -> Path | None:
                           textcoords="offset points", ha="right", color=_TEST)  # fmt: skip
     top = 1.1 * max(row["loss"] for row in steps)  # one bad test must not flatten the rest
     loss.set_ylim(-0.03 * top, top)
+    for axes in (loss, accuracy):
+        _mark(axes, changes)
     _finish(loss, "loss", steps)
     _finish(accuracy, "accuracy, %", steps)
     figure.suptitle(directory.name)
     path = directory / "curves.png"
     figure.savefig(path)
     return path
+
+
+def _mark(axes: Any, changes: list[Row]) -> None:
+    """A line at each step where workers were lost or joined, and who it was."""
+    for number, row in enumerate(changes):
+        lost = any("joined" not in text for text in row["changes"])
+        label = {True: "worker lost", False: "worker joined"}[lost]
+        known = axes.get_legend_handles_labels()[1]
+        color = _LOST if lost else _JOINED
+        axes.axvline(row["step"], color=color, linewidth=0.8, linestyle=":", zorder=0,
+                     label=None if label in known else label)  # fmt: skip
+        if len(changes) <= _NAMED:
+            place = row["step"], 1 - 0.04 * (number % 3)
+            axes.annotate(str(row["workers"]), place, (2, -8), color=color, fontsize=7,
+                          xycoords=("data", "axes fraction"), textcoords="offset points")  # fmt: skip
 
 
 def _finish(axes: Any, label: str, steps: list[Row]) -> None:
@@ -64,11 +83,11 @@ def _smooth(values: list[float], keep: float = 0.9) -> list[float]:
     return result
 
 
-def _rows(path: Path) -> tuple[list[Row], list[Row]]:
-    steps: list[Row] = []
-    epochs: list[Row] = []
+def _rows(path: Path) -> tuple[list[Row], list[Row], list[Row]]:
+    """Steps, epochs and changes of workers."""
+    kinds: dict[str, list[Row]] = {"step": [], "epoch": [], "generation": []}
     if path.is_file():
         for line in path.read_text(encoding="utf-8").splitlines():
             row = json.loads(line)
-            (steps if row["kind"] == "step" else epochs).append(row)
-    return steps, epochs
+            kinds[row["kind"]].append(row)
+    return kinds["step"], kinds["epoch"], [row for row in kinds["generation"] if row["changes"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from lockstep.spec.world import World
 
 DEVICES = ("auto", "cpu", "cuda")
 BACKENDS = ("auto", "gloo", "nccl", "mpi")
+_ENDPOINT = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}")
+RESTART_CODE = 75  # the exit code of a worker that wants to be started anew
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,12 @@ class Launch:
     bucket_mb: float = 25.0
     overlap: bool = True
     trace: bool = False
+    min_workers: int = 1
+    wait_s: float = 60.0  # below that number, how long to wait for more
+    restarts: int = 3  # how many lost workers a launcher replaces
+    rdzv: str | None = None  # host:port of the launcher that holds the job's store
+    nodes: str = "1"  # how many launchers: N, or MIN:MAX
+    audit: int = 0  # every so many steps a lane is computed twice; 0: never
     world: World | None = None  # what the environment says, if a launcher started this process
 
     def __post_init__(self) -> None:
@@ -52,10 +61,45 @@ class Launch:
             )
         if not 0 < self.bucket_mb <= 4096:
             raise SpecError(f"--bucket-mb {self.bucket_mb:g} must be above 0 and at most 4096")
+        self._check_elastic()
+
+    def _check_elastic(self) -> None:
+        for flag, value, least in (
+            ("--min-workers", self.min_workers, 1),
+            ("--restarts", self.restarts, 0),
+            ("--audit", self.audit, 0),
+        ):
+            if type(value) is not int or value < least:
+                raise SpecError(f"{flag} {value} must be a whole number from {least}")
+        if not 0 <= self.wait_s <= 1e6:
+            raise SpecError(f"--wait {self.wait_s:g} must be a number of seconds from 0")
+        if self.rdzv is not None and not (_ENDPOINT.fullmatch(self.rdzv) and 0 < self.endpoint[1] < 65536):
+            raise SpecError(
+                f"--rdzv {self.rdzv} must be host:port, of the launcher that is to hold the job's store"
+            )
+        low, high = self.num_nodes
+        if not 1 <= low <= high:
+            raise SpecError(f"--nodes {self.nodes} must be a number from 1, or MIN:MAX")
+        if high > 1 and not self.rdzv:
+            raise SpecError(f"--nodes {self.nodes} needs --rdzv host:port, at which the launchers meet")
 
     @property
     def rank(self) -> int:
         return self.world.rank if self.world else 0
+
+    @property
+    def num_nodes(self) -> tuple[int, int]:
+        """The fewest and the most launchers of the job."""
+        low, _, high = self.nodes.partition(":")
+        if not low.isdecimal() or not (high or low).isdecimal():
+            return 0, 0
+        return int(low), int(high or low)
+
+    @property
+    def endpoint(self) -> tuple[str, int]:
+        """Where launchers meet, if there are several."""
+        host, _, port = (self.rdzv or ":0").rpartition(":")
+        return host.strip("[]"), int(port)
 
     def resume_command(self, run: Path) -> str:
         """What to type to go on with a run that was launched so."""
@@ -79,5 +123,11 @@ class Launch:
                 f"{size} workers are more than train.lanes={lanes}: every worker needs a lane of its own; "
                 f"use at most {lanes} workers, or more lanes (a power of two), which is another run"
             )
+        if world is None and isinstance(workers, int) and not self.rdzv and self.min_workers > workers:
+            raise SpecError(
+                f"--min-workers {self.min_workers} is more than --workers {workers}: it would never start"
+            )
+        if self.min_workers > lanes:
+            raise SpecError(f"--min-workers {self.min_workers} is more than train.lanes={lanes}")
         if self.backend == "mpi" and (world is None or world.launcher != "mpirun"):
             raise SpecError("--backend mpi needs mpirun: mpirun -n N lockstep train … --backend mpi")

@@ -28,10 +28,16 @@ class World:
     local_size: int = 1
     address: str = "127.0.0.1"
     port: int = 0  # 0: to be told by MPI
-    listen_fd: int | None = None  # worker 0's socket, listening already
     has_store: bool = False  # the launcher keeps the store itself
     attempt: int = 0
-    parent: int = 0  # our launcher's process
+    # Only our launcher tells the rest: there `rank` and `size` are those on the node, and a worker's rank in
+    # the job is told anew with every generation.
+    name: str = ""
+    node: int = 0
+    joins: bool = False  # the job runs already, or another worker is replaced
+    control_fd: int = -1  # the line to the launcher
+    stdout_fd: int = -1  # what the launcher prints to, for the worker that tells
+    parent: int = 0
 
     def __post_init__(self) -> None:
         if not (0 <= self.rank < self.size and 0 <= self.local_rank < self.local_size <= self.size):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import json
 import re
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -87,28 +88,42 @@ class RunDirectory:
         """Write summary.json, which marks the run as finished."""
         write_durably(self.path / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
 
-    def hold(self) -> None:
+    def hold(self, patience_s: float = 0.0) -> None:
         """Keep other processes out until this one ends, however it ends."""
+        end = time.monotonic() + patience_s
         try:
             self._lock = (self.path / ".lock").open("a")
         except OSError as error:
             raise BadInput(f"{self.path}: cannot be written: {error.strerror}") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        while True:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except OSError:
+                if time.monotonic() < end:
+                    time.sleep(0.02)
+                    continue
             self.close()
             raise LockstepError(
                 f"{self.path} is being trained by another process: wait, or use another --name"
-            ) from None
+            )
 
-    def start_log(self, name: str, step: int) -> None:
-        """Open a file of rows, dropping those of steps that are about to be done again."""
+    def start_log(self, name: str, step: int) -> list[dict[str, Any]]:
+        """Open a file of rows, dropping those of steps that are about to be done again; gives the rest."""
         path = self.path / name
         data = path.read_bytes() if path.is_file() else b""
-        kept = b"".join(row + b"\n" for row in data.split(b"\n") if _row_step(row) <= step)
+        rows = [row for row in data.split(b"\n") if _row_step(row) <= step]
+        kept = b"".join(row + b"\n" for row in rows)
         if kept != data:
             write_durably(path, kept)
         self._logs[name] = path.open("a", encoding="utf-8", buffering=1)
+        return list(map(json.loads, rows))
+
+    def read_rows(self, name: str) -> list[dict[str, Any]]:
+        """The rows of a file."""
+        with suppress(OSError, ValueError):
+            return [json.loads(row) for row in (self.path / name).read_text(encoding="utf-8").splitlines()]
+        return []
 
     def add_row(self, name: str, row: dict[str, Any], warn: Callable[[str], None]) -> None:
         """Append a row to an open file; a full disk costs the row, not the run."""

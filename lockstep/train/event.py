@@ -79,5 +79,17 @@ class Finished:
     summary: dict[str, Any]
 
 
-Event = Started | StepDone | EpochDone | Notice | CheckpointSaved | Finished
+@dataclass(frozen=True)
+class Regrouped:
+    """Workers were lost or joined, and the others have completed a step since; `step` was the last before."""
+
+    generation: int
+    step: int
+    workers: int
+    changes: tuple[str, ...]  # what happened, a sentence each
+    since: float  # when it was noticed, in seconds of the epoch
+    seconds: float  # from then to the next completed step
+
+
+Event = Started | StepDone | EpochDone | Notice | CheckpointSaved | Regrouped | Finished
 Listener = Callable[[Event], None]

@@ -45,34 +45,47 @@ def everywhere(group: Group, work: Callable[[], T]) -> T:
 
 def prove_identity(group: Group, identity: Identity, launch: Launch) -> Identity:
     """Worker 0's identity, which must be every worker's; else the error names the field and the worker."""
-    told = {
-        "lockstep": lockstep.__version__,
-        "--bucket-mb": launch.bucket_mb,
-        **{key: value for key, value in identity.items() if key != _BROADCAST},
-    }
+    told = {"lockstep": lockstep.__version__, "--bucket-mb": launch.bucket_mb, **_compared(identity)}
     message = json.dumps({"host": socket.gethostname(), "identity": told}).encode()
     first, *others = map(json.loads, group.all_gather_bytes(message))
     for rank, other in enumerate(others, 1):
-        ours, theirs = first["identity"], other["identity"]
-        for key in sorted(ours.keys() | theirs.keys()):
-            if ours.get(key, "absent") != theirs.get(key, "absent"):
-                raise _differ(
-                    f"worker {rank} on {other['host']} has {key}={_short(theirs.get(key, 'absent'))}, "
-                    f"worker 0 on {first['host']} has {_short(ours.get(key, 'absent'))}: all workers must "
-                    "agree, or the bits would differ; start them with the same Run, data and packages"
-                )
+        hosts = f"worker {rank} on {other['host']}", f"worker 0 on {first['host']}"
+        _compare(first["identity"], other["identity"], *hosts)
     shared: Identity = json.loads(group.broadcast_bytes(json.dumps(identity).encode()))
     return shared
 
 
-def share_state(group: Group, state: TrainState) -> None:
-    """Give every worker the state of worker 0, and prove that it arrived."""
+def compare_identities(theirs: Identity, own: Identity) -> None:
+    """Refuse to join a job whose identity is another than this worker would have."""
+    try:
+        _compare(_compared(theirs), _compared(own), f"this worker on {socket.gethostname()}", "the job")
+    except WorkersDiffer as error:
+        error.everywhere = False  # the others train on
+        raise
+
+
+def find_state(group: Group, state: TrainState | None) -> int | None:
+    """The worker to take the state from: the first of those that are furthest; None if nobody has any."""
+    mine = [-1, -1] if state is None else [state.epoch, state.step_in_epoch]
+    positions = [json.loads(text) for text in group.all_gather_bytes(json.dumps(mine).encode())]
+    furthest = max(positions)
+    if furthest == [-1, -1]:
+        return None
+    return positions.index(furthest)
+
+
+def share_state(group: Group, state: TrainState, source: int, has: bool) -> None:
+    """Give every worker the state of one of them, and prove that it arrived; not if all have it."""
     if group.size == 1:
         return
-    cursor = json.loads(group.broadcast_bytes(json.dumps(state.cursor()).encode()))
+    text = json.dumps(state.cursor())
+    mine = {"has": has, "cursor": text}
+    everyone = [json.loads(told) for told in group.all_gather_bytes(json.dumps(mine).encode())]
+    if all(theirs["has"] and theirs["cursor"] == text for theirs in everyone):
+        return
     for tensor in state.named().values():
-        group.broadcast(tensor)
-    state.load_cursor(cursor)
+        group.broadcast(tensor, source)
+    state.load_cursor(json.loads(everyone[source]["cursor"]))
     prove_state(group, state)
 
 
@@ -87,6 +100,20 @@ def prove_state(group: Group, state: TrainState) -> dict[str, str]:
                 "or a computation was corrupted, or an integer buffer of the model depends on the data"
             )
     return hashes
+
+
+def _compared(identity: Identity) -> Identity:
+    return {key: value for key, value in identity.items() if key != _BROADCAST}
+
+
+def _compare(ours: Identity, theirs: Identity, who: str, whom: str) -> None:
+    for key in sorted(ours.keys() | theirs.keys()):
+        if ours.get(key, "absent") != theirs.get(key, "absent"):
+            raise _differ(
+                f"{who} has {key}={_short(theirs.get(key, 'absent'))}, {whom} has "
+                f"{_short(ours.get(key, 'absent'))}: all workers must agree, or the bits would differ; start "
+                "them with the same Run, data and packages"
+            )
 
 
 def _differ(text: str) -> WorkersDiffer:

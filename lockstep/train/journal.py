@@ -1,48 +1,73 @@
-"""What is kept and told of a run: its directory's files and the events; worker 0's task."""
+"""What is kept and told of a run: its directory's files and the events; worker 0's task.
+
+Every worker notes what it would have written lately, so that the next worker 0 can go on where the last
+one was killed.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
 from typing import Any
 
 from lockstep.spec.identity import digest
 from lockstep.train import checkpoint
 from lockstep.train.directory import RunDirectory
-from lockstep.train.event import CheckpointSaved, EpochDone, Finished, Listener, Notice, Started, StepDone
+from lockstep.train.event import (
+    CheckpointSaved,
+    EpochDone,
+    Finished,
+    Listener,
+    Notice,
+    Regrouped,
+    Started,
+    StepDone,
+)
 from lockstep.train.setup import Setup
 from lockstep.train.state import TrainState, tensors_sha256
 
 _METRICS, _TRACE = "metrics.jsonl", "trace.jsonl"
 _HASH_DIGITS = 16
+_NOTED = 64  # rows; worker 0 is at most a step and an epoch's end ahead of what it has written
 
 
 class Journal:
-    """Writes and tells what happens; without a directory, on every other worker, it does nothing."""
+    """Writes and tells what happens; without a directory, on every other worker, it only takes notes."""
 
-    def __init__(self, directory: RunDirectory | None, on_event: Listener, setup: Setup, trace: bool) -> None:
-        self._directory, self._emit, self._setup, self._trace = directory, on_event, setup, trace
+    def __init__(self, on_event: Listener, setup: Setup, trace: bool) -> None:
+        self._directory: RunDirectory | None = None
+        self._emit, self._setup, self._trace = on_event, setup, trace
+        self._noted: deque[tuple[str, dict[str, Any]]] = deque(maxlen=_NOTED)
+        self._started = False
         self.identity = digest(setup.identity)
+        self.found: dict[str, Any] = {}  # where the run lies, and its summary; the same on every worker
+
+    def open(self, directory: RunDirectory) -> None:
+        """Keep the run's files from now on."""
+        self._directory, self._started = directory, False
+        self.found = {"path": str(directory.path), "summary": directory.summary()}
+
+    def close(self) -> None:
+        """Let go of the files."""
+        if self._directory:
+            self._directory.close()
+        self._directory = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._directory is not None
 
     @property
     def path(self) -> Path:
-        return self._directory.path if self._directory else Path()
-
-    def summary(self) -> dict[str, Any]:
-        """Where the run lies, and what it reported if it is finished already."""
-        return {
-            "path": str(self.path),
-            "summary": self._directory.summary() if self._directory else None,
-        }
+        return Path(self.found["path"])
 
     def start(self, state: TrainState, steps_per_epoch: int, num_workers: int) -> None:
-        """Open the files and announce the run."""
-        setup = self._setup
-        if not self._directory:
+        """Open the files and announce the run, when this worker begins to keep them."""
+        if not self._directory or self._started:
             return
-        self._directory.start_log(_METRICS, state.step)
-        if self._trace:
-            self._directory.start_log(_TRACE, state.step)
-            self.trace(state)
+        self._started = True
+        self._open_logs(state)
+        setup = self._setup
         for text in setup.notices if not state.step else ():
             self.notice(text)
         for text in setup.warnings:
@@ -64,27 +89,56 @@ class Journal:
             )
         )
 
+    def _open_logs(self, state: TrainState) -> None:
+        assert self._directory
+        names = [_METRICS, _TRACE] if self._trace else [_METRICS]
+        there = {(n, *_about(row)) for n in names for row in self._directory.start_log(n, state.step)}
+        for name, row in self._noted:  # what the worker before did not come to write
+            if (name, *_about(row)) not in there and row["step"] <= state.step:
+                self._directory.add_row(name, row, self.warn)
+        if self._trace and not state.step and (_TRACE, *_about({"step": 0})) not in there:
+            self.trace(state)
+
+    def regroup(self, done: Regrouped) -> None:
+        """The run goes on with other workers; also said once at its beginning."""
+        self._add(_METRICS, {"kind": "generation", **vars(done)})
+        if self._directory and done.changes:
+            self._emit(done)
+
+    def generations(self) -> list[dict[str, Any]]:
+        """The timeline of workers lost and joined."""
+        rows = self._directory.read_rows(_METRICS) if self._directory else []
+        return [
+            {key: value for key, value in row.items() if key != "kind"}
+            for row in rows
+            if row["kind"] == "generation"
+        ]
+
+    def is_saved(self, state: TrainState) -> bool:
+        """Whether there is a checkpoint of this step."""
+        return self._directory is not None and state.step in checkpoint.steps(self._directory.checkpoints)
+
     def step(self, done: StepDone, state: TrainState) -> None:
         """A step was committed."""
         batch = self._setup.run.train.batch
         first = (done.step_in_epoch - 1) * batch
-        self._add({"kind": "step", **vars(done), "positions": [first, first + batch]})
+        self._add(_METRICS, {"kind": "step", **vars(done), "positions": [first, first + batch]})
         self.trace(state)
         if self._directory:
             self._emit(done)
 
     def epoch(self, done: EpochDone) -> None:
         """An epoch was trained and evaluated."""
-        self._add({"kind": "epoch", **vars(done)})
+        self._add(_METRICS, {"kind": "epoch", **vars(done)})
         if self._directory:
             self._emit(done)
 
     def trace(self, state: TrainState) -> None:
         """Keep a hash of every tensor, so that the first step that differs from another run can be found."""
-        if self._directory and self._trace:
+        if self._trace:
             named = state.named()
             hashes = {name: tensors_sha256({name: named[name]})[:_HASH_DIGITS] for name in sorted(named)}
-            self._directory.add_row(_TRACE, {"step": state.step, "tensors": hashes}, self.warn)
+            self._add(_TRACE, {"step": state.step, "tensors": hashes})
 
     def save(self, state: TrainState) -> bool:
         """Write a checkpoint; a full disk is a loud warning, and the old checkpoint stays."""
@@ -123,6 +177,12 @@ class Journal:
         if self._directory:
             self._emit(Notice(text, warning=True))
 
-    def _add(self, row: dict[str, Any]) -> None:
+    def _add(self, name: str, row: dict[str, Any]) -> None:
+        self._noted.append((name, row))
         if self._directory:
-            self._directory.add_row(_METRICS, row, self.warn)
+            self._directory.add_row(name, row, self.warn)
+
+
+def _about(row: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """What tells a row from the others of its file."""
+    return row.get("kind"), row["step"], row.get("generation")

@@ -17,14 +17,16 @@ from typing import Any
 
 from torch import nn
 
+from lockstep.comm.crew import Crew
 from lockstep.comm.group import Group
 from lockstep.comm.tree import worker_lanes
 from lockstep.data.loader import TrainLoader
 from lockstep.errors import Interrupted, NumericsError, OutOfMemory
 from lockstep.spec import Launch
+from lockstep.spec.generation import Generation
 from lockstep.train.check import is_out_of_memory
 from lockstep.train.evaluate import averaged_weights
-from lockstep.train.event import EpochDone, StepDone
+from lockstep.train.event import EpochDone, Regrouped, StepDone
 from lockstep.train.handshake import prove_state
 from lockstep.train.interrupt import Interrupt
 from lockstep.train.journal import Journal
@@ -43,14 +45,25 @@ class Result:
     model: nn.Module
 
 
+class Moved(Exception):
+    """All workers leave the group after the same step, and the next generation begins."""
+
+
 class Loop:
     """What is left of a run, as one of its workers does it."""
 
     def __init__(
-        self, setup: Setup, state: TrainState, launch: Launch, group: Group, journal: Journal
+        self,
+        setup: Setup,
+        state: TrainState,
+        launch: Launch,
+        group: Group,
+        journal: Journal,
+        interrupt: Interrupt,
+        crew: Crew,
     ) -> None:
         self._setup, self._state, self._launch, self._group = setup, state, launch, group
-        self._journal = journal
+        self._journal, self._interrupt, self._crew = journal, interrupt, crew
         train = setup.run.train
         self._loader = TrainLoader(
             setup.store.train,
@@ -62,33 +75,38 @@ class Loop:
             memory_format=setup.memory_format,
         )
         self._first_step, self._busy_s = state.step, 0.0
-        self._interrupt = Interrupt()
+        self._is_new = True  # nothing was done in this generation yet
 
     def run(self) -> Result:
         """All that is left of the run."""
-        found = self._tell(self._journal.summary())
-        if found["summary"] and self._state.step == self._setup.run.train.epochs * len(self._loader):
-            self._journal.notice("the run is finished already; nothing to do")
-            return self._finish(found, write=False)
-        self._journal.start(self._state, len(self._loader), self._group.size)
+        state, journal = self._state, self._journal
+        if journal.found["summary"] and state.epoch == self._setup.run.train.epochs:
+            if not (self._generation and self._generation.changes):
+                journal.notice("the run is finished already; nothing to do")
+            return self._finish(journal.found["summary"], write=False)
+        journal.start(state, len(self._loader), self._group.size)
+        if self._is_due() and journal.is_open and not journal.is_saved(state):
+            journal.save(state)  # from here on a run that dies can be resumed
+        if self._generation and self._generation.halt:
+            self._stop(signal.SIGTERM, "too few workers are left")
         try:
-            with self._lower(), self._interrupt, self._explain_memory():
-                if not self._state.step:
-                    self._journal.save(self._state)  # from here on a run that dies can be resumed
+            with self._lower(), self._explain_memory():
                 while self._state.epoch < self._setup.run.train.epochs:
                     self._train_epoch()
                     self._end_epoch()
         except NumericsError:
             self._journal.save(self._state)
             raise
+        self._report_generation()
         hashes = prove_state(self._group, self._state)
-        return self._finish(self._tell({**found, "summary": self._summarize(hashes)}), write=True)
+        return self._finish(self._summarize(hashes), write=True)
 
     def _train_epoch(self) -> None:
         state, run = self._state, self._setup.run
         last = time.perf_counter()
         for lanes in self._loader.epoch(state.epoch, state.step_in_epoch):
-            result = self._step(lanes, stop=bool(self._interrupt.signal))
+            stop, move = bool(self._interrupt.signal), self._crew.wants_to_move
+            result = self._step(lanes, stop, move)
             state.totals.loss += result.loss
             state.totals.correct += result.correct
             state.totals.samples += run.train.batch
@@ -105,11 +123,14 @@ class Loop:
                 run.train.batch / seconds,
             )
             self._journal.step(done, state)
+            self._report_generation()
             if result.stop or (self._group.size == 1 and self._interrupt.signal):
                 self._stop(self._interrupt.signal or signal.SIGTERM)
-            if state.step % run.checkpoint.every_steps == 0 and state.step_in_epoch < len(self._loader):
+            if self._is_due() and state.step_in_epoch < len(self._loader):
                 self._journal.save(state)
                 last = time.perf_counter()
+            if result.move:
+                raise Moved
 
     def _end_epoch(self) -> None:
         """Evaluate, move the cursor to the next epoch, report and save."""
@@ -134,11 +155,37 @@ class Loop:
         self._journal.epoch(done)
         self._journal.save(state)
 
-    def _stop(self, number: signal.Signals) -> None:
+    def _is_due(self) -> bool:
+        """Whether a checkpoint belongs to the step that was committed last."""
+        state = self._state
+        return state.step_in_epoch == 0 or state.step % self._setup.run.checkpoint.every_steps == 0
+
+    @property
+    def _generation(self) -> Generation | None:
+        return self._crew.generation
+
+    def _report_generation(self) -> None:
+        """Note who trains now, once that has been shown by a step."""
+        if not self._is_new:
+            return
+        self._is_new = False
+        now, found = time.time(), self._generation
+        self._journal.regroup(
+            Regrouped(
+                found.number if found else 1,
+                self._first_step,
+                self._group.size,
+                tuple(map(str, found.changes)) if found else (),
+                round(found.since if found else now, 3),
+                round(now - found.since, 3) if found and found.changes else 0.0,
+            )
+        )
+
+    def _stop(self, number: signal.Signals, cause: str = "") -> None:
         saved = self._journal.save(self._state)
         told = "the state is saved" if saved else "its state could NOT be saved, older checkpoints stay"
         raise Interrupted(
-            f"stopped by {number.name} after step {self._state.step}; {told}: "
+            f"stopped by {cause or number.name} after step {self._state.step}; {told}: "
             f"go on with {self._launch.resume_command(self._journal.path)}",
             number,
         )
@@ -158,19 +205,18 @@ class Loop:
             "device": self._setup.identity["numerics.device"],
             "workers": self._group.size,
             "backend": self._group.backend,
+            "generations": self._journal.generations(),
             "identity": self._journal.identity,
             **hashes,
         }
 
-    def _tell(self, found: dict[str, Any]) -> dict[str, Any]:
-        """What worker 0 knows, on every worker."""
-        told: dict[str, Any] = json.loads(self._group.broadcast_bytes(json.dumps(found).encode()))
-        return told
-
-    def _finish(self, found: dict[str, Any], write: bool) -> Result:
+    def _finish(self, summary: dict[str, Any], write: bool) -> Result:
+        """Worker 0's summary, on every worker once it is on disk; until then a loss is made good."""
+        summary = json.loads(self._group.broadcast_bytes(json.dumps(summary).encode()))
         self._setup.model.eval()
-        self._journal.finish(found["summary"], write)
-        return Result(Path(found["path"]), found["summary"], self._setup.model)
+        self._journal.finish(summary, write)
+        self._group.barrier()
+        return Result(self._journal.path, summary, self._setup.model)
 
     @contextmanager
     def _lower(self) -> Iterator[None]:

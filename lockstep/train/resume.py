@@ -15,6 +15,7 @@ from lockstep.train.event import Listener, Notice
 from lockstep.train.setup import Setup
 
 _SHOWN = 6
+_LET_GO_S = 10.0  # for the worker before to be gone, on a disk that several nodes share
 
 
 def open_directory(setup: Setup, launch: Launch, on_event: Listener) -> tuple[RunDirectory, Saved | None]:
@@ -38,6 +39,22 @@ def open_directory(setup: Setup, launch: Launch, on_event: Listener) -> tuple[Ru
     directory.hold()
     directory.describe(_with_whole_paths(setup.run), setup.identity)
     return directory, None
+
+
+def reopen_directory(
+    path: Path, setup: Setup, on_event: Listener, is_lost: bool
+) -> tuple[RunDirectory, Saved | None]:
+    """The directory that a worker before this one kept; `is_lost`: no worker has the state any more."""
+    directory = RunDirectory(path)
+    directory.hold(_LET_GO_S)
+    try:
+        saved = _choose(directory, None, on_event) if is_lost else None
+        if saved:
+            check_checkpoint(saved, setup.identity)
+    except BaseException:
+        directory.close()
+        raise
+    return directory, saved
 
 
 def _with_whole_paths(run: Run) -> Run:

@@ -39,6 +39,7 @@ class StepResult:
     correct: int
     lr: float
     stop: bool = False  # whether any worker was asked to stop
+    move: bool = False  # whether any worker knows of a generation to move to
 
 
 class Step:
@@ -62,8 +63,8 @@ class Step:
         self._reduction = Reduction(self._group, run.train.lanes, self._entries(), bucket_mb, overlap)
         self._ints_checked = False
 
-    def __call__(self, lanes: Lanes, stop: bool = False) -> StepResult:
-        """Compute and commit one step; `stop` asks all workers to stop after it."""
+    def __call__(self, lanes: Lanes, stop: bool = False, move: bool = False) -> StepResult:
+        """Compute and commit one step; `stop` and `move` ask all workers to leave after it."""
         reduction, num_params = self._reduction, len(self._lowered.params)
 
         def early(index: int, grad: Tensor) -> None:
@@ -71,26 +72,28 @@ class Step:
 
         reduction.begin()
         ints, seen = None, 0
-        wish = torch.tensor(float(stop), device=lanes.images.device)
+        wishes = [torch.tensor(float(wish), device=lanes.images.device) for wish in (stop, move)]
         self._checks_ints = not self._ints_checked or self._state.step_in_epoch == 0
         for output in self._lowered.run(lanes, self._state.step, early if reduction.overlaps else None):
             labels = lanes.labels[seen : seen + len(output.logits)]
             seen += len(labels)
             correct = (output.logits.argmax(1) == labels).sum().float()
-            heads = [output.loss, correct, wish.clone(), *output.float_buffers]
+            heads = [output.loss, correct, *(wish.clone() for wish in wishes), *output.float_buffers]
             reduction.add([*reversed(output.grads), *heads], output.height)
             ints = self._agree(ints, output.int_buffers)
         means = reduction.finish()
         self._agree_with_workers(ints or [])
-        grads, (loss, right, wished, *floats) = means[:num_params][::-1], means[num_params:]
+        grads, (loss, right, *heads) = means[:num_params][::-1], means[num_params:]
+        wishes, floats = heads[:2], heads[2:]
         clip, norm = self._run.train.clip, loss
         if clip:
             norm = gradient_norm(dict(zip(self._lowered.params, grads, strict=True)))
-        value, share, wishes = self._check_finite([loss, right, wished, norm], [*grads, *floats], lanes)
+        scalars = [loss, right, *wishes, norm]
+        value, share, stops, moves = self._check_finite(scalars, [*grads, *floats], lanes)
         if clip:
             clip_gradients(grads, norm, clip)
         lr = self._commit(grads, floats, ints or [])
-        return StepResult(value, round(share * self._run.train.lanes), lr, wishes > 0)
+        return StepResult(value, round(share * self._run.train.lanes), lr, stops > 0, moves > 0)
 
     def close(self) -> None:
         """End what runs beside the steps."""
@@ -102,7 +105,7 @@ class Step:
         params = [p.detach() for p in reversed(self._lowered.params.values())]
         grads = [Entry(p, wire if p.dtype == torch.float32 else None) for p in params]
         scalar = torch.zeros((), device=params[0].device)
-        return [*grads, *[Entry(scalar)] * 3, *map(Entry, self._lowered.float_buffers())]
+        return [*grads, *[Entry(scalar)] * 4, *map(Entry, self._lowered.float_buffers())]
 
     @torch.no_grad()
     def _commit(self, grads: list[Tensor], floats: list[Tensor], ints: list[Tensor]) -> float:

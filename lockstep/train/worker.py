@@ -1,28 +1,32 @@
-"""One worker of a run: it joins its group, proves that it will train to the same bits, and trains."""
+"""One worker of a run: through all generations it proves that it trains to the same bits, and trains.
+
+What it has built and learned outlives a group. When workers are lost or join, all drop the group, form the
+next, agree on the highest committed step, take the state from a worker that has it, and redo the step.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from lockstep.comm.endpoint import join
+from lockstep.comm.crew import Crew, Left
 from lockstep.comm.group import Group
-from lockstep.errors import LockstepError
+from lockstep.errors import GroupLost, LockstepError
 from lockstep.spec import Launch, Run
-from lockstep.train.directory import RunDirectory
 from lockstep.train.event import Listener
-from lockstep.train.handshake import everywhere, prove_identity, share_state
+from lockstep.train.handshake import compare_identities, everywhere, find_state, prove_identity, share_state
+from lockstep.train.interrupt import Interrupt
 from lockstep.train.journal import Journal
-from lockstep.train.loop import Loop, Result
+from lockstep.train.loop import Loop, Moved, Result
 from lockstep.train.loss import Loss
 from lockstep.train.numerics import plain_torch, prepare_device
-from lockstep.train.resume import open_directory, recorded_identity
+from lockstep.train.resume import open_directory, recorded_identity, reopen_directory
 from lockstep.train.setup import Setup, set_up
 from lockstep.train.state import TrainState
 
@@ -40,25 +44,124 @@ def fit(
     launch.check_workers(run)
     with plain_torch(), torch.random.fork_rng():
         # first: it sets the threads that all else uses
-        device = prepare_device(
-            launch.device, run.train.threads, launch.world.local_rank if launch.world else None
-        )
-        with _joined(launch, device) as group:
-            recorded = everywhere(group, lambda: None if group.rank else recorded_identity(launch))
-            recorded = json.loads(group.broadcast_bytes(json.dumps(recorded).encode()))
-            setup = everywhere(group, lambda: set_up(run, device, model, data, loss, recorded))
-            setup.warnings += _crowded(launch, run, device)
-            setup.identity = prove_identity(group, setup.identity, launch)
-            state = TrainState.begin(setup.model, run.optimizer, run.train.ema)
-            directory = everywhere(group, lambda: _open(setup, state, launch, on_event))
-            try:
-                share_state(group, state)
-                return Loop(
-                    setup, state, launch, group, Journal(directory, on_event, setup, launch.trace)
-                ).run()
-            finally:
-                if directory:
-                    directory.close()
+        local_rank = launch.world.local_rank if launch.world else None
+        device = prepare_device(launch.device, run.train.threads, local_rank)
+        given = {"model": model, "data": data, "loss": loss}
+        return _Worker(
+            run, launch, on_event, device, given, Crew(launch.world, launch.backend, device)
+        ).work()
+
+
+@dataclass
+class _Worker:
+    """What a worker keeps from one generation to the next."""
+
+    run: Run
+    launch: Launch
+    on_event: Listener
+    device: torch.device
+    given: dict[str, Any]
+    crew: Crew
+    setup: Setup | None = None
+    state: TrainState | None = None  # None until it has been made or received
+    journal: Journal | None = None
+
+    def work(self) -> Result:
+        """Train through as many generations as it takes."""
+        if self.crew.joins and self.crew.is_elastic:
+            self._prepare_to_join()
+        try:
+            with Interrupt() as interrupt:
+                while True:
+                    result = self._work_in_group(self.crew.next(), interrupt)
+                    if result:
+                        return result
+        except Left:
+            raise SystemExit(0) from None  # others train on; the launcher says so
+        finally:
+            if self.journal:
+                self.journal.close()
+
+    def _work_in_group(self, group: Group, interrupt: Interrupt) -> Result | None:
+        """Train in one generation; None if another one follows."""
+        crew = self.crew
+        try:
+            result = self._train(group, interrupt)
+        except GroupLost as error:
+            if not crew.is_elastic:
+                group.abort()
+                error.rank = group.rank
+                raise
+            crew.drop(group)
+            return None
+        except Moved:
+            crew.leave(group)
+            return None
+        except BaseException as error:
+            if isinstance(error, LockstepError):
+                error.rank = group.rank
+            if getattr(error, "everywhere", False):
+                crew.tell_end(getattr(error, "exit_code", 1), group.rank)
+                crew.leave(group)
+            else:
+                crew.drop(group)
+            raise
+        crew.leave(group)
+        crew.tell_end(0, group.rank)
+        return result
+
+    def _train(self, group: Group, interrupt: Interrupt) -> Result:
+        """Agree with the others on run and state, then train on."""
+        setup = self._agree_on_setup(group)
+        state = self.state or TrainState.begin(setup.model, self.run.optimizer, self.run.train.ema)
+        source = find_state(group, self.state)
+        self.journal = self.journal or Journal(self.on_event, setup, self.launch.trace)
+        journal = self.journal
+        if group.rank:
+            journal.close()
+        everywhere(group, lambda: self._open(group, state, journal, is_new=source is None))
+        share_state(group, state, source or 0, has=self.state is not None)
+        self.state = state
+        journal.found = json.loads(group.broadcast_bytes(json.dumps(journal.found).encode()))
+        if group.rank == 0:
+            self.crew.tell_job(str(journal.path.resolve()), dict(setup.identity))
+        return Loop(setup, state, self.launch, group, journal, interrupt, self.crew).run()
+
+    def _agree_on_setup(self, group: Group) -> Setup:
+        given, mine = self.given, self.setup
+        recorded = everywhere(group, lambda: None if group.rank or mine else recorded_identity(self.launch))
+        recorded = json.loads(group.broadcast_bytes(json.dumps(recorded).encode()))
+        setup = everywhere(group, lambda: mine or set_up(self.run, self.device, recorded=recorded, **given))
+        if mine is None:
+            setup.warnings += _crowded(self.launch, self.run, self.device)
+        setup.identity = prove_identity(group, setup.identity, self.launch)
+        self.setup = setup
+        return setup
+
+    def _prepare_to_join(self) -> None:
+        """Build everything before others wait for this worker; what is wrong with it is its own affair."""
+        self.setup = set_up(self.run, self.device, recorded=None, **self.given)
+        theirs = self.crew.ask_identity()
+        if theirs:
+            compare_identities(theirs, self.setup.identity)
+
+    def _open(self, group: Group, state: TrainState, journal: Journal, is_new: bool) -> None:
+        """Worker 0 keeps the run's directory; `is_new`: no worker has a state, so it comes from there."""
+        if group.rank or journal.is_open:
+            return
+        assert self.setup
+        known = journal.found.get("path") or self.crew.run
+        if known:
+            directory, saved = reopen_directory(Path(known), self.setup, self.on_event, is_new)
+        else:
+            directory, saved = open_directory(self.setup, self.launch, self.on_event)
+        try:
+            if saved:
+                saved.restore(state)
+        except BaseException:
+            directory.close()
+            raise
+        journal.open(directory)
 
 
 def _crowded(launch: Launch, run: Run, device: torch.device) -> list[str]:
@@ -70,34 +173,3 @@ def _crowded(launch: Launch, run: Run, device: torch.device) -> list[str]:
         f"{workers} workers of {run.train.threads} threads on {cores} cores get in each other's way: use "
         "fewer workers; train.threads is part of the run"
     ]
-
-
-@contextmanager
-def _joined(launch: Launch, device: torch.device) -> Iterator[Group]:
-    """The group of this process's world, left in good order if all workers leave it."""
-    group = join(launch.world, launch.backend, device)
-    try:
-        yield group
-    except BaseException as error:
-        if isinstance(error, LockstepError):
-            error.rank = group.rank
-        if getattr(error, "everywhere", False):
-            group.close()
-        else:
-            group.abort()
-        raise
-    group.close()
-
-
-def _open(setup: Setup, state: TrainState, launch: Launch, on_event: Listener) -> RunDirectory | None:
-    """Worker 0 opens the run's directory and takes the state from it, if the run goes on."""
-    if launch.rank:
-        return None
-    directory, saved = open_directory(setup, launch, on_event)
-    try:
-        if saved:
-            saved.restore(state)
-    except BaseException:
-        directory.close()
-        raise
-    return directory

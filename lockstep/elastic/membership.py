@@ -1,0 +1,131 @@
+"""Who is a worker of the job, and when the next generation begins; pure, without clock or network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lockstep.spec.generation import Change, Generation
+
+
+@dataclass
+class Member:
+    """A worker that a launcher has started."""
+
+    name: str
+    node: int
+    host: str
+    age: int
+    training: int = 0  # which training it is ready for; 0 while it starts
+    leaves: bool = False  # its launcher was asked to go
+
+
+class Membership:
+    """The workers of all nodes; `next` gives a generation whenever the one that runs is no longer right."""
+
+    def __init__(self, lanes: int, min_workers: int = 1, min_nodes: int = 1) -> None:
+        self._lanes, self._min_workers, self._min_nodes = lanes, min_workers, min_nodes
+        self._members: dict[str, Member] = {}
+        self._changes: list[Change] = []
+        self._since = 0.0
+        self._ages = 0
+        self._again = False
+        self.current: Generation | None = None
+        self.number = 0
+
+    def add(self, name: str, node: int, host: str) -> None:
+        """A worker was started."""
+        self._ages += 1
+        self._members[name] = Member(name, node, host, self._ages)
+
+    def ready(self, name: str, training: int) -> bool:
+        """A worker wants to train; False if that training is over, so it comes too late."""
+        if name not in self._members or (self.current and training < self.current.training):
+            return False
+        self._members[name].training = training
+        return True
+
+    def remove(self, name: str, why: str, now: float) -> None:
+        """A worker has ended; a reason makes it a loss."""
+        member = self._members.pop(name, None)
+        if member and why and self.current and name in self.current.workers:
+            self._note(Change("lost", name, member.host, why), now)
+
+    def leave(self, node: int, now: float) -> None:
+        """A node's workers go at the next step boundary."""
+        for member in self._members.values():
+            if member.node == node and not member.leaves:
+                member.leaves = True
+                if self.current and member.name in self.current.workers:
+                    self._note(Change("left", member.name, member.host), now)
+
+    def renew(self) -> None:
+        """Form the same group again: its workers lost each other, and all of them live."""
+        self._again = True
+
+    def next(self, now: float) -> Generation | None:
+        """The next generation, if there has to be one and there can be."""
+        current = self.current
+        training = max((m.training for m in self._members.values()), default=0)
+        if not training or self._waits(training):
+            return None
+        able = [m for m in self._members.values() if m.training == training and not m.leaves]
+        able.sort(key=lambda m: (m.node, m.age))  # worker 0 stays with the keeper, where the run's files are
+        able = able[: self._lanes]
+        names = tuple(m.name for m in able)
+        if not able or len(able) < self._min_workers:
+            return None
+        same = current is not None and current.training == training
+        if same and current and names == current.workers and not self._again:
+            return None
+        return self._publish(able, training, now)
+
+    def halt(self, now: float) -> Generation | None:
+        """A last generation of those who are left, to save their state."""
+        training = self.current.training if self.current else 0
+        able = [m for m in self._members.values() if m.training == training and training]
+        able.sort(key=lambda m: (m.node, m.age))
+        return self._publish(able, training, now, halt=True) if able else None
+
+    @property
+    def is_short(self) -> bool:
+        """Whether training waits for more workers."""
+        able = sum(1 for m in self._members.values() if m.training and not m.leaves)
+        return self.current is not None and 0 < able < self._min_workers
+
+    def _waits(self, training: int) -> bool:
+        """Whether some are still to come: at the start all, at a further training those of the one before."""
+        if self.current is None:
+            nodes = {m.node for m in self._members.values()}
+            return len(nodes) < self._min_nodes or any(not m.training for m in self._members.values())
+        if training == self.current.training:
+            return False
+        earlier = [self._members[name] for name in self.current.workers if name in self._members]
+        return any(m.training < training for m in earlier)
+
+    def _publish(self, able: list[Member], training: int, now: float, halt: bool = False) -> Generation:
+        current = self.current
+        names = {m.name for m in able}
+        before = set(current.workers) if current and current.training == training else None
+        if before is not None:
+            for m in able:
+                if m.name not in before:
+                    self._note(Change("joined", m.name, m.host), now)
+        planned = before is not None and before <= {*self._members} and not self._again and not halt
+        self.number += 1
+        self.current = Generation(
+            self.number,
+            training,
+            tuple(m.name for m in able),
+            tuple(m.node for m in able),
+            planned,
+            halt,
+            self._since or now,
+            tuple(self._changes),
+        )
+        assert names
+        self._changes, self._since, self._again = [], 0.0, False
+        return self.current
+
+    def _note(self, change: Change, now: float) -> None:
+        self._changes.append(change)
+        self._since = self._since or now

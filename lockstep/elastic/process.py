@@ -1,0 +1,213 @@
+"""The processes of a node: a nursery and the workers it forks, their lines to us and what they print."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep.comm.message import LIMIT_BYTES, Message, unpack
+from lockstep.elastic.kernel import is_stopped
+from lockstep.errors import LockstepError, SpecError
+from lockstep.spec.world import VARIABLE
+
+_REPLY_BYTES = 1 << 12
+
+
+@dataclass
+class Worker:
+    """A worker of this node."""
+
+    name: str
+    slot: int  # which of the node's GPUs it has, and whom it replaces
+    heard: float
+    pid: int = 0
+    code: int = 0
+    ended: bool = False
+    why: str = ""  # why we ended it
+    beats: bool = False
+    stopped_at: float | None = None
+    line: asyncio.StreamWriter | None = None
+    rank: int | None = None  # its rank when training was over
+
+
+class Processes:
+    """Starts workers by the nursery, hears them and notices how they end."""
+
+    def __init__(
+        self,
+        hear: Callable[[Worker, Message], None],
+        ended: Callable[[Worker, int], None],
+        show: Callable[[str, str], None],
+    ) -> None:
+        self._hear, self._ended, self._show = hear, ended, show
+        self._workers: dict[str, Worker] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.changed = asyncio.Event()
+
+    async def open(self) -> None:
+        """Start the nursery."""
+        self._program = own_program()
+        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            arguments = [str(theirs.fileno()), str(os.getpid())]
+            self._nursery = subprocess.Popen(
+                [sys.executable, *self._program.flags, "-m", "lockstep.elastic.nursery", *arguments],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        self._line.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._line, self._read_nursery)
+
+    def start(self, worker: Worker, world: dict[str, Any], speaks: bool) -> None:
+        """Ask for a worker; it is alive from now on."""
+        ours, theirs = socket.socketpair()
+        reading, writing = os.pipe()
+        request = {
+            "worker": worker.name,
+            "world": {"launcher": "lockstep", **world},
+            "variable": VARIABLE,
+            "speaks": speaks,
+            "argv": self._program.argv,
+            "orig_argv": sys.orig_argv,
+            "module": self._program.module,
+        }
+        with theirs:
+            fds = [theirs.fileno(), 1, writing]
+            with suppress(OSError):  # the nursery has ended; its end is noticed
+                socket.send_fds(self._line, [json.dumps(request).encode()], fds)
+        os.close(writing)
+        self._workers[worker.name] = worker
+        self._spawn(self._attend(worker, ours))
+        self._spawn(self._show_errors(worker, reading))
+
+    def alive(self) -> list[Worker]:
+        """Workers that have not ended."""
+        return [worker for worker in self._workers.values() if not worker.ended]
+
+    def first_failed(self) -> Worker | None:
+        """The worker that failed first; one that was killed comes first."""
+        failed = [worker for worker in self._workers.values() if worker.code]
+        return min(failed, key=lambda worker: worker.code > 0, default=None)
+
+    def finished(self) -> list[Worker]:
+        """Those that trained to the end, worker 0 first; one that was killed later counts last."""
+        done = [worker for worker in self._workers.values() if worker.rank is not None]
+        return sorted(done, key=lambda worker: (worker.code < 0, worker.rank))
+
+    async def wait(self, seconds: float) -> None:
+        """Until a worker ends, at most so long."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.changed.wait(), seconds)
+        self.changed.clear()
+        if not self.alive():
+            await asyncio.wait(self._tasks or {asyncio.create_task(asyncio.sleep(0))}, timeout=1.0)
+
+    def tell(self, name: str, message: Message) -> None:
+        """A message to one of our workers."""
+        worker = self._workers.get(name)
+        if worker and worker.line and not worker.ended:
+            worker.line.write(json.dumps(message).encode() + b"\n")
+
+    def send_signal(self, worker: Worker, number: signal.Signals) -> None:
+        """Send a signal to a worker."""
+        if worker.pid and not worker.ended:
+            with suppress(ProcessLookupError):
+                os.kill(worker.pid, number)
+
+    def signal_all(self, number: signal.Signals) -> None:
+        """Send a signal to all of them."""
+        for worker in self.alive():
+            self.send_signal(worker, number)
+
+    def is_nursery_stopped(self) -> bool:
+        return is_stopped(self._nursery.pid)
+
+    def wake_nursery(self) -> None:
+        self._nursery.send_signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        """End everything."""
+        self.signal_all(signal.SIGKILL)
+        for worker in self._workers.values():
+            if worker.line:
+                worker.line.close()
+        asyncio.get_running_loop().remove_reader(self._line)
+        self._line.close()
+        self._nursery.kill()
+        self._nursery.wait()
+
+    def _read_nursery(self) -> None:
+        try:
+            data = self._line.recv(_REPLY_BYTES)
+        except BlockingIOError:
+            return
+        if not data:
+            asyncio.get_running_loop().remove_reader(self._line)
+            for worker in self.alive():
+                self._end(worker, -signal.SIGKILL)
+            raise LockstepError("the process that starts workers has ended")
+        reply = json.loads(data)
+        if "worker" in reply:
+            self._workers[reply["worker"]].pid = reply["pid"]
+            return
+        for worker in self.alive():
+            if worker.pid == reply["pid"]:
+                self._end(worker, reply["code"])
+
+    def _end(self, worker: Worker, code: int) -> None:
+        worker.ended, worker.code = True, code
+        self._ended(worker, code)
+        self.changed.set()
+
+    async def _attend(self, worker: Worker, line: socket.socket) -> None:
+        """Hear a worker until it ends."""
+        reader, worker.line = await asyncio.open_connection(sock=line, limit=LIMIT_BYTES)
+        with suppress(OSError, ValueError):
+            while data := await reader.readline():
+                self._hear(worker, unpack(data))
+        worker.line.close()
+
+    async def _show_errors(self, worker: Worker, fd: int) -> None:
+        """Show what a worker says on stderr, line by line."""
+        reader = asyncio.StreamReader(limit=LIMIT_BYTES)
+        with os.fdopen(fd, "rb", 0) as pipe:
+            await asyncio.get_running_loop().connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(reader), pipe
+            )
+            while data := await reader.readline():
+                self._show(worker.name, data.decode(errors="replace").rstrip("\n"))
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+@dataclass(frozen=True)
+class Program:
+    """What this process runs: a script or a module, and the interpreter's flags before it."""
+
+    flags: list[str]
+    module: str
+    argv: list[str]
+
+
+def own_program() -> Program:
+    """The command that started this process, to start it again."""
+    before = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
+    if len(before) >= 2 and before[-2] == "-m":
+        return Program(before[:-2], before[-1], sys.argv)
+    if not before or sys.argv[0] in ("", "-c") or not Path(sys.argv[0]).is_file():
+        raise SpecError("several workers run copies of a script, and this is none: save the code in a file")
+    return Program(before[:-1], "", sys.argv)
