@@ -96,6 +96,11 @@ class Crew:
         found = self._control.ask_job()["identity"] if self._control else None
         return dict(found) if found else None
 
+    def confirm(self) -> None:
+        """The generation has completed a step."""
+        if self._control and self.generation:
+            self._control.say("stepped", generation=self.generation.number)
+
     def tell_end(self, code: int, rank: int) -> None:
         """The training is over, for all workers alike."""
         if self._control:

@@ -193,6 +193,8 @@ class Keeper:
                 self._answer(node, name, "stale", generation=self._membership.number)
             case "lost" if self._is_current(body):
                 self._lost_at = self._lost_at or time.monotonic()
+            case "stepped" if self._is_current(body):
+                self._membership.confirm(int(body["generation"]))
             case "job":
                 self._identity, self._run = body["identity"], str(body["run"])
             case "ask":

@@ -25,7 +25,7 @@ class Membership:
     def __init__(self, lanes: int, min_workers: int = 1, min_nodes: int = 1) -> None:
         self._lanes, self._min_workers, self._min_nodes = lanes, min_workers, min_nodes
         self._members: dict[str, Member] = {}
-        self._changes: list[Change] = []
+        self._changes: list[tuple[int, Change]] = []  # since which generation, and what
         self._since = 0.0
         self._ages = 0
         self._again = False
@@ -104,7 +104,6 @@ class Membership:
 
     def _publish(self, able: list[Member], training: int, now: float, halt: bool = False) -> Generation:
         current = self.current
-        names = {m.name for m in able}
         before = set(current.workers) if current and current.training == training else None
         if before is not None:
             for m in able:
@@ -120,12 +119,16 @@ class Membership:
             planned,
             halt,
             self._since or now,
-            tuple(self._changes),
+            tuple(change for _, change in self._changes),
         )
-        assert names
-        self._changes, self._since, self._again = [], 0.0, False
+        self._again = False
         return self.current
 
+    def confirm(self, number: int) -> None:
+        """A generation has completed a step, and its changes were told."""
+        self._changes = [(since, change) for since, change in self._changes if since > number]
+        self._since = 0.0
+
     def _note(self, change: Change, now: float) -> None:
-        self._changes.append(change)
+        self._changes.append((self.number + 1, change))
         self._since = self._since or now

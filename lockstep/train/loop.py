@@ -169,6 +169,8 @@ class Loop:
         if not self._is_new:
             return
         self._is_new = False
+        if self._group.rank == 0:
+            self._crew.confirm()
         now, found = time.time(), self._generation
         self._journal.regroup(
             Regrouped(
