@@ -15,6 +15,7 @@ from torch import Tensor
 from lockstep.comm.transport import Transport
 from lockstep.errors import GroupLost
 
+_LENGTH, _SHORT = 8, 1024  # bytes: of a message's length, and of one that needs a single turn
 _Operation = Callable[[Transport, Any, Any], None]  # (transport, what it fills, what it reads)
 
 
@@ -96,21 +97,30 @@ class Group:
         self._run(lambda t, output, given: t.barrier(), None, None)
 
     def all_gather_bytes(self, message: bytes) -> list[bytes]:
-        """The messages of all workers; they may be of any length."""
-        sizes = torch.zeros(self.size, dtype=torch.int64)
-        self.all_gather(sizes, torch.tensor([len(message)]))
-        longest = max(int(sizes.max()), 1)
-        found = torch.zeros(self.size, longest, dtype=torch.uint8)
-        self.all_gather(found, _tensor(message.ljust(longest, b"\0")))
-        return [row[:size].numpy().tobytes() for row, size in zip(found, sizes.tolist(), strict=True)]
+        """The messages of all workers; they may be of any length, and short ones take one turn."""
+        framed = len(message).to_bytes(_LENGTH, "little") + message
+        rows = self._gather_rows(framed[:_SHORT].ljust(_SHORT, b"\0"))
+        sizes = [int.from_bytes(row[:_LENGTH], "little") for row in rows]
+        longest = _LENGTH + max(sizes)
+        if longest > _SHORT:
+            rows = self._gather_rows(framed.ljust(longest, b"\0"))
+        return [row[_LENGTH : _LENGTH + size] for row, size in zip(rows, sizes, strict=True)]
 
     def broadcast_bytes(self, message: bytes, source: int = 0) -> bytes:
         """One worker's message, on all of them."""
-        size = torch.tensor([len(message)])
-        self.broadcast(size, source)
-        data = _tensor(message) if self.rank == source else torch.zeros(int(size), dtype=torch.uint8)
+        framed = len(message).to_bytes(_LENGTH, "little") + message
+        data = _tensor(framed[:_SHORT].ljust(_SHORT, b"\0"))
         self.broadcast(data, source)
-        return data.numpy().tobytes()
+        size = _LENGTH + int.from_bytes(data[:_LENGTH].numpy().tobytes(), "little")
+        if size > _SHORT:
+            data = _tensor(framed) if self.rank == source else torch.zeros(size, dtype=torch.uint8)
+            self.broadcast(data, source)
+        return data[_LENGTH:size].numpy().tobytes()
+
+    def _gather_rows(self, row: bytes) -> list[bytes]:
+        found = torch.zeros(self.size, len(row), dtype=torch.uint8)
+        self.all_gather(found, _tensor(row))
+        return [theirs.numpy().tobytes() for theirs in found]
 
     def close(self) -> None:
         """Leave in good order, as every worker does."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import lockstep
 from lockstep.comm.group import Group
 from lockstep.errors import LockstepError, WorkersDiffer
 from lockstep.spec import Launch
-from lockstep.spec.identity import Identity
+from lockstep.spec.identity import Identity, digest
 from lockstep.train.state import TrainState
 
 # Each worker's copy of a module of the user's may start from other weights; worker 0's count.
@@ -45,8 +46,8 @@ def everywhere(group: Group, work: Callable[[], T]) -> T:
 
 def prove_identity(group: Group, identity: Identity, launch: Launch) -> Identity:
     """Worker 0's identity, which must be every worker's; else the error names the field and the worker."""
-    told = {"lockstep": lockstep.__version__, "--bucket-mb": launch.bucket_mb, **_compared(identity)}
-    message = json.dumps({"host": socket.gethostname(), "identity": told}).encode()
+    told = {"host": socket.gethostname(), "identity": _told(identity, launch)}
+    message = json.dumps(told).encode()
     first, *others = map(json.loads, group.all_gather_bytes(message))
     for rank, other in enumerate(others, 1):
         hosts = f"worker {rank} on {other['host']}", f"worker 0 on {first['host']}"
@@ -64,28 +65,58 @@ def compare_identities(theirs: Identity, own: Identity) -> None:
         raise
 
 
-def find_state(group: Group, state: TrainState | None) -> int | None:
-    """The worker to take the state from: the first of those that are furthest; None if nobody has any."""
-    mine = [-1, -1] if state is None else [state.epoch, state.step_in_epoch]
-    positions = [json.loads(text) for text in group.all_gather_bytes(json.dumps(mine).encode())]
-    furthest = max(positions)
-    if furthest == [-1, -1]:
-        return None
-    return positions.index(furthest)
+@dataclass(frozen=True)
+class RollCall:
+    """What the workers of a new group have already, in order of rank; the same on every worker."""
+
+    answers: list[dict[str, Any]]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether all have built the same run."""
+        built = {answer["built"] for answer in self.answers}
+        return len(built) == 1 and built != {""}
+
+    @property
+    def has_directory(self) -> bool:
+        """Whether worker 0 holds the run's directory, and all know which it is."""
+        return bool(self.answers[0]["keeps"]) and all(answer["knows"] for answer in self.answers)
+
+    @property
+    def source(self) -> int | None:
+        """The worker to take the state from: the first of those that are furthest; None if nobody has any."""
+        cursors = [answer["cursor"] for answer in self.answers]
+        places = [(c["epoch"], c["step_in_epoch"]) if c else (-1, -1) for c in cursors]
+        return places.index(max(places)) if max(places) > (-1, -1) else None
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all have the same state, so that nothing need be sent."""
+        first = self.answers[0]["cursor"]
+        return first is not None and all(answer["cursor"] == first for answer in self.answers)
 
 
-def share_state(group: Group, state: TrainState, source: int, has: bool) -> None:
-    """Give every worker the state of one of them, and prove that it arrived; not if all have it."""
+def call_roll(group: Group, mine: dict[str, Any]) -> RollCall:
+    """Ask everyone in one turn, since those who lost a worker want to go on at once."""
+    return RollCall([json.loads(text) for text in group.all_gather_bytes(json.dumps(mine).encode())])
+
+
+def answer_roll(
+    identity: Identity | None, launch: Launch, state: TrainState | None, keeps: bool, knows: bool
+) -> dict[str, Any]:
+    """What this worker has: a built run, a state, the run's directory, and where that is."""
+    built = digest(_told(identity, launch)) if identity else ""
+    return {"built": built, "cursor": state.cursor() if state else None, "keeps": keeps, "knows": knows}
+
+
+def share_state(group: Group, state: TrainState, source: int) -> None:
+    """Give every worker the state of one of them, and prove that it arrived."""
     if group.size == 1:
         return
-    text = json.dumps(state.cursor())
-    mine = {"has": has, "cursor": text}
-    everyone = [json.loads(told) for told in group.all_gather_bytes(json.dumps(mine).encode())]
-    if all(theirs["has"] and theirs["cursor"] == text for theirs in everyone):
-        return
+    cursor = json.loads(group.broadcast_bytes(json.dumps(state.cursor()).encode(), source))
     for tensor in state.named().values():
         group.broadcast(tensor, source)
-    state.load_cursor(json.loads(everyone[source]["cursor"]))
+    state.load_cursor(cursor)
     prove_state(group, state)
 
 
@@ -100,6 +131,10 @@ def prove_state(group: Group, state: TrainState) -> dict[str, str]:
                 "or a computation was corrupted, or an integer buffer of the model depends on the data"
             )
     return hashes
+
+
+def _told(identity: Identity, launch: Launch) -> Identity:
+    return {"lockstep": lockstep.__version__, "--bucket-mb": launch.bucket_mb, **_compared(identity)}
 
 
 def _compared(identity: Identity) -> Identity:

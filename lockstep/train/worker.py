@@ -20,7 +20,15 @@ from lockstep.comm.group import Group
 from lockstep.errors import GroupLost, LockstepError
 from lockstep.spec import Launch, Run
 from lockstep.train.event import Listener
-from lockstep.train.handshake import compare_identities, everywhere, find_state, prove_identity, share_state
+from lockstep.train.handshake import (
+    RollCall,
+    answer_roll,
+    call_roll,
+    compare_identities,
+    everywhere,
+    prove_identity,
+    share_state,
+)
 from lockstep.train.interrupt import Interrupt
 from lockstep.train.journal import Journal
 from lockstep.train.loop import Loop, Moved, Result
@@ -112,19 +120,20 @@ class _Worker:
 
     def _train(self, group: Group, interrupt: Interrupt) -> Result:
         """Agree with the others on run and state, then train on."""
-        setup = self._agree_on_setup(group)
+        identity = self.setup.identity if self.setup else None
+        keeps, knows = (
+            self.journal is not None and self.journal.is_open,
+            bool(self.journal and self.journal.found),
+        )
+        roll = call_roll(group, answer_roll(identity, self.launch, self.state, keeps, knows))
+        setup = self.setup if roll.agrees and self.setup else self._agree_on_setup(group)
         state = self.state or TrainState.begin(setup.model, self.run.optimizer, self.run.train.ema)
-        source = find_state(group, self.state)
-        self.journal = self.journal or Journal(self.on_event, setup, self.launch.trace)
-        journal = self.journal
-        if group.rank:
-            journal.close()
-        everywhere(group, lambda: self._open(group, state, journal, is_new=source is None))
-        share_state(group, state, source or 0, has=self.state is not None)
+        journal = self.journal = self.journal or Journal(self.on_event, setup, self.launch.trace)
+        if not roll.has_directory:
+            self._open(group, state, journal, roll)
+        if not roll.is_even:
+            share_state(group, state, roll.source or 0)
         self.state = state
-        journal.found = json.loads(group.broadcast_bytes(json.dumps(journal.found).encode()))
-        if group.rank == 0:
-            self.crew.tell_job(str(journal.path.resolve()), dict(setup.identity))
         return Loop(setup, state, self.launch, group, journal, interrupt, self.crew).run()
 
     def _agree_on_setup(self, group: Group) -> Setup:
@@ -145,14 +154,22 @@ class _Worker:
         if theirs:
             compare_identities(theirs, self.setup.identity)
 
-    def _open(self, group: Group, state: TrainState, journal: Journal, is_new: bool) -> None:
-        """Worker 0 keeps the run's directory; `is_new`: no worker has a state, so it comes from there."""
-        if group.rank or journal.is_open:
-            return
+    def _open(self, group: Group, state: TrainState, journal: Journal, roll: RollCall) -> None:
+        """Let worker 0 keep the run's directory, and everyone know which it is."""
+        if group.rank:
+            journal.close()
+        everywhere(group, lambda: None if journal.is_open or group.rank else self._take(state, journal, roll))
+        journal.found = json.loads(group.broadcast_bytes(json.dumps(journal.found).encode()))
+        if group.rank == 0 and self.setup:
+            self.crew.tell_job(str(journal.path.resolve()), dict(self.setup.identity))
+
+    def _take(self, state: TrainState, journal: Journal, roll: RollCall) -> None:
+        """Open the directory; where no worker has a state, it comes from there."""
         assert self.setup
+        is_lost = roll.source is None
         known = journal.found.get("path") or self.crew.run
         if known:
-            directory, saved = reopen_directory(Path(known), self.setup, self.on_event, is_new)
+            directory, saved = reopen_directory(Path(known), self.setup, self.on_event, is_lost)
         else:
             directory, saved = open_directory(self.setup, self.launch, self.on_event)
         try:
