@@ -29,6 +29,7 @@ _LOOK_S = 0.1
 _ASK_EVERY_S = 0.5  # a worker takes a first SIGTERM for a wish to stop after its step
 _GRACE_S = 10.0  # for workers to end by themselves when they should, before they are killed
 _REJOIN_S = 30.0  # for a node that was cut off to find its job again
+_RESTART_AFTER_S = 0.5  # the others go on first: a new worker needs the cores that they need
 _LOOPBACK = "127.0.0.1"
 
 
@@ -55,7 +56,7 @@ class Launcher:
         self._keeper: Keeper | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._node, self._heard = 0, 0.0
-        self._count, self._restarts = 0, job.restarts
+        self._count, self._restarts, self._pending = 0, job.restarts, 0
         self._wishes: list[signal.Signals] = []  # signals that we were sent
         self._verdict = 0  # the exit code of an error that all workers share
         self._cut_off = ""  # why the keeper is lost
@@ -122,7 +123,7 @@ class Launcher:
                 self._start(slot, bool(welcome["joins"]))
         asked, end = 0.0, float("inf")
         try:
-            while self._processes.alive() and not self._cut_off:
+            while (self._processes.alive() or self._pending) and not self._cut_off:
                 await self._processes.wait(_LOOK_S)
                 now = time.monotonic()
                 self._look(now)
@@ -187,7 +188,13 @@ class Launcher:
         if over or not (code < 0 or code == RESTART_CODE) or self._restarts <= 0:
             return
         self._restarts -= 1
-        self._start(worker.slot, joins=True)
+        self._pending += 1
+        asyncio.get_running_loop().call_later(_RESTART_AFTER_S, self._replace, worker.slot)
+
+    def _replace(self, slot: int) -> None:
+        self._pending -= 1
+        if not (self._wishes or self._verdict or self._cut_off):
+            self._start(slot, joins=True)
 
     def _look(self, now: float) -> None:
         """End who is frozen or hangs; a frozen nursery goes on."""

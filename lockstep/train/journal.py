@@ -7,6 +7,7 @@ one was killed.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ class Journal:
         self._emit, self._setup, self._trace = on_event, setup, trace
         self._noted: deque[tuple[str, dict[str, Any]]] = deque(maxlen=_NOTED)
         self._started = False
+        self._told: set[str] = set()
         self.identity = digest(setup.identity)
         self.found: dict[str, Any] = {}  # where the run lies, and its summary; the same on every worker
 
@@ -101,6 +103,8 @@ class Journal:
 
     def regroup(self, done: Regrouped) -> None:
         """The run goes on with other workers; also said once at its beginning."""
+        done = replace(done, changes=tuple(text for text in done.changes if text not in self._told))
+        self._told |= set(done.changes)  # a generation tells anew what the one before it may not have told
         self._add(_METRICS, {"kind": "generation", **vars(done)})
         if self._directory and done.changes:
             self._emit(done)
