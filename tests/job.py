@@ -59,6 +59,10 @@ class Job:
         self._seen |= set(found.values())
         return found
 
+    def nursery(self) -> int:
+        """The process that forks the workers."""
+        return _children(self.process.pid)[0]
+
     def steps(self) -> int:
         """How many steps were committed and written down."""
         try:
@@ -114,7 +118,15 @@ class Job:
     def hashes(self) -> dict[str, Any]:
         """What must be the same whatever happened."""
         found = summary(self.run)
-        keys = ("weights_sha256", "optimizer_sha256", "loss", "accuracy", "best_accuracy", "best_step", "steps")
+        keys = (
+            "weights_sha256",
+            "optimizer_sha256",
+            "loss",
+            "accuracy",
+            "best_accuracy",
+            "best_step",
+            "steps",
+        )
         return {key: found[key] for key in keys}
 
 

@@ -144,7 +144,7 @@ def _start(column: str) -> int:
     if column.startswith("mpi"):
         command = ["mpirun", "-n", str(_WORKERS), sys.executable, *sys.orig_argv[1:]]
         os.execvpe(command[0], command, {**os.environ, **_MPIRUN_ENV})
-    return Launcher(Job(_WORKERS, _WORKERS, restarts=0, advice=""), _say).run()
+    return Launcher(Job(_WORKERS, _WORKERS, preload="lockstep.comm.crew", is_elastic=False), _say).run()
 
 
 def _say(worker: str, line: str) -> None:

@@ -42,6 +42,7 @@ def place(launch: Launch, run: Run) -> Launch:
         rdzv=launch.endpoint if launch.rdzv else None,
         nodes=launch.num_nodes,
         token=_token(launch),
+        preload="lockstep.cli.session",
     )
     raise SystemExit(Launcher(job, _Screen()).run())
 

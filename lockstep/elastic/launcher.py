@@ -46,6 +46,8 @@ class Job:
     nodes: tuple[int, int] = (1, 1)
     token: str = ""
     advice: str = "; --resume auto goes on"
+    preload: str = "torch"  # what workers import
+    is_elastic: bool = True  # whether the others go on without a worker that is lost
 
 
 class Launcher:
@@ -72,7 +74,7 @@ class Launcher:
                 loop.add_signal_handler(number, self._take_signal, number)
         self._processes = Processes(self._hear_worker, self._ended, self._say)
         try:
-            await self._processes.open()
+            await self._processes.open(self._job.preload)
             server = await self._find_keeper()
             try:
                 while not await self._serve():
@@ -130,7 +132,7 @@ class Launcher:
                 over = self._verdict or len(self._wishes) > 1
                 if over and now > asked + _ASK_EVERY_S:
                     killing = now > end or len(self._wishes) > 2
-                    if killing or len(self._wishes) > 1:
+                    if killing or len(self._wishes) > 1 or not self._job.is_elastic:
                         self._processes.signal_all(signal.SIGKILL if killing else signal.SIGTERM)
                     asked, end = now, min(end, now + _GRACE_S)
         finally:
@@ -184,7 +186,12 @@ class Launcher:
         elif code:
             why = worker.why or f"failed with exit code {code}"
         self._tell("gone", worker=worker.name, why=why)
+        if why and not self._job.is_elastic and not self._verdict:
+            self._verdict = max(code, 1)
+            if code < 0:
+                self._say("", f"worker {worker.name} {why}")
         over = self._verdict or worker.rank is not None or self._wishes or self._cut_off
+        over = over or self._processes.nursery_ended
         if over or not (code < 0 or code == RESTART_CODE) or self._restarts <= 0:
             return
         self._restarts -= 1
@@ -272,6 +279,9 @@ class Launcher:
             left = "left the job" if not self._keeper else "before the step under way was done"
             self._say("", f"stopped by {wish.name} {left}")
             return 128 + wish
+        if self._processes.nursery_ended:
+            self._say("", f"the process that starts workers has ended{self._job.advice}")
+            return 1
         failed = self._processes.first_failed()
         if failed and failed.code < 0:
             why = failed.why or f"was killed by {_name(-failed.code)}"

@@ -6,6 +6,7 @@ runs the script or module of the launcher's command from its first line, as a ne
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import runpy
@@ -24,7 +25,7 @@ _REQUEST_BYTES = 1 << 20
 
 
 def main() -> None:
-    """Serve the launcher at the other end of the socket whose number is the argument."""
+    """Serve the launcher; the arguments are its socket's number, its process, and what to import."""
     line = socket.socket(fileno=int(sys.argv[1]))
     end_with_parent(int(sys.argv[2]))
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -33,7 +34,7 @@ def main() -> None:
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    _preload()
+    importlib.import_module(sys.argv[3])  # all that every worker imports, once
     with selectors.DefaultSelector() as selector:
         selector.register(line, selectors.EVENT_READ)
         selector.register(reading, selectors.EVENT_READ)
@@ -54,11 +55,6 @@ def main() -> None:
     for fd in (reading, writing):
         os.close(fd)
     _live(request)
-
-
-def _preload() -> None:
-    """What every worker imports, once."""
-    import lockstep.cli.session  # noqa: F401
 
 
 def _report_ended(line: socket.socket) -> None:
@@ -113,7 +109,8 @@ def _live(request: dict[str, Any]) -> None:
     except SystemExit:
         raise
     except BaseException as error:
-        sys.excepthook(type(error), error, _own_frames(error.__traceback__))
+        error.__traceback__ = _own_frames(error.__traceback__)
+        sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
 
 

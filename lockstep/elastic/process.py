@@ -17,7 +17,7 @@ from typing import Any
 
 from lockstep.comm.message import LIMIT_BYTES, Message, unpack
 from lockstep.elastic.kernel import is_stopped
-from lockstep.errors import LockstepError, SpecError
+from lockstep.errors import SpecError
 from lockstep.spec.world import VARIABLE
 
 _REPLY_BYTES = 1 << 12
@@ -53,13 +53,14 @@ class Processes:
         self._workers: dict[str, Worker] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.changed = asyncio.Event()
+        self.nursery_ended = False
 
-    async def open(self) -> None:
-        """Start the nursery."""
+    async def open(self, preload: str) -> None:
+        """Start the nursery, which imports the module `preload`."""
         self._program = own_program()
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            arguments = [str(theirs.fileno()), str(os.getpid())]
+            arguments = [str(theirs.fileno()), str(os.getpid()), preload]
             self._nursery = subprocess.Popen(
                 [sys.executable, *self._program.flags, "-m", "lockstep.elastic.nursery", *arguments],
                 stdin=subprocess.DEVNULL,
@@ -154,9 +155,10 @@ class Processes:
             return
         if not data:
             asyncio.get_running_loop().remove_reader(self._line)
+            self.nursery_ended = True
             for worker in self.alive():
                 self._end(worker, -signal.SIGKILL)
-            raise LockstepError("the process that starts workers has ended")
+            return
         reply = json.loads(data)
         if "worker" in reply:
             self._workers[reply["worker"]].pid = reply["pid"]

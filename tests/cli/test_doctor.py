@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -58,10 +59,10 @@ def wait_for_worker(env, rank):
     """The process of a worker, as soon as there is one."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
-        if found := processes(
-            env["LOCKSTEP_TEST_MARK"], f'LOCKSTEP_WORLD={{"launcher": "lockstep", "rank": {rank}'
-        ):
-            return found[0]
+        for pid in processes(env["LOCKSTEP_TEST_MARK"]):
+            with suppress(OSError):
+                if Path(f"/proc/{pid}/comm").read_text() == f"lockstep {rank}\n":
+                    return pid
         time.sleep(0.01)
     raise AssertionError("no worker was started")
 
@@ -119,7 +120,9 @@ def test_a_worker_that_dies_is_reported(env):
     output, _ = doctor.communicate(timeout=50)
     found = json.loads(output)
     assert doctor.returncode == 1 and set(found) == set(COLUMNS)
-    assert found["gloo-cpu"]["reason"].startswith("worker 1 was ended by SIGKILL (all of it: lockstep doctor")
+    assert found["gloo-cpu"]["reason"].startswith(
+        "worker 1 was killed by SIGKILL (all of it: lockstep doctor"
+    )
 
 
 @pytest.mark.gloo
@@ -142,10 +145,10 @@ import os, time
 from lockstep.cli import comm, main
 comm._CHECK_S, comm._TELL_S = {limit_s}, 1.0
 if '"rank": 1,' in os.environ.get("LOCKSTEP_WORLD", ""):
-    from lockstep.comm import check, endpoint
+    from lockstep.comm import check, crew
     hang = lambda *arguments: time.sleep(60)
     if {where!r} == "joining":
-        endpoint.join = hang
+        crew.Crew.next = hang
     check.OPERATIONS["reduce"] = hang
 main.main(["doctor", "--comm", "gloo-cpu", "--json"])
 """)

@@ -3,100 +3,72 @@
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
-from small import OVERRIDES, call, rows, summary, train_command
+from job import Job
+from small import OVERRIDES, call, small_run, summary, train, train_command
 from world import has_mpi, launched
 
 pytestmark = pytest.mark.gloo
 LONG = ("train.epochs=400", "data.num_test=10")  # far longer than any test
 
 
-@contextmanager
-def started(runs_dir, *arguments, overrides=LONG):
-    """A training run of its own, which ends with the test."""
-    command = train_command(runs_dir, *arguments, overrides=overrides)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def wait_for_steps(directory, count, process):
-    deadline = time.monotonic() + 40
-    while not (directory / "metrics.jsonl").is_file() or len(rows(directory, "step")) < count:
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline, "no steps"
-        time.sleep(0.05)
-
-
-def workers_of(launcher):
-    """The processes that a launcher has started, by rank."""
-    found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-            if int(parent) == launcher:
-                text = (folder / "environ").read_text()
-                found[int(text.partition('"rank": ')[2].partition(",")[0])] = int(folder.name)
-        except (OSError, ValueError):
-            continue
-    return found
-
-
-def assert_gone(pids):
-    deadline = time.monotonic() + 10
-    while any(Path(f"/proc/{pid}").exists() for pid in pids):
-        assert time.monotonic() < deadline, f"left running: {pids}"
-        time.sleep(0.05)
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_saves_and_other_workers_go_on_to_the_same_bits(number, code, tmp_path):
-    with started(tmp_path, "--workers", "3", overrides=()) as process:
-        wait_for_steps(tmp_path / "run", 2, process)
-        workers = workers_of(process.pid)
-        assert set(workers) == {0, 1, 2}
-        process.send_signal(number)
-        _, errors = process.communicate(timeout=40)
-    assert process.returncode == code, errors
+    with Job(tmp_path, "--workers", "3", overrides=("train.epochs=20",)) as job:
+        job.wait_for_steps(2)
+        assert set(job.workers()) == {"0", "1", "2"}
+        job.process.send_signal(number)
+        _, errors = job.finish(code)
     assert f"stopped by {number.name} after step" in errors and errors.count("lockstep:") == 1
-    assert_gone(workers.values())
     if number == signal.SIGINT:
         return  # the rest is the same
-    again = call([*train_command(tmp_path), "--resume", "auto", "--workers", "2"])
+    again = call(
+        [*train_command(tmp_path, overrides=("train.epochs=20",)), "--resume", "auto", "--workers", "2"]
+    )
     assert again.returncode == 0, again.stderr
-    alone = call(train_command(tmp_path / "alone"))
-    assert alone.returncode == 0, alone.stderr
+    alone, _ = train(small_run("train.epochs=20"), tmp_path / "alone")
     for key in ("weights_sha256", "optimizer_sha256", "loss"):
-        assert summary(tmp_path / "run")[key] == summary(tmp_path / "alone" / "run")[key]
+        assert summary(tmp_path / "run")[key] == alone.summary[key]
 
 
-@pytest.mark.parametrize("rank", [0, 2])
-def test_a_killed_worker_ends_the_run_with_one_line(rank, tmp_path):
-    with started(tmp_path, "--workers", "3") as process:
-        wait_for_steps(tmp_path / "run", 2, process)
-        workers = workers_of(process.pid)
-        os.kill(workers[rank], signal.SIGKILL)
-        _, errors = process.communicate(timeout=40)
-    assert process.returncode == 1
-    expected = f"lockstep: worker {rank} was ended by SIGKILL; --resume auto goes on"
-    assert errors.strip().splitlines() == [expected]
-    assert_gone(workers.values())
+@pytest.mark.parametrize("again", [1, 2])
+def test_more_signals_end_it_at_once(again, tmp_path):
+    with Job(tmp_path, "--workers", "2", overrides=LONG) as job:
+        job.wait_for_steps(1)
+        job.kill("1", number=signal.SIGSTOP)  # so the first signal cannot be obeyed at once
+        for _ in range(1 + again):
+            job.process.send_signal(signal.SIGTERM)
+            time.sleep(0.1)
+        job.finish(143)
 
 
 def test_the_death_of_the_launcher_leaves_no_worker(tmp_path):
-    with started(tmp_path, "--workers", "3") as process:
-        wait_for_steps(tmp_path / "run", 1, process)
-        workers = workers_of(process.pid)
-        process.kill()
-    assert_gone(workers.values())
+    with Job(tmp_path, "--workers", "3", overrides=LONG) as job:
+        job.wait_for_steps(1)
+        job.workers()
+        job.process.kill()
+        job.process.wait()
+        job.assert_no_orphan()
+
+
+def test_the_death_of_the_process_that_forks_ends_the_job(tmp_path):
+    with Job(tmp_path, "--workers", "2", overrides=LONG) as job:
+        job.wait_for_steps(1)
+        job.workers()
+        os.kill(job.nursery(), signal.SIGKILL)
+        _, errors = job.finish(1)
+    assert errors == "lockstep: the process that starts workers has ended; --resume auto goes on\n"
+
+
+def test_a_frozen_process_that_forks_is_woken(tmp_path):
+    with Job(tmp_path, "--workers", "2") as job:
+        job.wait_for_steps(1)
+        os.kill(job.nursery(), signal.SIGSTOP)
+        job.kill("1")
+        job.finish()
 
 
 SCRIPT = """
@@ -138,9 +110,33 @@ def test_the_same_script_under_torchrun(tmp_path):
 def test_a_worker_that_raises_is_shown_with_its_rank(tmp_path):
     path = script(tmp_path, 'if rank == 2: raise ValueError("broken here")')
     done = call([sys.executable, str(path)], cwd=tmp_path)
-    assert done.returncode == 1
+    assert done.returncode == 0 and done.stdout.startswith("finished 2 "), "two workers are enough"
     assert "[worker 2] ValueError: broken here" in done.stderr
     assert not [line for line in done.stderr.splitlines() if not line.startswith("[worker 2]")]
+    assert "nursery" not in done.stderr and "runpy" not in done.stderr
+
+
+def test_all_workers_raise(tmp_path):
+    done = call(
+        [sys.executable, str(script(tmp_path, 'if world: raise ValueError("broken here")'))], cwd=tmp_path
+    )
+    assert done.returncode == 1 and done.stderr.count("ValueError: broken here") == 3
+
+
+def test_what_a_script_does_after_training_decides_too(tmp_path):
+    path = script(tmp_path, launch="workers=2, ")
+    path.write_text(path.read_text() + "\nraise SystemExit(7)")
+    assert call([sys.executable, str(path)], cwd=tmp_path).returncode == 7
+
+
+def test_a_script_trains_twice(tmp_path):
+    path = script(tmp_path, launch="workers=2, ")
+    again = "again = lockstep.train(run, launch=launch, on_event=lambda event: None)\n"
+    path.write_text(path.read_text() + again + 'print(again.summary["weights_sha256"], again.directory.name)')
+    done = call([sys.executable, str(path)], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    _, _, first, second, name = done.stdout.split()
+    assert first == second and name == "run-2"
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ from lockstep.cli.main import VERBS, make_parser
 from lockstep.recipes import RECIPES
 
 FLAGS = {
-    "train": "RECIPE --backend --bucket-mb --config --device --fork --name --no-overlap --override "
-    "--print-config --resume --runs-dir --tensorboard --trace --workers -c -o",
+    "train": "RECIPE --audit --backend --bucket-mb --config --device --fork --min-workers --name "
+    "--no-overlap --nodes --override --print-config --rdzv --restarts --resume --runs-dir --tensorboard "
+    "--trace --wait --workers -c -o",
     "eval": "RUN --checkpoint --data-dir --device --json --runs-dir",
     "predict": "RUN IMAGE --checkpoint --device --json --runs-dir",
     "export": "RUN --checkpoint --format --output --runs-dir",
