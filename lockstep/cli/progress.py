@@ -72,6 +72,14 @@ class Progress:
         run = event.run
         self._started = event
         self._last_line = time.monotonic()
+        if not event.takes_over:
+            self._introduce(event)
+        if self._console.is_terminal:
+            self._bar.update(self._task, total=run.train.epochs * event.steps_per_epoch, visible=True)
+            self._bar.start()
+
+    def _introduce(self, event: Started) -> None:
+        run = event.run
         self._print(
             f"{event.model} ({event.num_params:,} parameters) on {event.data} "
             f"({event.num_train:,} + {event.num_test:,} images), {event.device}"
@@ -83,9 +91,6 @@ class Progress:
         )
         where = f", from step {event.resumed_step}" if event.resumed_step else ""
         self._print(f"run {event.directory}{where}", "dim")
-        if self._console.is_terminal:
-            self._bar.update(self._task, total=run.train.epochs * event.steps_per_epoch, visible=True)
-            self._bar.start()
 
     def _step(self, event: StepDone) -> None:
         assert self._started

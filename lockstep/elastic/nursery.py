@@ -44,6 +44,7 @@ def main() -> None:
                 if key.fileobj is line:
                     data, fds, _, _ = socket.recv_fds(line, _REQUEST_BYTES, 3)
                     if not data:
+                        line.close()
                         return  # the launcher has ended
                     request = json.loads(data)
                 else:

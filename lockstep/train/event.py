@@ -26,6 +26,7 @@ class Started:
     steps_per_epoch: int
     resumed_step: int
     num_workers: int = 1
+    takes_over: bool = False  # from a worker that told before, and was lost
 
 
 @dataclass(frozen=True)

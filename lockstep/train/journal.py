@@ -63,16 +63,16 @@ class Journal:
     def path(self) -> Path:
         return Path(self.found["path"])
 
-    def start(self, state: TrainState, steps_per_epoch: int, num_workers: int) -> None:
+    def start(self, state: TrainState, steps_per_epoch: int, num_workers: int, takes_over: bool) -> None:
         """Open the files and announce the run, when this worker begins to keep them."""
         if not self._directory or self._started:
             return
         self._started = True
         self._open_logs(state)
         setup = self._setup
-        for text in setup.notices if not state.step else ():
+        for text in setup.notices if not state.step and not takes_over else ():
             self.notice(text)
-        for text in setup.warnings:
+        for text in setup.warnings if not takes_over else ():
             self.warn(text)
         self._emit(
             Started(
@@ -88,6 +88,7 @@ class Journal:
                 steps_per_epoch,
                 state.step,
                 num_workers,
+                takes_over,
             )
         )
 

@@ -84,7 +84,8 @@ class Loop:
             if not (self._generation and self._generation.changes):
                 journal.notice("the run is finished already; nothing to do")
             return self._finish(journal.found["summary"], write=False)
-        journal.start(state, len(self._loader), self._group.size)
+        changes = self._generation.changes if self._generation else ()
+        journal.start(state, len(self._loader), self._group.size, takes_over=bool(changes))
         if self._is_due() and journal.is_open and not journal.is_saved(state):
             journal.save(state)  # from here on a run that dies can be resumed
         if self._generation and self._generation.halt:

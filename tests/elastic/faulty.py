@@ -1,0 +1,86 @@
+"""A training script whose workers end themselves at chosen points of chosen steps, once each.
+
+FAULTS in the environment is a JSON list of [point, step, rank]; a file in FAULT_DIR says that one happened.
+"""
+
+import functools
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import lockstep
+from lockstep.elastic import launcher
+from lockstep.spec.file import from_table, merge, parse_overrides, to_table
+from lockstep.train import checkpoint, journal, loop, worker
+from lockstep.train import optimizer as rules
+from lockstep.train.evaluate import Evaluator
+from lockstep.train.step import Step
+
+FAULTS = [(point, step, rank) for point, step, rank in json.loads(os.environ["FAULTS"])]
+WORKERS = 3
+launcher._RESTART_AFTER_S = 0.02
+here = {"step": 0, "rank": -1}
+
+
+def maybe_die(point):
+    """End this process as a kill would, if this is the time, the place and the worker."""
+    fault = (point, here["step"], here["rank"])
+    mark = Path(os.environ["FAULT_DIR"]) / "-".join(map(str, fault)).replace(" ", "_")
+    if fault in FAULTS and not mark.exists():
+        mark.touch()
+        if point == "a worker raises":
+            raise ValueError("it raised")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def around(owner, name, before="", after=""):
+    """Let a function of ours die before or after its work."""
+    work = getattr(owner, name)
+
+    @functools.wraps(work)
+    def patched(*arguments, **options):
+        maybe_die(before)
+        result = work(*arguments, **options)
+        maybe_die(after)
+        return result
+
+    setattr(owner, name, patched)
+
+
+def note_step(self, lanes, *arguments):
+    here["step"], here["rank"] = self._state.step, self._group.rank
+    if self._group.size < WORKERS:
+        time.sleep(0.1)  # until those who died are replaced
+    maybe_die("a worker raises")
+    maybe_die("before the step")
+    return step(self, lanes, *arguments)
+
+
+def note_rank(self, group, interrupt):
+    here["rank"] = group.rank
+    return train(self, group, interrupt)
+
+
+step, Step.__call__ = Step.__call__, note_step
+train, worker._Worker._train = worker._Worker._train, note_rank
+around(Step, "_commit", "before the commit", "after the commit")
+around(rules, "update", "", "within the commit")
+around(Step, "_average", "", "within the commit, after the averages")
+around(journal.Journal, "step", "before the row", "after the row")
+around(journal.Journal, "save", "before the checkpoint", "after the checkpoint")
+around(checkpoint, "write_durably", "", "between the checkpoint's files")
+around(checkpoint, "_prune", "before the pruning")
+around(Evaluator, "__call__", "before the evaluation", "after the evaluation")
+around(journal.Journal, "epoch", "before the epoch's row", "after the epoch's row")
+around(worker, "call_roll", "in the recovery", "in the recovery, after the roll call")
+around(loop, "lower", "in the recovery, before the step")
+around(loop, "prove_state", "at the end")
+around(journal.Journal, "finish", "before the summary", "after the summary")
+
+run = from_table(merge(to_table(lockstep.recipe("shapes")), parse_overrides(json.loads(os.environ["KEYS"]))))
+launch = lockstep.Launch(
+    name="run", runs_dir=Path(os.environ["RUNS_DIR"]), device="cpu", workers=WORKERS, restarts=100
+)
+lockstep.train(run, launch=launch, on_event=lambda event: None)

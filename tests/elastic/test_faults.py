@@ -1,0 +1,203 @@
+"""The table of faults: whatever happens to workers, the run ends with the bits of a calm one."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from job import Job, assert_no_step_lost
+from small import OVERRIDES, call, small_run, summary, train, train_command
+
+pytestmark = pytest.mark.gloo
+KEYS = ("train.epochs=4", "train.ema=0.9", "checkpoint.every_steps=4")
+LONG = ("train.epochs=20", "checkpoint.every_steps=50", "data.num_test=10")
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory):
+    """What a run of these keys reports when nothing happens to it."""
+    known = {}
+
+    def find(*keys):
+        if keys not in known:
+            known[keys], _ = train(small_run(*keys), tmp_path_factory.mktemp("calm"))
+        return known[keys].summary
+
+    return find
+
+
+def assert_same(found, expected):
+    for key in (
+        "weights_sha256",
+        "optimizer_sha256",
+        "loss",
+        "accuracy",
+        "best_accuracy",
+        "steps",
+        "identity",
+    ):
+        assert found[key] == expected[key], key
+
+
+# Where a worker dies: in which step of eight of an epoch, from 0; a checkpoint is due after the fourth.
+POINTS = {
+    "before the commit": 2,
+    "within the commit": 2,
+    "within the commit, after the averages": 2,
+    "after the commit": 2,
+    "before the row": 2,
+    "after the row": 2,
+    "before the checkpoint": 3,
+    "between the checkpoint's files": 3,
+    "before the pruning": 3,
+    "after the checkpoint": 3,
+    "before the evaluation": 7,
+    "after the evaluation": 7,
+    "before the epoch's row": 7,
+    "after the epoch's row": 7,
+    "in the recovery": 2,
+    "in the recovery, after the roll call": 2,
+    "in the recovery, before the step": 2,
+    "a worker raises": 2,
+    "at the end": 7,
+}
+ONLY_WORKER_0 = ("between the checkpoint's files", "before the pruning")  # the others save nothing
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_death_at_every_point_of_a_step(rank, reference, tmp_path):
+    points = [point for point in POINTS if rank == 0 or point not in ONLY_WORKER_0]
+    faults = [(point, 8 * epoch + POINTS[point], rank) for epoch, point in enumerate(points)]
+    recoveries = [step for point, step, _ in faults if "recovery" in point]
+    faults += [("before the step", step, 2) for step in recoveries]  # another worker is lost first
+    if rank == 0:
+        faults.append(("after the summary", 8 * len(points) - 1, 0))
+    keys = (f"train.epochs={len(points)}", "train.ema=0.9", "checkpoint.every_steps=4", "data.num_train=260")
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    env = {
+        "FAULTS": json.dumps(faults),
+        "FAULT_DIR": str(marks),
+        "KEYS": json.dumps([*OVERRIDES, *keys]),
+        "RUNS_DIR": str(tmp_path),
+    }
+    script = str(Path(__file__).with_name("faulty.py"))
+    with Job(tmp_path, command=[sys.executable, "-W", "error", script], env=env) as job:
+        job.finish()
+    happened = {path.name for path in marks.iterdir()}
+    assert not [fault for fault in faults if "-".join(map(str, fault)).replace(" ", "_") not in happened]
+    assert_same(summary(job.run), reference(*keys))
+    assert_no_step_lost(job.run)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["marks", "run"]
+
+
+def test_kills_from_outside(reference, tmp_path):
+    """Any worker, worker 0, two at once, one that just joins with another, and one that wakes too late."""
+    keys = ("train.epochs=60", "checkpoint.every_steps=200", "data.num_test=10")
+    with Job(tmp_path, "--workers", "4", "--restarts", "50", overrides=keys) as job:
+        job.wait_for_workers("0")
+        job.kill("0")  # while it starts
+        job.wait_for_steps(5)
+        for victims in (("2",), ("0th",), ("1st", "last")):
+            names = sorted(job.wait_for(lambda: len(w := job.workers()) == 4 and w, "four workers"), key=int)
+            pick = {"0th": names[0], "1st": names[1], "last": names[-1]}
+            before = job.steps()
+            job.kill(*(pick.get(victim, victim) for victim in victims))
+            job.wait_for_steps(before + 3)
+        newest = max(job.wait_for(lambda: len(w := job.workers()) == 4 and w, "four workers"), key=int)
+        job.kill(newest)
+        joiner = str(int(newest) + 1)
+        job.kill(joiner, min(job.wait_for_workers(joiner), key=int))
+        names = job.wait_for(lambda: len(w := job.workers()) == 4 and w, "four workers")
+        frozen = min(names, key=int)
+        os.kill(names[frozen], signal.SIGSTOP)
+        job.wait_for(
+            lambda: any("frozen" in str(row["changes"]) for row in job.generations()), "the frozen one"
+        )
+        assert frozen not in job.workers()
+        with pytest.raises(ProcessLookupError):
+            os.kill(names[frozen], signal.SIGCONT)  # it is gone: nothing wakes
+        output, errors = job.finish()
+    assert_same(summary(job.run), reference(*keys))
+    assert_no_step_lost(job.run)
+    assert not errors and output.count("was killed by SIGKILL") >= 4, (output, errors)
+    told = summary(job.run)["generations"]
+    assert [row["step"] for row in told] == sorted(row["step"] for row in told)
+    assert any("frozen for 1 s" in str(row["changes"]) for row in told)
+
+
+def test_without_restarts_the_last_worker_finishes(reference, tmp_path):
+    with Job(tmp_path, "--workers", "3", "--restarts", "0", overrides=KEYS) as job:
+        job.wait_for_steps(2)
+        job.kill("0", "2")
+        output, _ = job.finish()
+    assert_same(summary(job.run), reference(*KEYS))
+    assert summary(job.run)["workers"] == 1 and "1 worker went on from step" in output
+
+
+def test_nobody_is_left(reference, tmp_path):
+    with Job(tmp_path, "--workers", "2", "--restarts", "0", overrides=LONG) as job:
+        job.wait_for_steps(12)
+        job.kill("0", "1")
+        _, errors = job.finish(1)
+    assert errors.count("\n") == 1 and "no worker is left; --resume auto goes on" in errors
+    again = call([*train_command(tmp_path, overrides=LONG), "--resume", "auto", "--workers", "2"])
+    assert again.returncode == 0, again.stderr
+    assert_same(summary(job.run), reference(*LONG))
+
+
+def test_all_at_once_come_back_from_the_checkpoint(reference, tmp_path):
+    with Job(tmp_path, "--workers", "2", overrides=KEYS) as job:
+        job.wait_for_steps(9)
+        job.kill("0", "1")
+        job.finish()
+    assert_same(summary(job.run), reference(*KEYS))
+    assert_no_step_lost(job.run)
+
+
+def test_below_the_least_number_it_waits_then_saves_and_stops(reference, tmp_path):
+    flags = ["--workers", "3", "--min-workers", "3", "--restarts", "0", "--wait", "0.5"]
+    with Job(tmp_path, *flags, overrides=LONG) as job:
+        job.wait_for_steps(4)
+        job.kill("0")
+        _, errors = job.finish(143)
+    assert "too few workers: waiting up to 0.5 s for more" in errors
+    assert "the state is saved: go on with `lockstep train --resume" in errors
+    again = call([*train_command(tmp_path, overrides=LONG), "--resume", "auto"])
+    assert again.returncode == 0, again.stderr
+    assert_same(summary(job.run), reference(*LONG))
+
+
+def test_it_waits_for_the_one_that_comes_back(reference, tmp_path):
+    with Job(tmp_path, "--workers", "2", "--min-workers", "2", overrides=KEYS) as job:
+        job.wait_for_steps(2)
+        job.kill("1")
+        job.finish()
+    assert_same(summary(job.run), reference(*KEYS))
+    assert all(row["workers"] == 2 for row in summary(job.run)["generations"])
+
+
+def test_a_signal_while_it_waits_saves(tmp_path):
+    flags = ["--workers", "2", "--min-workers", "2", "--restarts", "0"]
+    with Job(tmp_path, *flags, overrides=LONG) as job:
+        job.wait_for_steps(2)
+        job.kill("1")
+        time.sleep(0.5)
+        job.process.send_signal(signal.SIGTERM)
+        _, errors = job.finish(143)
+    assert "the state is saved" in errors
+
+
+def test_the_launcher_dies_and_the_run_is_resumed(reference, tmp_path):
+    with Job(tmp_path, "--workers", "3", overrides=KEYS) as job:
+        job.wait_for_steps(7)
+        job.workers()
+        job.process.kill()
+        job.process.wait()
+        job.assert_no_orphan()
+    again = call([*train_command(tmp_path, overrides=KEYS), "--resume", "auto", "--workers", "2"])
+    assert again.returncode == 0, again.stderr
+    assert_same(summary(job.run), reference(*KEYS))
