@@ -13,7 +13,7 @@ from lockstep.train.event import CheckpointSaved, EpochDone, Finished, Notice, S
 
 
 def test_a_run_leaves_everything_in_its_directory(tmp_path):
-    result, events = train(small_run(), tmp_path)
+    result, events = train(small_run(), tmp_path, by=lockstep.train)
     assert result.directory == tmp_path / "run"
     names = {path.name for path in result.directory.iterdir()}
     assert names >= {"run.toml", "identity.json", "metrics.jsonl", "summary.json", "curves.png"}
@@ -103,7 +103,7 @@ def test_own_module_data_and_loss(tmp_path):
 
     before = module[1].weight.clone()
     run = small_run("train.batch=16", "train.epochs=1")
-    result, _ = train(run, tmp_path, model=module, data=data, loss=loss)
+    result, _ = train(run, tmp_path, lockstep.train, model=module, data=data, loss=loss)
     assert result.model is module and not torch.equal(module[1].weight, before)
     with pytest.raises(ModelError, match="module of your own"):
         lockstep.load(result.directory)
@@ -174,8 +174,8 @@ def test_a_callback_that_raises_stops_the_run_and_it_can_be_resumed(tmp_path):
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        train(small_run(), tmp_path, on_event=stop)
-    result, _ = train(small_run(), tmp_path, launch={"resume": "auto"})
+        train(small_run(), tmp_path, by=lockstep.train, on_event=stop)
+    result, _ = train(small_run(), tmp_path, by=lockstep.train, launch={"resume": "auto"})
     whole, _ = train(small_run(), tmp_path / "whole")
     assert result.summary["weights_sha256"] == whole.summary["weights_sha256"]
 
@@ -207,7 +207,7 @@ def test_the_callers_torch_state_changes_nothing_and_comes_back(tmp_path):
     plain, _ = train(run, tmp_path)
     for mode in modes():
         with mode:
-            result, _ = train(run, tmp_path)
+            result, _ = train(run, tmp_path, by=lockstep.train)
         assert result.summary["weights_sha256"] == plain.summary["weights_sha256"], mode
     torch.set_default_dtype(torch.float64)
     torch.set_float32_matmul_precision("medium")
