@@ -1,11 +1,11 @@
 """`lockstep train` as a person types it: bad input, printing, signals of trouble."""
 
 import os
-import subprocess
 import tomllib
 from pathlib import Path
 
 import pytest
+from forked import Forked
 from small import call, command, summary, train_command
 
 from lockstep.cli.main import run
@@ -89,16 +89,16 @@ def test_a_terminal_gets_a_bar(tmp_path):
     parent, child = os.openpty()
     arguments = train_command(tmp_path, overrides=("train.epochs=6",))
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
-    process = subprocess.Popen(arguments, stdout=child, stderr=child, env=environment)
-    os.close(child)
-    shown = b""
-    try:
-        while block := os.read(parent, 4096):
-            shown += block
-    except OSError:  # the other end is closed
-        pass
-    os.close(parent)
-    assert process.wait(timeout=30) == 0
+    with Forked(arguments, env=environment, terminal=os.ttyname(child)) as process:
+        shown = os.read(parent, 4096)  # it has opened the terminal
+        os.close(child)
+        try:
+            while block := os.read(parent, 4096):
+                shown += block
+        except OSError:  # the other end is closed
+            pass
+        os.close(parent)
+        assert process.finish().returncode == 0
     text = shown.decode()
     assert "━" in text and "img/s" in text and "left" in text and "loss" in text
 

@@ -1,12 +1,12 @@
 """Checkpoints come back bit for bit, damage is seen, and a failed write costs nothing that was there."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from forked import call
 from torch import nn
 
 from lockstep.errors import CheckpointError
@@ -186,8 +186,7 @@ except OSError as error:
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path) -> None:
     path = tmp_path / "file"
     checkpoint.write_durably(path, b"old")
-    command = [sys.executable, "-c", FULL_DISK, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "File too large"
+    done = call([sys.executable, "-c", FULL_DISK, str(path)])
+    assert done.returncode == 0 and done.stdout.strip() == "File too large", done.stderr
     assert path.read_bytes() == b"old"
     assert names(tmp_path) == ["file"]

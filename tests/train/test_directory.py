@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forked import call
 
 from lockstep.errors import BadInput, LockstepError
 from lockstep.spec import Data, Run
@@ -19,8 +20,9 @@ def create(runs_dir: Path, name: str = "a") -> RunDirectory:
 
 
 def python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=True)
+    done = call([sys.executable, "-c", code, *map(str, arguments)])
+    done.check_returncode()
+    return done
 
 
 def test_a_name_that_exists_gets_a_suffix(tmp_path) -> None:

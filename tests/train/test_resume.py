@@ -1,17 +1,16 @@
-import multiprocessing
 import os
 import random
+import shutil
 import signal
-import subprocess
 import time
 
 import pytest
 import torch
-from small import call, command, rows, small_run, summary, train, train_command
+from forked import Forked, call
+from small import command, rows, small_run, summary, train, train_command
 from torch import nn
 
 import lockstep
-from lockstep.cli.main import main as command_line
 from lockstep.errors import IdentityError
 from lockstep.spec.file import dump_toml
 from lockstep.train.event import Notice
@@ -29,6 +28,9 @@ FULL = (
 )
 
 
+pytestmark = pytest.mark.xdist_group("resume")  # one process trains what the tests share
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The run that was never stopped."""
@@ -36,35 +38,31 @@ def whole(tmp_path_factory):
     return result.summary
 
 
-def assert_same(directory, whole, epochs=3):
+def assert_same(directory, whole, epochs=3, batch=32):
     found = summary(directory)
     for key in ("weights_sha256", "optimizer_sha256", "ema_sha256", "accuracy", "loss", "identity"):
         assert found[key] == whole[key], key
     used = [(row["epoch"], row["positions"][0]) for row in rows(directory, "step")]
-    assert used == [(epoch, 32 * step) for epoch in range(epochs) for step in range(10)]
+    assert used == [(epoch, batch * step) for epoch in range(epochs) for step in range(10)]
 
 
 def test_twenty_kills_and_the_bits_of_the_run_that_was_never_killed(tmp_path):
-    longer = (*FULL, "train.epochs=8")
+    longer = (*FULL, "train.epochs=8", "train.batch=16", "data.num_train=165")
     whole, _ = train(small_run(*longer), tmp_path / "whole")
     moments = random.Random(0)
-    processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["lockstep.cli.session"])  # torch is imported once, not twenty times
-    arguments = train_command(tmp_path, "--resume", "auto", overrides=longer)[5:]
+    arguments = train_command(tmp_path, "--resume", "auto", overrides=longer)
     for _ in range(20):
-        process = processes.Process(target=command_line, args=(arguments,))
-        process.start()
-        wanted = progress(tmp_path) + moments.randrange(3)
-        while progress(tmp_path) <= wanted and process.is_alive():
-            time.sleep(0.002)
-        time.sleep(moments.random() * 0.02)  # anywhere in a step, a save or an evaluation
-        assert process.is_alive(), "the run ended before twenty kills"
-        process.kill()
-        process.join()
-        assert process.exitcode == -signal.SIGKILL
-    done = call(train_command(tmp_path, "--resume", "auto", overrides=longer))
+        with Forked(arguments) as process:
+            wanted = progress(tmp_path) + moments.randrange(3)
+            while progress(tmp_path) <= wanted and process.poll() is None:
+                time.sleep(0.002)
+            time.sleep(moments.random() * 0.02)  # anywhere in a step, a save or an evaluation
+            assert process.poll() is None, "the run ended before twenty kills"
+            process.kill()
+            assert process.finish().returncode == -signal.SIGKILL
+    done = call(arguments)
     assert done.returncode == 0, done.stderr
-    assert_same(tmp_path / "run", whole.summary, epochs=8)
+    assert_same(tmp_path / "run", whole.summary, epochs=8, batch=16)
 
 
 def progress(runs_dir):
@@ -77,35 +75,41 @@ def progress(runs_dir):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_and_says_how_to_go_on(tmp_path, whole, number, code):
-    arguments = train_command(tmp_path, overrides=FULL)
-    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    while progress(tmp_path) < 4:
-        time.sleep(0.01)
-    os.kill(process.pid, number)
-    _, errors = process.communicate(timeout=30)
-    assert process.returncode == code
-    assert f"lockstep train --resume {tmp_path / 'run'}" in errors and len(errors.splitlines()) == 1
+    with Forked(train_command(tmp_path, overrides=FULL)) as process:
+        while progress(tmp_path) < 4:
+            time.sleep(0.01)
+        os.kill(process.pid, number)
+        done = process.finish(timeout_s=30)
+    assert done.returncode == code
+    assert f"lockstep train --resume {tmp_path / 'run'}" in done.stderr and len(done.stderr.splitlines()) == 1
     done = call(command("train", "--resume", str(tmp_path / "run"), "--device", "cpu"))
     assert done.returncode == 0, done.stderr
     assert_same(tmp_path / "run", whole)
 
 
-def interrupted(tmp_path, at=14):
-    """A run stopped after `at` steps, its last checkpoint being at 12."""
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """A run stopped after 14 steps, its last checkpoint being at 12."""
 
     def stop(event):
-        if getattr(event, "step", 0) == at:
+        if getattr(event, "step", 0) == 14:
             raise InterruptedError
 
+    folder = tmp_path_factory.mktemp("stopped")
     with pytest.raises(InterruptedError):
-        train(small_run(*FULL), tmp_path, on_event=stop)
-    return tmp_path / "run"
+        train(small_run(*FULL), folder, on_event=stop)
+    return folder / "run"
+
+
+@pytest.fixture
+def interrupted(stopped, tmp_path):
+    """A copy of it, which a test may change."""
+    return shutil.copytree(stopped, tmp_path / "run")
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "missing", "manifest"])
-def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(tmp_path, whole, damage):
-    directory = interrupted(tmp_path)
-    newest = sorted((directory / "checkpoints").glob("*.safetensors"))[-1]
+def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(tmp_path, whole, interrupted, damage):
+    newest = sorted((interrupted / "checkpoints").glob("*.safetensors"))[-1]
     data = bytearray(newest.read_bytes())
     if damage == "flip":
         data[len(data) // 2] ^= 1
@@ -118,23 +122,21 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(tmp_path, whole
         newest.with_suffix(".json").write_text("{")
     _, events = train(small_run(*FULL), tmp_path, launch={"resume": "auto"})
     assert any(isinstance(e, Notice) and e.warning and newest.stem in e.text for e in events)
-    assert_same(directory, whole)
+    assert_same(interrupted, whole)
 
 
-def test_resume_from_one_checkpoint_by_its_path(tmp_path, whole):
-    directory = interrupted(tmp_path)
-    oldest = sorted((directory / "checkpoints").glob("*.json"))[0]
+def test_resume_from_one_checkpoint_by_its_path(tmp_path, whole, interrupted):
+    oldest = sorted((interrupted / "checkpoints").glob("*.json"))[0]
     train(small_run(*FULL), tmp_path, launch={"resume": str(oldest)})
-    assert_same(directory, whole)
+    assert_same(interrupted, whole)
 
 
-def test_another_identity_is_refused_with_the_fields_and_the_way_out(tmp_path):
-    directory = interrupted(tmp_path)
+def test_another_identity_is_refused_with_the_fields_and_the_way_out(tmp_path, interrupted):
     with pytest.raises(IdentityError) as caught:
         train(small_run(*FULL, "train.epochs=5", "seed=3"), tmp_path, launch={"resume": "auto"})
     text = str(caught.value)
     assert "seed: 0 there, 3 here" in text and "train.epochs: 3 there, 5 here" in text
-    assert f"--fork {directory}" in text
+    assert f"--fork {interrupted}" in text
 
 
 def test_resuming_a_finished_run_does_nothing(tmp_path):
@@ -192,33 +194,26 @@ def test_a_head_of_another_size_starts_anew_and_that_is_said(tmp_path):
 
 
 def test_two_processes_never_train_in_one_directory(tmp_path):
-    process = subprocess.Popen(
-        train_command(tmp_path, overrides=("train.epochs=500",)), stdout=subprocess.DEVNULL
-    )
-    try:
+    with Forked(train_command(tmp_path, overrides=("train.epochs=500",))):
         while progress(tmp_path) < 2:
             time.sleep(0.01)
         done = call(train_command(tmp_path, "--resume", "auto", overrides=("train.epochs=500",)))
         assert done.returncode == 1 and "another process" in done.stderr
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_the_resolved_run_is_what_was_saved(tmp_path):
-    run = small_run(*FULL)
+    run = small_run(*FULL, "train.epochs=1")
     result, _ = train(run, tmp_path)
     assert (result.directory / "run.toml").read_text() == dump_toml(run)
     assert isinstance(lockstep.load(result.directory).training, bool)
 
 
-def test_a_checkpoint_of_another_run_is_refused(tmp_path):
-    directory = interrupted(tmp_path)
+def test_a_checkpoint_of_another_run_is_refused(tmp_path, interrupted):
     other, _ = train(small_run(*FULL, "seed=7"), tmp_path, launch={"name": "other"})
-    for path in (directory / "checkpoints").iterdir():
+    for path in (interrupted / "checkpoints").iterdir():
         path.unlink()
     for path in (other.directory / "checkpoints").iterdir():
-        (directory / "checkpoints" / path.name).write_bytes(path.read_bytes())
+        (interrupted / "checkpoints" / path.name).write_bytes(path.read_bytes())
     with pytest.raises(IdentityError, match="checkpoint of another run"):
         train(small_run(*FULL), tmp_path, launch={"resume": "auto"})
 
