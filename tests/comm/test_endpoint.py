@@ -8,6 +8,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import forked
 import pytest
 from small import OVERRIDES, call, train_command
 from world import has_mpi, launched
@@ -29,23 +30,24 @@ def torchrun_world(rank, size, port, address="127.0.0.1"):
 def test_a_port_in_use_is_named(tmp_path):
     with listen("127.0.0.1") as taken:
         port = taken.getsockname()[1]
-        done = call(train_command(tmp_path), env=torchrun_world(0, 2, port))
+        done = forked.call(train_command(tmp_path), env=torchrun_world(0, 2, port))
     assert done.returncode == 2
     assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in done.stderr
     assert len(done.stderr.splitlines()) == 1 and not list(tmp_path.iterdir())
 
 
+@pytest.mark.xdist_group("waits")  # sleeps, so it runs beside tests that do not
 def test_what_listens_there_is_no_worker(tmp_path):
     """A web server, say: it accepts and never speaks our language."""
     with listen("127.0.0.1") as foreign:
         start = time.monotonic()
-        done = call(train_command(tmp_path), env=torchrun_world(1, 2, foreign.getsockname()[1]))
+        done = forked.call(train_command(tmp_path), env=torchrun_world(1, 2, foreign.getsockname()[1]))
     assert done.returncode == 1 and "is the port in use by something else?" in done.stderr
     assert time.monotonic() - start < 30 and len(done.stderr.splitlines()) == 1
 
 
 def test_an_unknown_host_is_named(tmp_path):
-    done = call(train_command(tmp_path), env=torchrun_world(1, 2, 29511, "no-such-host.invalid"))
+    done = forked.call(train_command(tmp_path), env=torchrun_world(1, 2, 29511, "no-such-host.invalid"))
     assert done.returncode == 1 and "'no-such-host.invalid', is unknown" in done.stderr
 
 
