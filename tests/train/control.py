@@ -1,9 +1,16 @@
 """The control: the same model on the same batches by plain DistributedDataParallel, as people write it.
 
-torchrun --nproc-per-node W control.py prints the SHA-256 of the weights after three steps. It depends on W.
+control.py W ... prints, for each number W of workers, the SHA-256 of the weights after three steps. It
+depends on W. The workers are forked once torch is imported, and meet in a file, so that no port is needed.
 """
 
+import multiprocessing
+import sys
+import tempfile
+from pathlib import Path
+
 import torch
+import torch._inductor.config  # the replica imports it, which takes longer than all else; here once for all
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
@@ -14,11 +21,10 @@ from lockstep.train.state import model_tensors, tensors_sha256
 BATCH, STEPS = 32, 3
 
 
-def main():
+def work(rank, size, place):
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    dist.init_process_group("gloo")
-    rank, size = dist.get_rank(), dist.get_world_size()
+    dist.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=size)
     store = open_store("shapes", None, {"size": 16, "num_train": 330, "num_test": 70})
     torch.manual_seed(0)
     model = build("lenet5", in_channels=store.shape[0], num_classes=len(store.classes), image_size=(16, 16))
@@ -33,8 +39,22 @@ def main():
         loss.backward()
         optimizer.step()
     if rank == 0:
-        print(tensors_sha256(model_tensors(model)), flush=True)
+        print(size, tensors_sha256(model_tensors(model)), flush=True)
     dist.destroy_process_group()
+
+
+def main():
+    processes = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        for size in map(int, sys.argv[1:]):
+            place = Path(folder, str(size))
+            group = [processes.Process(target=work, args=(rank, size, place)) for rank in range(size)]
+            for worker in group:
+                worker.start()
+            for worker in group:
+                worker.join()
+            if any(worker.exitcode for worker in group):
+                sys.exit(f"of {size} workers, one failed")
 
 
 if __name__ == "__main__":

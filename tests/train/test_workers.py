@@ -3,13 +3,11 @@
 Beside it stands the control: plain DistributedDataParallel gives other bits at each number of workers.
 """
 
-import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from small import call, summary, train_command
+from small import call, small_run, summary, train, train_command
 from world import has_mpi, launched
 
 # Augmentation, averaged weights, clipping for all; googlenet has dropout, resnet18 and googlenet batch norm.
@@ -48,10 +46,8 @@ def reference(tmp_path_factory):
 
     def find(overrides):
         if overrides not in known:
-            folder = tmp_path_factory.mktemp("alone")
-            done = call(train_command(folder, overrides=overrides))
-            assert done.returncode == 0, done.stderr
-            known[overrides] = hashes(folder / "run")
+            result, _ = train(small_run(*overrides), tmp_path_factory.mktemp("alone"))
+            known[overrides] = hashes(result.directory)
         return known[overrides]
 
     return find
@@ -81,38 +77,18 @@ def test_any_workers_launcher_backend_bucket_overlap_and_wire(row, reference, tm
 
 
 @pytest.mark.gloo
+@pytest.mark.xdist_group("lenet5")
 def test_the_wire_precision_is_part_of_the_run(reference):
     fp32, bf16 = (reference((*MODELS["lenet5"], f"train.wire={wire}")) for wire in ("fp32", "bf16"))
     assert fp32["weights_sha256"] != bf16["weights_sha256"] and fp32["identity"] != bf16["identity"]
 
 
 @pytest.mark.gloo
-def test_the_control_gives_other_bits_at_every_number_of_workers(tmp_path):
-    groups = [start_control(workers, tmp_path) for workers in (1, 2, 4)]
-    said = [[worker.communicate(timeout=55)[0].strip() for worker in group] for group in groups]
-    assert all(worker.returncode == 0 for group in groups for worker in group)
-    found = {words[0] for words in said}
-    assert len(found) == 3, "stock training gave equal bits, so the test above could pass without Lockstep"
-
-
-def start_control(workers, folder):
-    """Plain processes with torchrun's variables; worker 0 prints."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    script = str(Path(__file__).with_name("control.py"))
-    return [
-        subprocess.Popen(
-            [sys.executable, script],
-            env={
-                "RANK": str(rank),
-                "WORLD_SIZE": str(workers),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-            },
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=folder,
-        )
-        for rank in range(workers)
-    ]
+def test_the_control_gives_other_bits_at_every_number_of_workers():
+    done = call([sys.executable, str(Path(__file__).with_name("control.py")), "1", "2", "4"])
+    assert done.returncode == 0, done.stderr
+    found = dict(line.split() for line in done.stdout.splitlines())
+    assert found.keys() == {"1", "2", "4"}
+    assert len(set(found.values())) == 3, (
+        "stock training gave equal bits, so the test above could pass without Lockstep"
+    )
