@@ -8,7 +8,7 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from small import call, summary, train_command
+from small import call, small_run, summary, train, train_command
 
 IP = shutil.which("ip")
 
@@ -58,14 +58,14 @@ def inside(namespace, command):
 
 
 def test_two_nodes_of_two_workers_train_to_the_same_bits(tmp_path):
-    train = train_command(tmp_path)
+    command = train_command(tmp_path)
     run = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2"]
     run += ["--master-addr=10.77.0.1", "--master-port=29531"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     with two_nodes() as names:
         nodes = [
             subprocess.Popen(
-                inside(name, [*run, f"--node-rank={number}", *train[train.index("-m") :]]),
+                inside(name, [*run, f"--node-rank={number}", *command[command.index("-m") :]]),
                 env=env,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -75,18 +75,29 @@ def test_two_nodes_of_two_workers_train_to_the_same_bits(tmp_path):
         ]
         errors = [node.communicate(timeout=50)[1] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], errors
-    alone = call(train_command(tmp_path / "alone"))
-    assert alone.returncode == 0, alone.stderr
-    found, expected = summary(tmp_path / "run"), summary(tmp_path / "alone" / "run")
-    assert found["workers"] == 4 and found["weights_sha256"] == expected["weights_sha256"]
+    alone, _ = train(small_run(), tmp_path / "alone")
+    found = summary(tmp_path / "run")
+    assert found["workers"] == 4 and found["weights_sha256"] == alone.summary["weights_sha256"]
 
 
-@pytest.mark.parametrize("address", ["10.77.0.9", "10.88.0.1"], ids=["nobody there", "no route"])
-def test_a_host_that_cannot_be_reached_is_named_within_30_s(address, tmp_path):
-    world = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": "29532"}
+@pytest.mark.xdist_group("waits")  # sleeps, so it runs beside tests that do not
+def test_a_host_that_cannot_be_reached_is_named_within_30_s(tmp_path):
+    """Nobody is at the first address, and no route leads to the second; both are tried at once."""
+    world = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "29532"}
     with two_nodes() as names:
         start = time.monotonic()
-        done = call(inside(names[1], train_command(tmp_path)), env={**os.environ, **world})
+        tries = {
+            address: subprocess.Popen(
+                inside(names[1], train_command(tmp_path)),
+                env={**os.environ, **world, "MASTER_ADDR": address},
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for address in ("10.77.0.9", "10.88.0.1")
+        }
+        errors = {address: process.communicate(timeout=50)[1] for address, process in tries.items()}
     assert time.monotonic() - start < 30
-    assert done.returncode == 1 and address in done.stderr and len(done.stderr.splitlines()) == 1
+    for address, process in tries.items():
+        assert process.returncode == 1 and address in errors[address], errors
+        assert len(errors[address].splitlines()) == 1
     assert not list(tmp_path.iterdir())
