@@ -12,8 +12,6 @@ from small import small_run, train
 import lockstep
 from lockstep.cli.main import run
 
-pytestmark = pytest.mark.xdist_group("trained")  # one process trains what the tests share
-
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):

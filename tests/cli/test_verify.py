@@ -14,7 +14,6 @@ from lockstep.train.state import TrainState
 
 # 10 steps, and checkpoints of 0, 3, 6, 9 and 10
 OVERRIDES = ("train.epochs=1", "train.ema=0.9", "checkpoint.keep=9")
-pytestmark = pytest.mark.xdist_group("verify")  # one process trains what the tests share
 WEIGHT = "model.blocks.block2.0.weight"
 
 

@@ -36,7 +36,6 @@ def test_a_port_in_use_is_named(tmp_path):
     assert len(done.stderr.splitlines()) == 1 and not list(tmp_path.iterdir())
 
 
-@pytest.mark.xdist_group("waits")  # sleeps, so it runs beside tests that do not
 def test_what_listens_there_is_no_worker(tmp_path):
     """A web server, say: it accepts and never speaks our language."""
     with listen("127.0.0.1") as foreign:

@@ -80,7 +80,6 @@ def test_two_nodes_of_two_workers_train_to_the_same_bits(tmp_path):
     assert found["workers"] == 4 and found["weights_sha256"] == alone.summary["weights_sha256"]
 
 
-@pytest.mark.xdist_group("waits")  # sleeps, so it runs beside tests that do not
 def test_a_host_that_cannot_be_reached_is_named_within_30_s(tmp_path):
     """Nobody is at the first address, and no route leads to the second; both are tried at once."""
     world = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "29532"}

@@ -28,9 +28,6 @@ FULL = (
 )
 
 
-pytestmark = pytest.mark.xdist_group("resume")  # one process trains what the tests share
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The run that was never stopped."""

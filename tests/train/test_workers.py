@@ -55,14 +55,7 @@ def reference(tmp_path_factory):
 
 @pytest.mark.gloo
 @pytest.mark.mpi
-@pytest.mark.parametrize(
-    "row",
-    # one process tests all of a model's rows, so that its reference is trained once
-    [
-        pytest.param(row, marks=pytest.mark.xdist_group(row[0]), id="-".join(map(str, row)))
-        for row in COVERING
-    ],
-)
+@pytest.mark.parametrize("row", COVERING, ids=lambda row: "-".join(map(str, row)))
 def test_any_workers_launcher_backend_bucket_overlap_and_wire(row, reference, tmp_path):
     model, launcher, workers, backend, bucket, overlap, wire = row
     if launcher in ("openmpi", "mpich") and not has_mpi(launcher):
@@ -77,7 +70,6 @@ def test_any_workers_launcher_backend_bucket_overlap_and_wire(row, reference, tm
 
 
 @pytest.mark.gloo
-@pytest.mark.xdist_group("lenet5")
 def test_the_wire_precision_is_part_of_the_run(reference):
     fp32, bf16 = (reference((*MODELS["lenet5"], f"train.wire={wire}")) for wire in ("fp32", "bf16"))
     assert fp32["weights_sha256"] != bf16["weights_sha256"] and fp32["identity"] != bf16["identity"]
