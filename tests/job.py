@@ -6,12 +6,13 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from small import rows, summary, train_command
+from small import OVERRIDES, rows, summary, train_command
 
 PATIENCE_S = 45.0
 
@@ -128,6 +129,14 @@ class Job:
             "steps",
         )
         return {key: found[key] for key in keys}
+
+
+def faulty_job(folder: Path, keys: tuple[str, ...], inside: tuple[str, ...] = (), **variables: str) -> Job:
+    """A job of the script tests/elastic/faulty.py, which the variables tell what to suffer."""
+    given = {"FAULTS": "[]", "FAULT_DIR": "", "KEYS": json.dumps([*OVERRIDES, *keys]), **variables}
+    script = str(Path(__file__).parent / "elastic" / "faulty.py")
+    command = [*inside, sys.executable, "-W", "error", script]
+    return Job(folder, command=command, env={**given, "RUNS_DIR": str(folder)})
 
 
 def assert_no_step_lost(run: Path) -> None:

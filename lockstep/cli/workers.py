@@ -20,7 +20,7 @@ def place(launch: Launch, run: Run) -> Launch:
     """The Launch of one worker, its world filled in; if several are asked for, start them and exit."""
     if launch.world is None:
         world = read_world(os.environ)
-        alone = world is not None and world.size == 1  # a batch system's shell, say
+        alone = world is not None and world.size == 1 and world.launcher != "lockstep"  # a batch system, say
         launch = replace(launch, world=None if alone else world)
     try:
         launch.check_workers(run)

@@ -123,8 +123,8 @@ class Keeper:
                 await writer.drain()
             else:
                 await self.serve(reader, writer, str(hello.get("host", ""))[:64])
-        except (ValueError, OSError, TimeoutError, asyncio.IncompleteReadError):
-            pass  # no launcher of this job
+        except (ValueError, OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # no launcher of this job, or the job is over
         finally:
             writer.close()
 

@@ -143,6 +143,7 @@ class Launcher:
         """This node lost the job: nothing of it may go on here; then it asks to be taken in again."""
         assert self._writer
         self._writer.close()
+        self._writer = None  # a signal ends the search
         self._processes.signal_all(signal.SIGKILL)
         while self._processes.alive():
             await self._processes.wait(_LOOK_S)
@@ -276,8 +277,8 @@ class Launcher:
             return self._verdict or max(finished[0].code, 0)
         if self._wishes:
             wish = self._wishes[0]
-            left = "left the job" if not self._keeper else "before the step under way was done"
-            self._say("", f"stopped by {wish.name} {left}")
+            left = ": this node left the job, which goes on" if not self._keeper else ""
+            self._say("", f"stopped by {wish.name}{left or ' before the step under way was done'}")
             return 128 + wish
         if self._processes.nursery_ended:
             self._say("", f"the process that starts workers has ended{self._job.advice}")

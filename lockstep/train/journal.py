@@ -68,7 +68,7 @@ class Journal:
         if not self._directory or self._started:
             return
         self._started = True
-        self._open_logs(state)
+        self._open_logs(state, takes_over)
         setup = self._setup
         for text in setup.notices if not state.step and not takes_over else ():
             self.notice(text)
@@ -92,14 +92,14 @@ class Journal:
             )
         )
 
-    def _open_logs(self, state: TrainState) -> None:
+    def _open_logs(self, state: TrainState, takes_over: bool) -> None:
         assert self._directory
         names = [_METRICS, _TRACE] if self._trace else [_METRICS]
         there = {(n, *_about(row)) for n in names for row in self._directory.start_log(n, state.step)}
         for name, row in self._noted:  # what the worker before did not come to write
             if (name, *_about(row)) not in there and row["step"] <= state.step:
                 self._directory.add_row(name, row, self.warn)
-        if self._trace and not state.step and (_TRACE, *_about({"step": 0})) not in there:
+        if self._trace and not takes_over:
             self.trace(state)
 
     def regroup(self, done: Regrouped) -> None:

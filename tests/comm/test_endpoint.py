@@ -1,21 +1,15 @@
 """How workers find each other, and the one line when they do not."""
 
 import os
-import socket
-import subprocess
-import sys
 import time
-from contextlib import suppress
-from pathlib import Path
 
 import forked
 import pytest
-from small import OVERRIDES, call, train_command
+from small import call, train_command
 from world import has_mpi, launched
 
 from lockstep.comm.endpoint import listen, own_address_towards
 from lockstep.errors import SpecError
-from lockstep.spec.world import World
 
 pytestmark = pytest.mark.gloo
 
@@ -96,47 +90,3 @@ def test_a_listener_binds_one_address_only():
 
 def test_the_own_address_towards_loopback_is_loopback():
     assert own_address_towards("127.0.0.1") == "127.0.0.1"
-
-
-def test_the_store_of_our_launcher_listens_on_loopback_alone(tmp_path):
-    """Worker 0 of a waiting pair: no socket of its process listens on any other address."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        fd, port = listener.fileno(), listener.getsockname()[1]
-        world = World("lockstep", 0, 2, 0, 2, "127.0.0.1", port, fd, parent=os.getpid()).dump()
-        keys = [part for item in OVERRIDES for part in ("-o", item)]
-        command = [
-            sys.executable,
-            "-m",
-            "lockstep",
-            "train",
-            "--runs-dir",
-            str(tmp_path),
-            "--device",
-            "cpu",
-            *keys,
-        ]
-        with subprocess.Popen(command, env={**os.environ, "LOCKSTEP_WORLD": world}, pass_fds=(fd,)) as worker:
-            try:
-                found = wait_for_listeners(worker.pid, 2)
-            finally:
-                worker.kill()
-    assert found and set(found) == {"0100007F"}
-
-
-def wait_for_listeners(pid, count):
-    """The addresses (as the kernel writes them) that a process listens on, once there are so many."""
-    deadline = time.monotonic() + 30
-    found = []
-    while len(found) < count and time.monotonic() < deadline:
-        time.sleep(0.2)
-        inodes = set()
-        for link in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(OSError):
-                inodes.add(str(link.readlink()).removeprefix("socket:[").removesuffix("]"))
-        found = []
-        for table in ("tcp", "tcp6"):
-            rows = [line.split() for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]]
-            found += [row[1].partition(":")[0] for row in rows if row[3] == "0A" and row[9] in inodes]
-    return found

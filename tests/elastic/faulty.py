@@ -1,6 +1,7 @@
 """A training script whose workers end themselves at chosen points of chosen steps, once each.
 
 FAULTS in the environment is a JSON list of [point, step, rank]; a file in FAULT_DIR says that one happened.
+Worker 0 sleeps PACE seconds after each step, so that a test has time to hurt the others.
 """
 
 import functools
@@ -16,11 +17,14 @@ from lockstep.spec.file import from_table, merge, parse_overrides, to_table
 from lockstep.train import checkpoint, journal, loop, worker
 from lockstep.train import optimizer as rules
 from lockstep.train.evaluate import Evaluator
+from lockstep.train.event import StepDone
 from lockstep.train.step import Step
 
 FAULTS = [(point, step, rank) for point, step, rank in json.loads(os.environ["FAULTS"])]
-WORKERS = 3
-launcher._RESTART_AFTER_S = 0.02
+WORKERS = int(os.environ.get("WORKERS", "3"))
+PACE = float(os.environ.get("PACE", "0"))
+if not PACE:
+    launcher._RESTART_AFTER_S = 0.02
 here = {"step": 0, "rank": -1}
 
 
@@ -51,7 +55,7 @@ def around(owner, name, before="", after=""):
 
 def note_step(self, lanes, *arguments):
     here["step"], here["rank"] = self._state.step, self._group.rank
-    if self._group.size < WORKERS:
+    if FAULTS and self._group.size < WORKERS:
         time.sleep(0.1)  # until those who died are replaced
     maybe_die("a worker raises")
     maybe_die("before the step")
@@ -81,6 +85,12 @@ around(journal.Journal, "finish", "before the summary", "after the summary")
 
 run = from_table(merge(to_table(lockstep.recipe("shapes")), parse_overrides(json.loads(os.environ["KEYS"]))))
 launch = lockstep.Launch(
-    name="run", runs_dir=Path(os.environ["RUNS_DIR"]), device="cpu", workers=WORKERS, restarts=100
+    name="run",
+    runs_dir=Path(os.environ["RUNS_DIR"]),
+    device="cpu",
+    workers=WORKERS,
+    restarts=100,
+    rdzv=os.environ.get("RDZV"),
+    nodes=os.environ.get("NODES", "1"),
 )
-lockstep.train(run, launch=launch, on_event=lambda event: None)
+lockstep.train(run, launch=launch, on_event=lambda event: time.sleep(PACE * isinstance(event, StepDone)))

@@ -1,27 +1,13 @@
 """Two nodes: two network namespaces of this machine, joined by a cable of their own."""
 
 import os
-import shutil
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 
 import pytest
-from small import call, small_run, summary, train, train_command
-
-IP = shutil.which("ip")
-
-
-def can_make_namespaces():
-    if not IP or os.geteuid() != 0:
-        return False
-    name = f"lockstep-try-{os.getpid()}"
-    made = call([IP, "netns", "add", name]).returncode == 0
-    if made:
-        call([IP, "netns", "delete", name])
-    return made
-
+from namespaces import can_make_namespaces, inside, two_nodes
+from small import small_run, summary, train, train_command
 
 pytestmark = [
     pytest.mark.gloo,
@@ -29,40 +15,12 @@ pytestmark = [
 ]
 
 
-@contextmanager
-def two_nodes():
-    """Two namespaces with the addresses 10.77.0.1 and 10.77.0.2; they vanish afterwards."""
-    names = [f"lockstep-{os.getpid()}-{number}" for number in (1, 2)]
-    ends = [f"ls{os.getpid() % 100000}{letter}" for letter in "ab"]
-    try:
-        for name in names:
-            ip("netns", "add", name)
-        ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
-        for number, (name, end) in enumerate(zip(names, ends, strict=True), 1):
-            ip("link", "set", end, "netns", name)
-            ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", end)
-            ip("-n", name, "link", "set", end, "up")
-            ip("-n", name, "link", "set", "lo", "up")
-        yield names
-    finally:
-        for name in names:
-            call([IP, "netns", "delete", name])
-
-
-def ip(*arguments):
-    subprocess.run([IP, *arguments], check=True, capture_output=True)
-
-
-def inside(namespace, command):
-    return [IP, "netns", "exec", namespace, *command]
-
-
 def test_two_nodes_of_two_workers_train_to_the_same_bits(tmp_path):
     command = train_command(tmp_path)
     run = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2"]
     run += ["--master-addr=10.77.0.1", "--master-port=29531"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with two_nodes() as names:
+    with two_nodes() as (names, _):
         nodes = [
             subprocess.Popen(
                 inside(name, [*run, f"--node-rank={number}", *command[command.index("-m") :]]),
@@ -83,7 +41,7 @@ def test_two_nodes_of_two_workers_train_to_the_same_bits(tmp_path):
 def test_a_host_that_cannot_be_reached_is_named_within_30_s(tmp_path):
     """Nobody is at the first address, and no route leads to the second; both are tried at once."""
     world = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "29532"}
-    with two_nodes() as names:
+    with two_nodes() as (names, _):
         start = time.monotonic()
         tries = {
             address: subprocess.Popen(

@@ -1,0 +1,160 @@
+"""Several launchers of one job: on one host by loopback, and as two nodes with a cable that is cut."""
+
+import os
+import signal
+import socket
+
+import pytest
+from job import Job, assert_no_step_lost, faulty_job
+from namespaces import can_make_namespaces, inside, ip, two_nodes
+from small import call, small_run, summary, train, train_command
+
+pytestmark = pytest.mark.gloo
+TOKEN = {"LOCKSTEP_TOKEN": "a secret of sixteen"}
+KEYS = ("train.epochs=30", "checkpoint.every_steps=50", "data.num_test=10")
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    found, _ = train(small_run(*KEYS), tmp_path_factory.mktemp("calm"))
+    return found.summary
+
+
+def assert_same(found, expected):
+    for key in ("weights_sha256", "optimizer_sha256", "loss", "accuracy", "steps", "identity"):
+        assert found[key] == expected[key], key
+
+
+def node(folder, port, *arguments, workers="2", address="127.0.0.1", keys=KEYS):
+    return train_command(
+        folder, "--workers", workers, "--rdzv", f"{address}:{port}", *arguments, overrides=keys
+    )
+
+
+@pytest.fixture
+def port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def is_listening(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_second_launcher_joins_and_leaves_when_asked(expected, port, tmp_path):
+    with Job(tmp_path, command=node(tmp_path, port, "--nodes", "1:2"), env=TOKEN) as first:
+        first.wait_for_steps(3)
+        second_command = node(tmp_path / "other", port, "--nodes", "1:2")
+        with Job(tmp_path / "other", command=second_command, env=TOKEN) as second:
+            first.wait_for(lambda: any(row["workers"] == 4 for row in first.generations()), "four workers")
+            before = first.steps()
+            second.workers()
+            second.process.send_signal(signal.SIGTERM)
+            _, errors = second.finish(143)
+            assert "stopped by SIGTERM: this node left the job" in errors, errors
+        first.wait_for_steps(before + 3)
+        output, _ = first.finish()
+    assert_same(summary(first.run), expected)
+    assert_no_step_lost(first.run)
+    assert "worker 1.0 on" in output and "left: " in output and "killed" not in output
+    assert not (tmp_path / "other").exists(), "worker 0 alone writes"
+
+
+def test_a_launcher_is_killed_and_comes_back(expected, port, tmp_path):
+    with Job(tmp_path, command=node(tmp_path, port, "--nodes", "2:2"), env=TOKEN) as first:
+        for _ in range(2):
+            with Job(tmp_path, command=node(tmp_path, port, "--nodes", "2:2"), env=TOKEN) as second:
+                count = len(first.generations())
+                first.wait_for(lambda: first.steps() and len(second.workers()) == 2, "a start")
+                first.wait_for(
+                    lambda: not count or len(first.generations()) > count,  # noqa: B023
+                    "the second to join",
+                )
+                before = first.steps()
+                second.process.kill()
+                second.process.wait()
+                second.assert_no_orphan()
+            first.wait_for_steps(before + 3)
+        first.finish()
+    assert_same(summary(first.run), expected)
+    assert_no_step_lost(first.run)
+
+
+def test_the_launcher_that_holds_the_store_dies(expected, port, tmp_path):
+    command = node(tmp_path, port, "--nodes", "2")
+    with Job(tmp_path, command=command, env=TOKEN) as first:
+        first.wait_for(lambda: is_listening(port), "the store")
+        with Job(tmp_path, command=command, env=TOKEN) as second:
+            first.wait_for_steps(3)
+            first.workers(), second.workers()
+            first.process.kill()
+            first.process.wait()
+            first.assert_no_orphan()
+            second.wait_for(lambda: not second.workers(), "its workers to end")
+            second.process.send_signal(signal.SIGTERM)
+            second.finish(143)
+    again = call([*train_command(tmp_path, overrides=KEYS), "--resume", "auto", "--workers", "2"])
+    assert again.returncode == 0, again.stderr
+    assert_same(summary(first.run), expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"LOCKSTEP_TOKEN": "another secret of sixteen"}, "the token is another one"),
+        ({"LOCKSTEP_TOKEN": "short"}, "needs a secret of 16 characters or more in LOCKSTEP_TOKEN"),
+    ],
+)
+def test_a_launcher_without_the_token_is_refused(change, message, port, tmp_path):
+    with Job(tmp_path, command=node(tmp_path, port, "--nodes", "1:2"), env=TOKEN) as first:
+        first.wait_for_steps(1)
+        done = call(node(tmp_path / "other", port), env={**os.environ, **change})
+        assert done.returncode in (1, 2) and message in done.stderr and len(done.stderr.splitlines()) == 1
+        assert first.process.poll() is None and not first.generations()
+
+
+def test_a_worker_of_another_run_is_refused_and_the_job_does_not_notice(expected, port, tmp_path):
+    with Job(tmp_path, command=node(tmp_path, port, "--nodes", "1:2"), env=TOKEN) as first:
+        first.wait_for_steps(1)
+        other = node(tmp_path / "other", port, workers="1", keys=(*KEYS, "seed=7"))
+        done = call(other, env={**os.environ, **TOKEN})
+        assert done.returncode == 2 and "has seed=7, the job has 0" in done.stderr, done.stderr
+        first.finish()
+    assert_same(summary(first.run), expected)
+    assert len(summary(first.run)["generations"]) == 1
+
+
+@pytest.mark.skipif(not can_make_namespaces(), reason="needs root, iproute2 and network namespaces")
+def test_the_cable_is_cut_and_healed(expected, tmp_path):
+    """The side without the store stops and writes nothing; healed, it joins again."""
+    with two_nodes() as (names, ends):
+        env = {**TOKEN, "WORKERS": "2", "RDZV": "10.77.0.1:29541", "NODES": "1:2", "PACE": "0.03"}
+        sides = [
+            faulty_job(folder, PACED, inside=tuple(inside(name, [])), **env)
+            for name, folder in zip(names, (tmp_path, tmp_path / "other"), strict=True)
+        ]
+        with sides[0] as first:
+            first.wait_for_steps(1)
+            with sides[1] as second:
+                first.wait_for(
+                    lambda: any(row["workers"] == 4 for row in first.generations()), "four workers"
+                )
+                ip("-n", names[0], "link", "set", ends[0], "down")
+                first.wait_for(
+                    lambda: any("not heard" in str(row["changes"]) for row in first.generations()), "the cut"
+                )
+                second.wait_for(lambda: not second.workers(), "the cut off side to stop")
+                count = len(first.generations())
+                ip("-n", names[0], "link", "set", ends[0], "up")
+                first.wait_for(lambda: len(first.generations()) > count, "the healed side to join")
+                first.finish()
+                second.finish()
+    alone, _ = train(small_run(*PACED), tmp_path / "alone")
+    assert_same(summary(first.run), alone.summary)
+    assert_no_step_lost(first.run)
+    assert not (tmp_path / "other").exists(), "the side without the store writes nothing"
+
+
+PACED = ("train.epochs=40", "checkpoint.every_steps=500", "data.num_test=10")
