@@ -146,7 +146,7 @@ def assert_no_step_lost(run: Path) -> None:
         row = json.loads(line)
         if row["kind"] in kinds:
             kinds[row["kind"]].append(row["step" if row["kind"] == "step" else "epoch"])
-    assert kinds["step"] == list(range(1, summary(run)["steps"] + 1))
+    assert kinds["step"] == list(range(1, summary(run)["steps"] + 1)), kinds["step"]
     assert kinds["epoch"] == list(range(summary(run)["epochs"]))
 
 

@@ -249,9 +249,9 @@ class Launcher:
         self._processes.changed.set()
 
     def _tell(self, op: str, **fields: object) -> None:
-        assert self._writer
         with suppress(OSError, RuntimeError):
-            self._writer.write(pack(op, **fields))
+            if self._writer:
+                self._writer.write(pack(op, **fields))
 
     def _take_signal(self, number: signal.Signals) -> None:
         """A first signal is handed on; where another node holds the store, this one hands its lanes over."""

@@ -64,6 +64,7 @@ def test_a_second_launcher_joins_and_leaves_when_asked(expected, port, tmp_path)
 
 def test_a_launcher_is_killed_and_comes_back(expected, port, tmp_path):
     with Job(tmp_path, command=node(tmp_path, port, "--nodes", "2:2"), env=TOKEN) as first:
+        first.wait_for(lambda: is_listening(port), "the store")
         for _ in range(2):
             with Job(tmp_path, command=node(tmp_path, port, "--nodes", "2:2"), env=TOKEN) as second:
                 count = len(first.generations())
