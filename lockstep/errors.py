@@ -11,6 +11,7 @@ LockstepError                 exit 1: the run failed
 ├── OutOfMemory               a lane does not fit
 ├── GroupLost                 a worker ended or cannot be reached
 ├── WorkersDiffer             workers that would not train to the same bits
+├── AuditFailed               a lane that two workers computed, to different bits
 └── Interrupted               exit 130 or 143: stopped by a signal, after saving
 """
 
@@ -70,6 +71,12 @@ class GroupLost(LockstepError):
 
 class WorkersDiffer(LockstepError):
     """The workers of a group would not train, or did not train, to the same bits."""
+
+    everywhere = True
+
+
+class AuditFailed(LockstepError):
+    """Two workers computed a lane to different bits."""
 
     everywhere = True
 

@@ -31,18 +31,19 @@ class RunDirectory:
         self._lock: IO[str] | None = None
 
     @classmethod
-    def create(cls, runs_dir: Path, name: str) -> RunDirectory:
-        """A new directory; a name that exists gets a suffix."""
+    def create(cls, runs_dir: Path, name: str, announce: Callable[[Path], None]) -> RunDirectory:
+        """A new directory; a name that exists gets a suffix. It is announced before it is made."""
         try:
             runs_dir.mkdir(parents=True, exist_ok=True)
             number = 1
             while True:
                 path = runs_dir / (name if number == 1 else f"{name}-{number}")
-                try:
-                    path.mkdir()
-                    return cls(path)
-                except FileExistsError:
-                    number += 1
+                number += 1
+                if not path.exists():
+                    announce(path)
+                    with suppress(FileExistsError):
+                        path.mkdir()
+                        return cls(path)
         except OSError as error:
             raise BadInput(
                 f"--runs-dir {runs_dir}: cannot make a directory there: {error.strerror}"

@@ -140,6 +140,10 @@ class LaneByLane:
         """Names of the buffers that are not floating."""
         return list(self._int_slots)
 
+    def float_names(self) -> list[str]:
+        """Names of the floating buffers."""
+        return list(self._float_slots)
+
     def float_buffers(self) -> list[Tensor]:
         """The model's floating buffers."""
         return [table[key] for table, key in self._float_slots.values()]

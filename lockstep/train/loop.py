@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,16 +21,18 @@ from torch import nn
 from lockstep.comm.crew import Crew
 from lockstep.comm.group import Group
 from lockstep.comm.tree import worker_lanes
-from lockstep.data.loader import TrainLoader
-from lockstep.errors import Interrupted, NumericsError, OutOfMemory
+from lockstep.data.loader import Lanes, TrainLoader
+from lockstep.errors import AuditFailed, Interrupted, NumericsError, OutOfMemory
 from lockstep.spec import Launch
 from lockstep.spec.generation import Generation
+from lockstep.train.audit import Audit
 from lockstep.train.check import is_out_of_memory
 from lockstep.train.evaluate import averaged_weights
 from lockstep.train.event import EpochDone, Regrouped, StepDone
 from lockstep.train.handshake import prove_state
 from lockstep.train.interrupt import Interrupt
 from lockstep.train.journal import Journal
+from lockstep.train.lane import LaneByLane
 from lockstep.train.lower import lower
 from lockstep.train.setup import Setup
 from lockstep.train.state import Totals, TrainState
@@ -64,18 +67,21 @@ class Loop:
     ) -> None:
         self._setup, self._state, self._launch, self._group = setup, state, launch, group
         self._journal, self._interrupt, self._crew = journal, interrupt, crew
-        train = setup.run.train
-        self._loader = TrainLoader(
+        self._loader = self._make_loader(worker_lanes(setup.run.train.lanes, group.size, group.rank))
+        self._first_step, self._busy_s = state.step, 0.0
+        self._is_new = True  # nothing was done in this generation yet
+
+    def _make_loader(self, lanes: range) -> TrainLoader:
+        setup, train = self._setup, self._setup.run.train
+        return TrainLoader(
             setup.store.train,
             setup.augment(),
             batch=train.batch,
             lanes=train.lanes,
-            own=worker_lanes(train.lanes, group.size, group.rank),
+            own=lanes,
             device=setup.device,
             memory_format=setup.memory_format,
         )
-        self._first_step, self._busy_s = state.step, 0.0
-        self._is_new = True  # nothing was done in this generation yet
 
     def run(self) -> Result:
         """All that is left of the run."""
@@ -95,7 +101,8 @@ class Loop:
                 while self._state.epoch < self._setup.run.train.epochs:
                     self._train_epoch()
                     self._end_epoch()
-        except NumericsError:
+        except (NumericsError, AuditFailed):
+            prove_state(self._group, self._state)  # what is wrong may be the state itself
             self._journal.save(self._state)
             raise
         self._report_generation()
@@ -243,11 +250,29 @@ class Loop:
             bucket_mb=self._launch.bucket_mb,
             overlap=self._launch.overlap,
         )
+        self._step.audit = self._make_audit(lowered) if self._launch.audit else None
         try:
             yield
         finally:
             self._step.close()
             lowered.release()
+
+    def _make_audit(self, lowered: LaneByLane) -> Audit:
+        setup, state, world = self._setup, self._state, self._launch.world
+        name = (world.name if world else "") or str(self._group.rank)
+
+        def read(lanes: range) -> Lanes:
+            return next(self._make_loader(lanes).epoch(state.epoch, state.step_in_epoch))
+
+        return Audit(
+            self._launch.audit,
+            setup.run.seed,
+            setup.run.train.lanes,
+            self._group,
+            lowered,
+            read,
+            f"worker {name} on {socket.gethostname()}",
+        )
 
     @contextmanager
     def _explain_memory(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,9 @@ _SHOWN = 6
 _LET_GO_S = 10.0  # for the worker before to be gone, on a disk that several nodes share
 
 
-def open_directory(setup: Setup, launch: Launch, on_event: Listener) -> tuple[RunDirectory, Saved | None]:
+def open_directory(
+    setup: Setup, launch: Launch, on_event: Listener, announce: Callable[[Path], None]
+) -> tuple[RunDirectory, Saved | None]:
     """The run's directory, held for this process, and the checkpoint to go on from, if any."""
     name = launch.name or f"{setup.store.name}-{setup.model_name}".replace("/", "-")
     if launch.resume:
@@ -35,7 +38,7 @@ def open_directory(setup: Setup, launch: Launch, on_event: Listener) -> tuple[Ru
                 raise
             return directory, saved
         on_event(Notice(f"--resume auto: no run '{name}' in {launch.runs_dir}; starting a new one"))
-    directory = RunDirectory.create(launch.runs_dir, name)
+    directory = RunDirectory.create(launch.runs_dir, name, announce)
     directory.hold()
     directory.describe(_with_whole_paths(setup.run), setup.identity)
     return directory, None
@@ -45,9 +48,13 @@ def reopen_directory(
     path: Path, setup: Setup, on_event: Listener, is_lost: bool
 ) -> tuple[RunDirectory, Saved | None]:
     """The directory that a worker before this one kept; `is_lost`: no worker has the state any more."""
+    path.mkdir(exist_ok=True)  # that worker may have ended before it made it
     directory = RunDirectory(path)
     directory.hold(_LET_GO_S)
     try:
+        if not (path / "identity.json").is_file():
+            directory.describe(_with_whole_paths(setup.run), setup.identity)
+        _check_identity(directory, setup.identity)
         saved = _choose(directory, None, on_event) if is_lost else None
         if saved:
             check_checkpoint(saved, setup.identity)

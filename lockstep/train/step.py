@@ -20,6 +20,7 @@ from lockstep.data.loader import Lanes
 from lockstep.errors import LockstepError, NumericsError
 from lockstep.spec import Run
 from lockstep.train import optimizer as rules
+from lockstep.train.audit import Audit
 from lockstep.train.clip import clip_gradients, gradient_norm
 from lockstep.train.lane import LaneByLane
 from lockstep.train.schedule import learning_rate
@@ -62,6 +63,7 @@ class Step:
         self._group = group or Group()
         self._reduction = Reduction(self._group, run.train.lanes, self._entries(), bucket_mb, overlap)
         self._ints_checked = False
+        self.audit: Audit | None = None
 
     def __call__(self, lanes: Lanes, stop: bool = False, move: bool = False) -> StepResult:
         """Compute and commit one step; `stop` and `move` ask all workers to leave after it."""
@@ -71,17 +73,22 @@ class Step:
             reduction.put(num_params - 1 - index, grad)
 
         reduction.begin()
-        ints, seen = None, 0
+        ints, seen, lane = None, 0, lanes.first
         wishes = [torch.tensor(float(wish), device=lanes.images.device) for wish in (stop, move)]
         self._checks_ints = not self._ints_checked or self._state.step_in_epoch == 0
         for output in self._lowered.run(lanes, self._state.step, early if reduction.overlaps else None):
             labels = lanes.labels[seen : seen + len(output.logits)]
             seen += len(labels)
             correct = (output.logits.argmax(1) == labels).sum().float()
+            if self.audit:
+                self.audit.watch(self._state.step, lane, output)
+            lane += 1 << output.height
             heads = [output.loss, correct, *(wish.clone() for wish in wishes), *output.float_buffers]
             reduction.add([*reversed(output.grads), *heads], output.height)
             ints = self._agree(ints, output.int_buffers)
         means = reduction.finish()
+        if self.audit:
+            self.audit.check(self._state.step)
         self._agree_with_workers(ints or [])
         grads, (loss, right, *heads) = means[:num_params][::-1], means[num_params:]
         wishes, floats = heads[:2], heads[2:]

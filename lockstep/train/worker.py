@@ -160,8 +160,13 @@ class _Worker:
             journal.close()
         everywhere(group, lambda: None if journal.is_open or group.rank else self._take(state, journal, roll))
         journal.found = json.loads(group.broadcast_bytes(json.dumps(journal.found).encode()))
-        if group.rank == 0 and self.setup:
-            self.crew.tell_job(str(journal.path.resolve()), dict(self.setup.identity))
+        if group.rank == 0:
+            self._announce(journal.path)
+
+    def _announce(self, path: Path) -> None:
+        """Let whoever may have to take over know where the run's files are."""
+        assert self.setup
+        self.crew.tell_job(str(path.resolve()), dict(self.setup.identity))
 
     def _take(self, state: TrainState, journal: Journal, roll: RollCall) -> None:
         """Open the directory; where no worker has a state, it comes from there."""
@@ -171,7 +176,7 @@ class _Worker:
         if known:
             directory, saved = reopen_directory(Path(known), self.setup, self.on_event, is_lost)
         else:
-            directory, saved = open_directory(self.setup, self.launch, self.on_event)
+            directory, saved = open_directory(self.setup, self.launch, self.on_event, self._announce)
         try:
             if saved:
                 saved.restore(state)

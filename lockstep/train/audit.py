@@ -1,0 +1,92 @@
+"""The audit: a random lane of a step is computed a second time, on another worker, and every bit compared.
+
+Workers agree in every bit, so a difference is a fault of memory, processor or GPU that nothing else shows.
+It is found before the step is committed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from lockstep.comm.group import Group
+from lockstep.comm.tree import LaneTree, worker_lanes
+from lockstep.data.loader import Lanes
+from lockstep.errors import AuditFailed
+from lockstep.kernels import random
+from lockstep.train.lane import LaneByLane, LaneOutput
+from lockstep.train.state import tensors_sha256
+
+
+@dataclass
+class Audit:
+    """Every so many steps; `read` gives any lanes of the step under way, `who` names this worker."""
+
+    every: int
+    seed: int
+    lanes: int
+    group: Group
+    lowered: LaneByLane
+    read: Callable[[range], Lanes]
+    who: str
+    _kept: tuple[range, list[Tensor]] | None = None  # what this worker's lanes gave, if one is audited
+
+    def is_due(self, step: int) -> bool:
+        return self.every > 0 and (step + 1) % self.every == 0
+
+    def watch(self, step: int, first: int, output: LaneOutput) -> None:
+        """Keep what the audited lane gave; the lane tree will write into it."""
+        covered = range(first, first + (1 << output.height))
+        if self.is_due(step) and self._lane(step) in covered:
+            self._kept = covered, [tensor.clone() for tensor in self._tensors(output)]
+
+    def check(self, step: int) -> None:
+        """Compute the lane again on the next worker, and let all fail if a bit differs."""
+        if not self.is_due(step):
+            return
+        group, lane = self.group, self._lane(step)
+        owner = next(r for r in range(group.size) if lane in worker_lanes(self.lanes, group.size, r))
+        kept, self._kept = self._kept, None
+        told = json.dumps([kept[0].start, len(kept[0])] if kept else []).encode()
+        covered = range(0)
+        for first, count in filter(None, map(json.loads, group.all_gather_bytes(told))):
+            covered = range(first, first + count)
+        second = (owner + 1) % group.size
+        mine: list[list[str]] = [[], []]
+        if kept:
+            mine[0] = self._hashes(kept[1])
+        if group.rank == second:
+            mine[1] = self._hashes(self._compute(covered, step))
+        message = json.dumps([self.who, *mine]).encode()
+        answers = [json.loads(text) for text in group.all_gather_bytes(message)]
+        for name, a, b in zip(self._names(), answers[owner][1], answers[second][2], strict=True):
+            if a != b:
+                raise AuditFailed(
+                    f"step {step}: lane {lane} gave other bits on {answers[owner][0]} than on "
+                    f"{answers[second][0]}, first in {name}: the memory or processor of one of them is "
+                    "faulty; the step was not taken, and the state before it is kept"
+                )
+
+    def _lane(self, step: int) -> int:
+        return random.key("audit", self.seed, step) % self.lanes
+
+    def _compute(self, covered: range, step: int) -> list[Tensor]:
+        """The sum over the covered lanes, in the order of the lane tree."""
+        tree = LaneTree(covered.start)
+        for output in self.lowered.run(self.read(covered), step):
+            tree.add(self._tensors(output), output.height)
+        return tree.root()[1]
+
+    def _tensors(self, output: LaneOutput) -> list[Tensor]:
+        return [*output.grads, output.loss, *output.float_buffers]
+
+    def _names(self) -> Sequence[str]:
+        grads = [f"the gradient of '{name}'" for name in self.lowered.params]
+        return [*grads, "the loss", *(f"buffer '{name}'" for name in self.lowered.float_names())]
+
+    @staticmethod
+    def _hashes(tensors: list[Tensor]) -> list[str]:
+        return [tensors_sha256({"": tensor})[:16] for tensor in tensors]
