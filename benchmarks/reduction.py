@@ -18,10 +18,10 @@ import torch
 from measure import make_parser, make_record
 
 from lockstep.comm.bucket import Entry
-from lockstep.comm.endpoint import join
+from lockstep.comm.crew import Crew
 from lockstep.comm.group import Group
 from lockstep.comm.reduction import Reduction
-from lockstep.elastic.launcher import Launcher
+from lockstep.elastic.launcher import Job, Launcher
 from lockstep.spec.record import Record, write_records
 from lockstep.spec.world import read_world
 
@@ -38,10 +38,13 @@ def main() -> None:
     world = read_world(os.environ)
     if world is None:
         raise SystemExit(
-            Launcher(options.workers, lambda rank, line: print(f"[{rank}] {line}", file=sys.stderr)).run()
+            Launcher(
+                Job(options.workers, options.workers, is_elastic=False),
+                lambda worker, line: print(f"[{worker}] {line}", file=sys.stderr),
+            ).run()
         )
     torch.set_num_threads(1)
-    group = join(world, "gloo", torch.device("cpu"))
+    group = Crew(world, "gloo", torch.device("cpu")).next()
     records = []
     for group.on_one_host in (True, False):  # through shared memory, and as between hosts
         records += [compare(group, options.lanes, size, options.rounds) for size in LIMITS]

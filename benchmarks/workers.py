@@ -21,17 +21,17 @@ from pathlib import Path
 import torch
 from measure import make_parser, make_record
 
-from lockstep.comm.endpoint import join
+from lockstep.comm.crew import Crew
 from lockstep.comm.group import Group
 from lockstep.comm.tree import worker_lanes
 from lockstep.data.loader import Lanes
-from lockstep.elastic.launcher import Launcher
+from lockstep.elastic.launcher import Job, Launcher
 from lockstep.models import build
 from lockstep.spec import Optimizer, Run, Train
 from lockstep.spec.record import Record, write_records
 from lockstep.spec.world import read_world
 from lockstep.train.loss import make_loss
-from lockstep.train.lower import lower
+from lockstep.train.lower import Sample, lower
 from lockstep.train.numerics import prepare_device
 from lockstep.train.state import TrainState
 from lockstep.train.step import Step
@@ -47,7 +47,8 @@ def main() -> None:
     options = parser.parse_args()
     world = read_world(os.environ)
     if world is None:
-        code = Launcher(2, lambda rank, line: print(f"[{rank}] {line}", file=sys.stderr)).run()
+        job = Job(2, 2, is_elastic=False)
+        code = Launcher(job, lambda worker, line: print(f"[{worker}] {line}", file=sys.stderr)).run()
         if code:
             raise SystemExit(code)
         with tempfile.TemporaryDirectory() as folder:
@@ -58,7 +59,7 @@ def main() -> None:
         )
         return
     device = prepare_device("cpu", threads=1)
-    group = join(world, "gloo", device)
+    group = Crew(world, "gloo", device).next()
     record = scaling(group, options.rounds, options.steps)
     if not group.rank:
         print(f"{record.name}: {record.value:.3f} {record.spread} {record.details}", flush=True)
@@ -103,7 +104,7 @@ def make_step(group: Group, run: Run | None = None) -> tuple[Step, Lanes]:
     own = worker_lanes(run.train.lanes, group.size, group.rank)
     count = BATCH // LANES * len(own)
     batch = Lanes(torch.randn(count, 1, 48, 48), torch.randint(0, 7, (count,)), len(own), own.start)
-    lowered = lower(model, make_loss(run.train), "stock", seed=0, bf16=False, sample=lambda: batch)
+    lowered = lower(model, make_loss(run.train), "stock", seed=0, bf16=False, sample=Sample(lambda: batch))
     return Step(run, state, lowered, 100, group), batch
 
 

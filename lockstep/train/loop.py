@@ -33,7 +33,7 @@ from lockstep.train.handshake import prove_state
 from lockstep.train.interrupt import Interrupt
 from lockstep.train.journal import Journal
 from lockstep.train.lane import LaneByLane
-from lockstep.train.lower import lower
+from lockstep.train.lower import Sample, lower
 from lockstep.train.setup import Setup
 from lockstep.train.state import Totals, TrainState
 from lockstep.train.step import Step
@@ -239,7 +239,7 @@ class Loop:
             seed=setup.run.seed,
             bf16=setup.bf16,
             rounds=setup.run.train.wire != "fp32",
-            sample=lambda: next(self._loader.epoch(0)),
+            sample=Sample(lambda: next(self._loader.epoch(0)), setup.together),
         )
         self._step = Step(
             setup.run,

@@ -43,6 +43,7 @@ class Setup:
     identity: Identity
     warnings: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
+    together: dict[int, bool] = field(default_factory=dict)  # whether so many lanes can run at once
 
     @property
     def memory_format(self) -> torch.memory_format:

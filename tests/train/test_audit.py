@@ -54,7 +54,7 @@ def test_a_wrong_bit_stops_the_run_before_the_commit_and_names_both(tmp_path):
     assert done.returncode == 1, done.stderr
     pattern = (
         r"step (\d+): lane \d gave other bits on worker (\d) on \S+ than on worker (\d) on \S+, first in "
-        r"the gradient of 'features\S+': the memory or processor of one of them is faulty"
+        r"the gradient of 'blocks\S+': the memory or processor of one of them is faulty"
     )
     found = re.search(pattern, done.stderr)
     assert found and {found[2], found[3]} == {"0", "1"}, done.stderr

@@ -1,0 +1,274 @@
+"""How soon training goes on after a loss, what being ready for one costs, and many losses in one run.
+
+recovery: four workers; a worker is killed (n times), then frozen (n times); the time from the signal to the
+next completed step, less the median step, beside torchrun's restart of the same run after a kill.
+soak: one run that suffers so many random faults (kill, freeze, two kills at once, kills right after another,
+the end of a worker that has just come) within ten minutes; the hash must be that of a calm run, every step
+in the metrics once, no process left.
+cost: two workers, emotion48, B = 256, by our launcher, beside two that no launcher watches, in turn.
+
+python benchmarks/faults.py recovery --rounds 20
+python benchmarks/faults.py soak --faults 200
+python benchmarks/faults.py cost --rounds 40
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from measure import RESULTS, make_parser, make_record
+
+from lockstep.spec.record import Record, write_records
+
+ROOT = Path(__file__).parent.parent
+sys.path.append(str(ROOT / "tests"))
+from job import Job, assert_no_step_lost  # noqa: E402
+
+KEYS = ["data.size=16", "data.num_train=330", "data.num_test=10", "train.batch=32", "train.lanes=4"]
+PATIENCE_S = 60.0
+STEPS = 6  # of a turn
+
+
+def main() -> None:
+    parser = make_parser(__doc__, None)
+    parser.add_argument("what", choices=("recovery", "soak", "cost"))
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--faults", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        records = {"recovery": recovery, "soak": soak, "cost": cost}[options.what](options, Path(folder))
+    for record in records:
+        print(f"{record.name}: {record.value:.4g} {record.unit} {record.spread} {record.details}", flush=True)
+    write_records(options.output or RESULTS / f"{options.what}-cpu.json", records)
+
+
+def train(folder: Path, *flags: str, epochs: int) -> list[str]:
+    """A command that trains LeNet-5 on small shapes, ten steps an epoch."""
+    keys = [*KEYS, f"train.epochs={epochs}", "checkpoint.every_steps=1000"]
+    return [
+        sys.executable, "-m", "lockstep", "train", "shapes", "--runs-dir", str(folder), "--name", "run",
+        "--device", "cpu", *[part for key in keys for part in ("-o", key)], *flags,
+    ]  # fmt: skip
+
+
+class Watch:
+    """Sees the rows of a run's metrics as they are written."""
+
+    def __init__(self, run: Path) -> None:
+        self._path, self._at = run / "metrics.jsonl", 0
+        self.steps: list[tuple[int, float]] = []  # (step, when it was seen)
+
+    def look(self) -> int:
+        """The last step that was written down."""
+        if self._path.is_file():
+            with self._path.open() as file:
+                file.seek(self._at)
+                while (line := file.readline()).endswith("\n"):
+                    self._at = file.tell()
+                    row = json.loads(line)
+                    if row["kind"] == "step":
+                        self.steps.append((row["step"], time.perf_counter()))
+        return self.steps[-1][0] if self.steps else 0
+
+    def wait_for(self, step: int, alive: Callable[[], bool]) -> float:
+        """When a step was seen to be completed."""
+        end = time.monotonic() + PATIENCE_S
+        while self.look() < step:
+            assert alive() and time.monotonic() < end, f"no step {step}"
+            time.sleep(0.001)
+        return next(when for number, when in self.steps if number >= step)
+
+
+def recovery(options: Namespace, folder: Path) -> list[Record]:
+    command = train(folder, "--workers", "4", "--restarts", "1000", epochs=100_000)
+    records = []
+    with Job(folder, command=command) as job:
+        watch, alive = Watch(job.run), lambda: job.process.poll() is None
+        watch.wait_for(50, alive)
+        for number, name in ((signal.SIGKILL, "kill"), (signal.SIGSTOP, "freeze")):
+            found, typical = [], []
+            for turn in range(options.rounds):
+                job.wait_for(lambda: len(job.workers()) == 4, "four workers")
+                before = watch.look() + 30  # all four, at full speed
+                watch.wait_for(before, alive)
+                gaps = [b[1] - a[1] for a, b in zip(watch.steps[-20:], watch.steps[-19:], strict=False)]
+                victim = sorted(job.workers(), key=int)[turn % 4]
+                job.kill(victim, number=number)
+                sent, last = time.perf_counter(), watch.look()
+                seconds = watch.wait_for(last + 2, alive) - sent  # the step under way may still complete
+                typical.append(statistics.median(gaps))
+                found.append(seconds - 2 * statistics.median(gaps))
+            records.append(
+                make_record(
+                    f"{name} to next completed step, beyond the steps",
+                    found,
+                    "s",
+                    step_s=statistics.median(typical),
+                )
+            )
+        job.process.kill()
+    records.append(beside_torchrun(options, folder / "torchrun"))
+    return records
+
+
+def beside_torchrun(options: Namespace, folder: Path) -> Record:
+    """torchrun with one restart: all workers start anew and resume from the last checkpoint."""
+    found = []
+    for turn in range(max(options.rounds // 4, 3)):
+        here = folder / str(turn)
+        arguments = train(here, "--resume", "auto", epochs=100_000)
+        run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        with subprocess.Popen(
+            [*run, "--max-restarts=3", *arguments[1:]],
+            env=env,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        ) as process:
+            try:
+                watch, alive = Watch(here / "run"), lambda: process.poll() is None
+                watch.wait_for(50, alive)
+                workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+                os.kill(int(workers[turn % 4]), signal.SIGKILL)
+                sent, again = time.perf_counter(), Watch(here / "run")
+                again.look()
+                size = (here / "run" / "metrics.jsonl").stat().st_size
+                while (here / "run" / "metrics.jsonl").stat().st_size >= size:
+                    assert alive() and time.perf_counter() - sent < PATIENCE_S
+                    size = max(size, (here / "run" / "metrics.jsonl").stat().st_size)
+                    time.sleep(0.005)
+                again = Watch(here / "run")
+                rows = again.look()
+                found.append(again.wait_for(rows + 1, alive) - sent)
+            finally:
+                process.terminate()  # its workers are in sessions of their own, and it ends them
+                process.wait(PATIENCE_S)
+    return make_record("torchrun: kill to next completed step, by its restart", found, "s")
+
+
+def soak(options: Namespace, folder: Path) -> list[Record]:
+    rng, begin = random.Random(options.seed), time.monotonic()
+    epochs = options.faults * 2
+    with Job(folder / "calm", command=train(folder / "calm", epochs=epochs)) as calm:
+        expected = wait_and_hash(calm, PATIENCE_S * 10)
+    calm_s, begin = time.monotonic() - begin, time.monotonic()
+    count: dict[str, int] = {}
+    command = train(folder, "--workers", "4", "--restarts", "100000", epochs=epochs)
+    with Job(folder, command=command) as job:
+        job.wait_for_workers("0")
+        while sum(count.values()) < options.faults:
+            time.sleep(rng.choice([0.0, 0.02, 0.1, 0.5, 1.5, 2.5]))
+            assert job.process.poll() is None, (job.process.communicate()[1], count)
+            workers = sorted(job.workers().items(), key=lambda item: int(item[0]))
+            if not workers:
+                continue
+            kind = rng.choice(["kill", "kill", "worker 0", "two", "newest", "freeze"])
+            chosen = {
+                "kill": [rng.choice(workers)],
+                "worker 0": workers[:1],
+                "two": rng.sample(workers, min(2, len(workers))),
+                "newest": workers[-1:],
+                "freeze": [rng.choice(workers)],
+            }[kind]
+            for _, pid in chosen:
+                os.kill(pid, signal.SIGSTOP if kind == "freeze" else signal.SIGKILL)
+                count[kind] = count.get(kind, 0) + 1
+            if sum(count.values()) % 20 == 0:
+                print(f"{sum(count.values())} faults, step {job.steps()}", flush=True)
+        found = wait_and_hash(job, PATIENCE_S * 10)
+    assert_no_step_lost(job.run)
+    seconds = time.monotonic() - begin
+    generations = len(json.loads((job.run / "summary.json").read_text())["generations"])
+    facts = {"faults": count, "generations": generations, "calm_s": calm_s, "seconds": seconds}
+    same = [0.0 if found == expected else 1.0]
+    return [
+        make_record("soak: hashes that differ", same, "runs", sha=found["weights_sha256"], **facts),
+        make_record("soak: faults in one run", [float(sum(count.values()))], "faults", **facts),
+    ]
+
+
+def wait_and_hash(job: Job, seconds: float) -> dict[str, object]:
+    """Wait for the end, see that nothing is left, and give what must be the same."""
+    job.workers()
+    job.process.communicate(timeout=seconds)
+    assert job.process.returncode == 0
+    job.assert_no_orphan()
+    return dict(job.hashes())
+
+
+def cost(options: Namespace, folder: Path) -> list[Record]:
+    """Both jobs live; one is frozen while the other trains for a while, in turn."""
+    keys = ["model.name=emotion48", "data.size=48", "data.num_train=2560", "data.num_test=10"]
+    keys += ["train.batch=256", "train.lanes=8", "train.epochs=1000", "checkpoint.every_steps=100000"]
+    names = ("elastic", "plain")
+    commands = {name: train(folder / name, epochs=1000) for name in names}
+    for name in names:
+        commands[name] += [part for key in keys for part in ("-o", key)]
+    with ExitStack() as stack:
+        launcher = stack.enter_context(
+            Job(folder / "elastic", command=[*commands["elastic"], "--workers", "2"])
+        )
+        plain = [
+            stack.enter_context(Job(folder / "plain", command=commands["plain"], env=plain_world(rank)))
+            for rank in range(2)
+        ]
+        watches = {name: Watch(folder / name / "run") for name in names}
+        for watch in watches.values():
+            watch.wait_for(2, lambda: launcher.process.poll() is None)
+        processes = {
+            "elastic": lambda: [launcher.process.pid, *launcher.workers().values()],
+            "plain": lambda: [job.process.pid for job in plain],
+        }
+        found: dict[str, list[float]] = {name: [] for name in names}
+        freeze(processes["elastic"]())
+        freeze(processes["plain"]())
+        for turn in range(2 * options.rounds):
+            name = names[(turn + turn // 2) % 2]  # each first in every other round
+            wake(processes[name]())
+            first = watches[name].look()
+            watches[name].wait_for(first + 2 + STEPS, lambda: launcher.process.poll() is None)
+            freeze(processes[name]())
+            rows = [json.loads(line) for line in (folder / name / "run" / "metrics.jsonl").open()]
+            times = [256 / row["img_s"] for row in rows if row["kind"] == "step" and row["step"] > first + 1]
+            found[name].append(statistics.median(times[:STEPS]))
+    ratios = [a / b for a, b in zip(*found.values(), strict=True)]
+    mean, error = statistics.mean(ratios), statistics.stdev(ratios) / len(ratios) ** 0.5
+    upper = 100 * (mean + 1.96 * error - 1)
+    facts = {"mean": mean, "upper_95_percent": round(upper, 2), "step_s": statistics.median(found["plain"])}
+    return [make_record("elastic step over plain step", ratios, "ratio", **facts)]
+
+
+def plain_world(rank: int) -> dict[str, str]:
+    """Two workers without any launcher: what torchrun would tell them."""
+    return {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29615"}  # fmt: skip
+
+
+def freeze(pids: list[int]) -> None:
+    """The launcher first, so that it does not take its frozen workers for lost."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+
+
+def wake(pids: list[int]) -> None:
+    """The launcher last."""
+    for pid in reversed(pids):
+        os.kill(pid, signal.SIGCONT)
+
+
+if __name__ == "__main__":
+    main()
