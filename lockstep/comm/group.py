@@ -136,6 +136,11 @@ class Group:
             if transport:
                 transport.abort()
 
+    def check(self) -> None:
+        """GroupLost if what came from a GPU's group may be what an abort left there: NCCL raises nothing."""
+        if self._is_cut and self._gpu is not None:
+            raise GroupLost("another generation has begun")
+
     def cut(self) -> None:
         """Let what this worker waits for in the group fail at once; from another thread."""
         self._is_cut = True

@@ -23,7 +23,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lockstep.spec.launch import RESTART_CODE
+
 _TIMEOUT = timedelta(minutes=30)  # of one collective: a peer may be saving, or reading a slow disk
+_ABORT_S = 10.0
 _LAST_WORDS_S = 0.3  # an mpirun drops what it has not read when a process ends the job
 _MOVE, _GATHER = 0, 1  # tags, so that two operations on one pair never meet
 
@@ -132,9 +135,7 @@ class TorchTransport:
     def cut(self) -> None:
         """Shut the connections, so that whoever waits in a collective fails at once."""
         if self.name == "nccl":
-            group = self._group
-            if group is not None:
-                group.abort()
+            self._abort_nccl()
             return
         # gloo's own abort does not wake a thread that waits; its listener must be left alone
         now = _sockets()
@@ -143,6 +144,21 @@ class TorchTransport:
                 with suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
                     connection.getpeername()
                     connection.shutdown(socket.SHUT_RDWR)
+
+    def _abort_nccl(self) -> None:
+        """NCCL may hang in its own abort: then this worker is started anew, with the state of another."""
+        group, done = self._group, threading.Event()
+        if group is None:
+            return
+
+        def work() -> None:
+            with suppress(RuntimeError):
+                group.abort()
+            done.set()
+
+        threading.Thread(target=work, name="lockstep-abort", daemon=True).start()
+        if not done.wait(_ABORT_S):
+            os._exit(RESTART_CODE)
 
 
 class MpiTransport:

@@ -97,6 +97,7 @@ class Step:
             norm = gradient_norm(dict(zip(self._lowered.params, grads, strict=True)))
         scalars = [loss, right, *wishes, norm]
         value, share, stops, moves = self._check_finite(scalars, [*grads, *floats], lanes)
+        self._group.check()
         if clip:
             clip_gradients(grads, norm, clip)
         lr = self._commit(grads, floats, ints or [])
@@ -144,6 +145,7 @@ class Step:
         values = torch.stack([*(scalar.double() for scalar in scalars), *_extremes(tensors)]).tolist()
         if all(map(math.isfinite, values)):
             return list(values[: len(scalars) - 1])
+        self._group.check()
         where = self._first_bad(lanes)
         raise NumericsError(
             f"step {self._state.step}: not finite: {where} (loss {values[0]:g}); the step was not taken: "

@@ -2,10 +2,11 @@
 
 import os
 import subprocess
+import sys
 
 import pytest
 import torch
-from small import call, small_run, summary, train, train_command
+from small import OVERRIDES, call, small_run, summary, train, train_command
 
 pytestmark = pytest.mark.gpu
 
@@ -93,3 +94,43 @@ def test_nccl_trains_to_the_same_bits(tmp_path):
     assert [worker.wait(timeout=55) for worker in workers] == [0, 0]
     found, expected = summary(tmp_path / "run"), summary(tmp_path / "alone" / "run")
     assert found["backend"] == "nccl" and found["weights_sha256"] == expected["weights_sha256"]
+
+
+ELASTIC = """
+import os, signal, time, lockstep
+from pathlib import Path
+from lockstep.spec.file import from_table, merge, parse_overrides, to_table
+from lockstep.spec.world import read_world
+from lockstep.train.step import Step
+
+world, backend, mark = read_world(os.environ), os.environ["BACKEND"], Path("killed")
+if world:
+    os.environ["NCCL_HOSTID"] = f"host{world.name}"
+step = Step.__call__
+def dies(self, lanes, *wishes):
+    if world.name == "1" and self._state.step == 7 and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if self._group.size == 1:
+        time.sleep(0.2)  # until the other is replaced
+    return step(self, lanes, *wishes)
+Step.__call__ = dies
+run = from_table(merge(to_table(lockstep.recipe("shapes")), parse_overrides(KEYS)))
+launch = lockstep.Launch(name="run", runs_dir=Path(), device="cuda", workers=2, backend=backend)
+lockstep.train(run, launch=launch, on_event=print)
+"""
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_a_killed_worker_is_replaced_and_the_bits_are_the_same(backend, tmp_path):
+    keys = [*OVERRIDES, "train.epochs=4"]
+    path = tmp_path / "elastic.py"
+    path.write_text(ELASTIC.replace("KEYS", repr(keys)))
+    done = call([sys.executable, str(path)], cwd=tmp_path, env={**os.environ, "BACKEND": backend})
+    assert done.returncode == 0, done.stderr
+    alone = train_command(tmp_path / "alone", overrides=("train.epochs=4",))
+    alone[alone.index("cpu")] = "cuda"
+    assert call(alone).returncode == 0
+    found, expected = summary(tmp_path / "run"), summary(tmp_path / "alone" / "run")
+    assert found["weights_sha256"] == expected["weights_sha256"]
+    assert [row["workers"] for row in found["generations"]] == [2, 1, 2], found["generations"]
