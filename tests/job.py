@@ -60,6 +60,10 @@ class Job:
         self._seen |= set(found.values())
         return found
 
+    def nurseries(self) -> list[int]:
+        """Children of the launcher: the process that forks the workers, once it is there."""
+        return _children(self.process.pid)
+
     def nursery(self) -> int:
         """The process that forks the workers."""
         return _children(self.process.pid)[0]

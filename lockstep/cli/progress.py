@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from types import TracebackType
 from typing import TextIO
@@ -24,11 +25,19 @@ from lockstep.train.event import (
 _LINE_EVERY_S = 10.0
 
 
+class _Console(Console):
+    """One that falls silent when nobody reads it any more; training goes on."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
 class Progress:
     """A listener that draws; use it as a context, so that the terminal is left in order."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._console = Console(file=stream, highlight=False)
+        self._console = _Console(file=stream, highlight=False)
         self._started: Started | None = None
         self._img_s = 0.0
         self._last_line = time.monotonic()

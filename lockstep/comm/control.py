@@ -20,7 +20,7 @@ import torch.distributed as dist
 from lockstep.comm.endpoint import form
 from lockstep.comm.group import Group
 from lockstep.comm.message import Message, pack, unpack
-from lockstep.errors import GroupLost, LockstepError, SpecError
+from lockstep.errors import GroupLost, SpecError
 from lockstep.spec.generation import Generation
 from lockstep.spec.world import World
 
@@ -42,7 +42,7 @@ class Control:
         self._group: Group | None = None
         self._values: dict[str, str] = {}
         self._job: Message | None = None
-        self._refused = ""
+        self._training = self._over = 0  # which training this worker is in, and the last that has ended
         self.run: str | None = None  # the run's directory, where the job has one already
         threading.Thread(target=self._hear, name="lockstep-control", daemon=True).start()
         threading.Thread(target=self._beat, name="lockstep-beat", daemon=True).start()
@@ -60,13 +60,13 @@ class Control:
             assert self._job
             return self._job
 
-    def wait(self, training: int) -> Generation:
-        """The newest generation that this worker has not been in."""
+    def wait(self, training: int) -> Generation | None:
+        """The newest generation that this worker has not been in; None if the training is over."""
         with self._news:
-            self._news.wait_for(lambda: self._refused or self._is_news(training))
-            if self._refused:
-                raise LockstepError(self._refused)
-            assert self._newest
+            self._training = training
+            self._news.wait_for(lambda: self._is_over() or self._is_news(training))
+            if self._is_over() or self._newest is None:
+                return None
             self._entered, self._values = self._newest.number, {}
             return self._newest
 
@@ -113,7 +113,7 @@ class Control:
             self.say("get", generation=generation, key=key)
         with self._news:
             found = self._news.wait_for(
-                lambda: key in self._values or self._newest_number() > generation, seconds
+                lambda: key in self._values or self._newest_number() > generation or self._is_over(), seconds
             )
             if not found or key not in self._values:
                 raise RuntimeError(
@@ -153,6 +153,9 @@ class Control:
             raise GroupLost("another generation has begun")
         return found.result()
 
+    def _is_over(self) -> bool:
+        return self._over >= self._training
+
     def _newest_number(self) -> int:
         return self._newest.number if self._newest else 0
 
@@ -184,8 +187,8 @@ class Control:
                     self._values[message["key"]] = message["value"]
                 case "job":
                     self._job = message
-                case "refused":
-                    self._refused = f"worker {self._world.name} was refused: {message['why']}"
+                case "over":
+                    self._over = max(self._over, message["training"])
             self._news.notify_all()
 
     def _beat(self) -> None:

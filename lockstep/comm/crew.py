@@ -18,7 +18,7 @@ _trainings = itertools.count(1)
 
 
 class Left(Exception):
-    """The job goes on without this worker, which was asked to go."""
+    """The job goes on without this worker, or is over."""
 
 
 class Crew:
@@ -61,6 +61,8 @@ class Crew:
         backend = choose_backend(self._backend, self._world, self._device)
         while True:
             generation = self._control.wait(self._training)
+            if generation is None:
+                raise Left
             if self._world.name not in generation.workers:
                 if self._was_in:
                     raise Left
@@ -104,7 +106,7 @@ class Crew:
     def tell_end(self, code: int, rank: int) -> None:
         """The training is over, for all workers alike."""
         if self._control:
-            self._control.say("verdict", code=code, rank=rank)
+            self._control.say("verdict", code=code, rank=rank, training=self._training)
 
 
 @functools.cache

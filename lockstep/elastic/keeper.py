@@ -56,6 +56,7 @@ class Keeper:
         self._identity: Message | None = None
         self._run: str | None = None
         self._training = 0
+        self._said_waiting = False
         self._lost_at: float | None = None  # when a worker missed the others, and nobody knows why
         self._short_at: float | None = None
 
@@ -92,6 +93,7 @@ class Keeper:
                 if now - node.heard > SILENT_S and not node.is_here:
                     self._drop(node, f"is on a node not heard for {SILENT_S:g} s")
             if self._lost_at and now - self._lost_at > _REFORM_S:
+                self._lost_at = None
                 self._membership.renew()
                 self._publish()
             if self._short_at and now - self._short_at > self._wait_s:
@@ -178,7 +180,7 @@ class Keeper:
                 if self._membership.ready(name, int(body["training"])):
                     self._publish()
                 else:
-                    self._answer(node, name, "refused", why="a script that trains again takes no new workers")
+                    self._answer(node, name, "over", training=self._membership.over)
             case "set" if self._is_current(body):
                 self._values[body["key"]] = str(body["value"])
                 for asker, who in self._asked.pop(body["key"], ()):
@@ -193,12 +195,24 @@ class Keeper:
                 self._answer(node, name, "stale", generation=self._membership.number)
             case "lost" if self._is_current(body):
                 self._lost_at = self._lost_at or time.monotonic()
+            case "verdict":
+                self._finish(int(body["training"]), int(body["code"]))
             case "stepped" if self._is_current(body):
                 self._membership.confirm(int(body["generation"]))
             case "job":
                 self._identity, self._run = body["identity"], str(body["run"])
             case "ask":
                 self._answer(node, name, "job", identity=self._identity, run=self._run)
+
+    def _finish(self, training: int, code: int) -> None:
+        """A training is over; whoever waits to take part in it need not, and a failure is everyone's."""
+        self._membership.finish(training)
+        self._short_at = None
+        for node in self._nodes.values():
+            if code:
+                node.tell("over", code=code)
+            for name in node.workers:
+                self._answer(node, name, "over", training=training)
 
     def _is_current(self, body: Message) -> bool:
         return bool(body["generation"] == self._membership.number)
@@ -211,6 +225,10 @@ class Keeper:
         elif self._short_at is None:
             self._short_at = time.monotonic()
             self._say(f"too few workers: waiting up to {self._wait_s:g} s for more")
+        starts = self._membership.current is None
+        if starts and 0 < len(self._nodes) < self._membership.min_nodes and not self._said_waiting:
+            self._said_waiting = True
+            self._say(f"waiting for launchers of other nodes: {len(self._nodes)} here so far")
 
     def _tell_generation(self, generation: Generation | None) -> None:
         if generation is None:

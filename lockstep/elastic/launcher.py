@@ -19,7 +19,7 @@ from lockstep.elastic import link
 from lockstep.elastic.keeper import SILENT_S, Keeper
 from lockstep.elastic.kernel import is_stopped
 from lockstep.elastic.membership import Membership
-from lockstep.elastic.process import Processes, Worker
+from lockstep.elastic.process import Processes, Worker, own_program
 from lockstep.errors import LockstepError
 from lockstep.spec.launch import RESTART_CODE
 
@@ -72,9 +72,10 @@ class Launcher:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, self._take_signal, number)
-        self._processes = Processes(self._hear_worker, self._ended, self._say)
+        program = own_program()
+        self._processes = Processes(self._hear_worker, self._born, self._ended, self._say)
         try:
-            await self._processes.open(self._job.preload)
+            self._processes.open(program, self._job.preload)
             server = await self._find_keeper()
             try:
                 while not await self._serve():
@@ -115,7 +116,8 @@ class Launcher:
     async def _serve(self) -> bool:
         """Be a node of the job until its workers have ended; False if the keeper was lost before."""
         reader, self._writer = self._streams
-        welcome = unpack(await reader.readline() or b"\n")
+        line = await reader.readline()
+        welcome = unpack(line) if line else {"op": "refused", "why": "it hung up"}
         if welcome["op"] != "welcome":
             raise LockstepError(f"the job refused this launcher: {welcome.get('why')}")
         self._node, self._heard = int(welcome["node"]), time.monotonic()
@@ -125,7 +127,7 @@ class Launcher:
                 self._start(slot, bool(welcome["joins"]))
         asked, end = 0.0, float("inf")
         try:
-            while (self._processes.alive() or self._pending) and not self._cut_off:
+            while (self._processes.alive() or self._pending) and not self._is_lost():
                 await self._processes.wait(_LOOK_S)
                 now = time.monotonic()
                 self._look(now)
@@ -137,7 +139,11 @@ class Launcher:
                     asked, end = now, min(end, now + _GRACE_S)
         finally:
             hearing.cancel()
-        return not self._cut_off
+        return not self._is_lost()
+
+    def _is_lost(self) -> bool:
+        """Whether the job goes on without this node; what workers do after training is their own affair."""
+        return bool(self._cut_off) and not (self._processes.finished() or self._verdict or self._wishes)
 
     async def _rejoin(self) -> None:
         """This node lost the job: nothing of it may go on here; then it asks to be taken in again."""
@@ -178,6 +184,11 @@ class Launcher:
             },
             speaks,
         )
+
+    def _born(self, worker: Worker) -> None:
+        """A worker's process is there; a signal that came before hits it now."""
+        if self._wishes and self._keeper:
+            self._processes.send_signal(worker, self._wishes[0])
 
     def _ended(self, worker: Worker, code: int) -> None:
         """A worker has ended; one that was killed gets a successor."""
@@ -231,7 +242,7 @@ class Launcher:
         if message["op"] == "verdict":
             worker.rank = int(message["rank"])
             self._verdict = int(message["code"]) or self._verdict
-        elif message["op"] != "beat":
+        if message["op"] != "beat":
             self._tell("from", worker=worker.name, body=message)
 
     async def _hear_keeper(self, reader: asyncio.StreamReader) -> None:
@@ -243,6 +254,8 @@ class Launcher:
                 self._heard = time.monotonic()
                 if message["op"] == "to":
                     self._processes.tell(message["worker"], message["body"])
+                elif message["op"] == "over":
+                    self._verdict = int(message["code"])
                 elif message["op"] == "refused":
                     reason = str(message.get("why"))
         self._cut_off = self._cut_off or reason
@@ -281,7 +294,8 @@ class Launcher:
             self._say("", f"stopped by {wish.name}{left or ' before the step under way was done'}")
             return 128 + wish
         if self._processes.nursery_ended:
-            self._say("", f"the process that starts workers has ended{self._job.advice}")
+            trained = any(worker.beats for worker in self._processes.all())
+            self._say("", f"the process that starts workers has ended{self._job.advice if trained else ''}")
             return 1
         failed = self._processes.first_failed()
         if failed and failed.code < 0:

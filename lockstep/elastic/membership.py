@@ -23,12 +23,13 @@ class Membership:
     """The workers of all nodes; `next` gives a generation whenever the one that runs is no longer right."""
 
     def __init__(self, lanes: int, min_workers: int = 1, min_nodes: int = 1) -> None:
-        self._lanes, self._min_workers, self._min_nodes = lanes, min_workers, min_nodes
+        self._lanes, self._min_workers, self.min_nodes = lanes, min_workers, min_nodes
         self._members: dict[str, Member] = {}
         self._changes: list[tuple[int, Change]] = []  # since which generation, and what
         self._since = 0.0
         self._ages = 0
         self._again = False
+        self.over = 0  # the last training that has ended, well or not
         self.current: Generation | None = None
         self.number = 0
 
@@ -39,7 +40,7 @@ class Membership:
 
     def ready(self, name: str, training: int) -> bool:
         """A worker wants to train; False if that training is over, so it comes too late."""
-        if name not in self._members or (self.current and training < self.current.training):
+        if name not in self._members or training <= self.over:
             return False
         self._members[name].training = training
         return True
@@ -58,6 +59,10 @@ class Membership:
                 if self.current and member.name in self.current.workers:
                     self._note(Change("left", member.name, member.host), now)
 
+    def finish(self, training: int) -> None:
+        """A training is over: nobody begins it any more."""
+        self.over = max(self.over, training)
+
     def renew(self) -> None:
         """Form the same group again: its workers lost each other, and all of them live."""
         self._again = True
@@ -66,11 +71,9 @@ class Membership:
         """The next generation, if there has to be one and there can be."""
         current = self.current
         training = max((m.training for m in self._members.values()), default=0)
-        if not training or self._waits(training):
+        if training <= self.over or self._waits(training):
             return None
-        able = [m for m in self._members.values() if m.training == training and not m.leaves]
-        able.sort(key=lambda m: (m.node, m.age))  # worker 0 stays with the keeper, where the run's files are
-        able = able[: self._lanes]
+        able = self._able(training)
         names = tuple(m.name for m in able)
         if not able or len(able) < self._min_workers:
             return None
@@ -81,22 +84,27 @@ class Membership:
 
     def halt(self, now: float) -> Generation | None:
         """A last generation of those who are left, to save their state."""
-        training = self.current.training if self.current else 0
-        able = [m for m in self._members.values() if m.training == training and training]
-        able.sort(key=lambda m: (m.node, m.age))
+        training = max((m.training for m in self._members.values()), default=0)
+        able = self._able(training) if training > self.over else []
         return self._publish(able, training, now, halt=True) if able else None
+
+    def _able(self, training: int) -> list[Member]:
+        """Who can take part, in order of rank; worker 0 stays with the keeper, where the run's files are."""
+        able = [m for m in self._members.values() if m.training == training and not m.leaves]
+        return sorted(able, key=lambda m: (m.node, m.age))[: self._lanes]
 
     @property
     def is_short(self) -> bool:
-        """Whether training waits for more workers."""
-        able = sum(1 for m in self._members.values() if m.training and not m.leaves)
-        return self.current is not None and 0 < able < self._min_workers
+        """Whether training waits for more workers than there are, or start."""
+        training = max((m.training for m in self._members.values()), default=0)
+        starting = self.current is None and self._waits(training)
+        return training > self.over and not starting and 0 < len(self._able(training)) < self._min_workers
 
     def _waits(self, training: int) -> bool:
         """Whether some are still to come: at the start all, at a further training those of the one before."""
         if self.current is None:
             nodes = {m.node for m in self._members.values()}
-            return len(nodes) < self._min_nodes or any(not m.training for m in self._members.values())
+            return len(nodes) < self.min_nodes or any(not m.training for m in self._members.values())
         if training == self.current.training:
             return False
         earlier = [self._members[name] for name in self.current.workers if name in self._members]

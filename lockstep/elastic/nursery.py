@@ -15,7 +15,6 @@ import signal
 import socket
 import sys
 import warnings
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -25,7 +24,7 @@ _REQUEST_BYTES = 1 << 20
 
 
 def main() -> None:
-    """Serve the launcher; the arguments are its socket's number, its process, and what to import."""
+    """Serve the launcher; the arguments are its socket's number, its process, what to import, and where."""
     line = socket.socket(fileno=int(sys.argv[1]))
     end_with_parent(int(sys.argv[2]))
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -72,11 +71,14 @@ def _report_ended(line: socket.socket) -> None:
 def _fork(line: socket.socket, request: dict[str, Any], fds: list[int]) -> bool:
     """True in the child, which has become what the request says."""
     parent = os.getpid()
+    signals = (signal.SIGINT, signal.SIGTERM)
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # one that comes now waits until it can be taken
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # numpy's idle threads are no harm to a child that has them not
         pid = os.fork()
     control, stdout, stderr = fds
     if pid:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
         for fd in fds:
             os.close(fd)
         line.send(json.dumps({"worker": request["worker"], "pid": pid}).encode())
@@ -87,6 +89,7 @@ def _fork(line: socket.socket, request: dict[str, Any], fds: list[int]) -> bool:
     os.setsid()  # the terminal's signals come to the launcher alone, and it hands each on once
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
     null = os.open(os.devnull, os.O_RDWR)
     speaks = bool(request["speaks"])
     for source, target in ((null, 0), (stdout if speaks else null, 1), (stderr, 2)):
@@ -105,7 +108,6 @@ def _live(request: dict[str, Any]) -> None:
         if request["module"]:
             runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
         else:
-            sys.path[0] = str(Path(request["argv"][0]).resolve().parent)
             runpy.run_path(request["argv"][0], run_name="__main__")
     except SystemExit:
         raise
@@ -121,7 +123,3 @@ def _own_frames(trace: TracebackType | None) -> TracebackType | None:
     while inner and ("runpy" in inner.tb_frame.f_code.co_filename or inner.tb_frame.f_code is _live.__code__):
         inner = inner.tb_next
     return inner or trace
-
-
-if __name__ == "__main__":
-    main()

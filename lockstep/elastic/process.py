@@ -18,9 +18,12 @@ from typing import Any
 from lockstep.comm.message import LIMIT_BYTES, Message, unpack
 from lockstep.elastic.kernel import is_stopped
 from lockstep.errors import SpecError
-from lockstep.spec.world import VARIABLE
+from lockstep.spec.world import STARTED_IN, VARIABLE
 
 _REPLY_BYTES = 1 << 12
+# With our own path for modules, whatever lies in the current directory.
+_NURSERY = "import sys; sys.path[:] = sys.argv[4:]; from lockstep.elastic.nursery import main; main()"
+_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")  # flags of Python that take the next word
 
 
 @dataclass
@@ -46,23 +49,25 @@ class Processes:
     def __init__(
         self,
         hear: Callable[[Worker, Message], None],
+        born: Callable[[Worker], None],
         ended: Callable[[Worker, int], None],
         show: Callable[[str, str], None],
     ) -> None:
-        self._hear, self._ended, self._show = hear, ended, show
+        self._hear, self._born, self._ended, self._show = hear, born, ended, show
         self._workers: dict[str, Worker] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.changed = asyncio.Event()
         self.nursery_ended = False
 
-    async def open(self, preload: str) -> None:
-        """Start the nursery, which imports the module `preload`."""
-        self._program = own_program()
+    def open(self, program: Program, preload: str) -> None:
+        """Start the nursery, which imports the module `preload`; its workers run the program."""
+        self._program = program
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            arguments = [str(theirs.fileno()), str(os.getpid()), preload]
+            arguments = [str(theirs.fileno()), str(os.getpid()), preload, *sys.path]
             self._nursery = subprocess.Popen(
-                [sys.executable, *self._program.flags, "-m", "lockstep.elastic.nursery", *arguments],
+                [sys.executable, *program.flags, "-c", _NURSERY, *arguments],
+                cwd=STARTED_IN,
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
@@ -91,6 +96,10 @@ class Processes:
         self._workers[worker.name] = worker
         self._spawn(self._attend(worker, ours))
         self._spawn(self._show_errors(worker, reading))
+
+    def all(self) -> list[Worker]:
+        """Every worker there was."""
+        return list(self._workers.values())
 
     def alive(self) -> list[Worker]:
         """Workers that have not ended."""
@@ -153,6 +162,8 @@ class Processes:
             data = self._line.recv(_REPLY_BYTES)
         except BlockingIOError:
             return
+        except OSError:
+            data = b""
         if not data:
             asyncio.get_running_loop().remove_reader(self._line)
             self.nursery_ended = True
@@ -161,7 +172,9 @@ class Processes:
             return
         reply = json.loads(data)
         if "worker" in reply:
-            self._workers[reply["worker"]].pid = reply["pid"]
+            worker = self._workers[reply["worker"]]
+            worker.pid = reply["pid"]
+            self._born(worker)
             return
         for worker in self.alive():
             if worker.pid == reply["pid"]:
@@ -206,10 +219,21 @@ class Program:
 
 
 def own_program() -> Program:
-    """The command that started this process, to start it again."""
-    before = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
-    if len(before) >= 2 and before[-2] == "-m":
-        return Program(before[:-2], before[-1], sys.argv)
-    if not before or sys.argv[0] in ("", "-c") or not Path(sys.argv[0]).is_file():
-        raise SpecError("several workers run copies of a script, and this is none: save the code in a file")
-    return Program(before[:-1], "", sys.argv)
+    """The command that started this process, to start it again; sys.argv may be changed by now."""
+    words = iter(sys.orig_argv[1:])
+    flags: list[str] = []
+    for word in words:
+        if word == "-m" or (word.startswith("-m") and not word.startswith("--")):
+            module = word[2:] or next(words)
+            return Program(flags, module, [module, *words])
+        if word in ("-c", "-"):
+            break
+        if not word.startswith("-"):
+            script = Path(STARTED_IN, word)
+            if script.exists():
+                return Program(flags, "", [str(script), *words])
+            break
+        flags.append(word)
+        if word in _WITH_VALUE:
+            flags.append(next(words))
+    raise SpecError("several workers run copies of a script, and this is none: save the code in a file")

@@ -127,6 +127,8 @@ class Launch:
             raise SpecError(
                 f"--min-workers {self.min_workers} is more than --workers {workers}: it would never start"
             )
+        if world is None and workers in (None, 1) and not self.rdzv and self.min_workers > 1:
+            raise SpecError(f"--min-workers {self.min_workers} needs --workers, of which some may be lost")
         if self.min_workers > lanes:
             raise SpecError(f"--min-workers {self.min_workers} is more than train.lanes={lanes}")
         if self.backend == "mpi" and (world is None or world.launcher != "mpirun"):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from lockstep.errors import SpecError
 
+STARTED_IN = Path.cwd() if Path().is_dir() else Path("/")  # before a script can go elsewhere
 VARIABLE = "LOCKSTEP_WORLD"  # how our own launcher tells a worker
 # How each mpirun tells a process its rank, the number of processes, and both on its own host.
 _MPI = {

@@ -19,6 +19,7 @@ from lockstep.spec import Run
 from lockstep.spec.file import dump_toml, from_table, read_toml
 from lockstep.spec.identity import Identity
 from lockstep.train.checkpoint import write_durably
+from lockstep.train.state import TrainState
 
 
 class RunDirectory:
@@ -109,11 +110,11 @@ class RunDirectory:
                 f"{self.path} is being trained by another process: wait, or use another --name"
             )
 
-    def start_log(self, name: str, step: int) -> list[dict[str, Any]]:
+    def start_log(self, name: str, state: TrainState) -> list[dict[str, Any]]:
         """Open a file of rows, dropping those of steps that are about to be done again; gives the rest."""
         path = self.path / name
         data = path.read_bytes() if path.is_file() else b""
-        rows = [row for row in data.split(b"\n") if _row_step(row) <= step]
+        rows = [row for row in data.split(b"\n") if _is_before(row, state)]
         kept = b"".join(row + b"\n" for row in rows)
         if kept != data:
             write_durably(path, kept)
@@ -149,9 +150,11 @@ class RunDirectory:
             raise BadInput(f"{self.path / name}: cannot be read, so this is no whole run: {error}") from None
 
 
-def _row_step(row: bytes) -> float:
-    """The step a row reports; a row torn by a crash counts as after everything."""
+def _is_before(line: bytes, state: TrainState) -> bool:
+    """Whether a row tells of what the state has behind it; one that a crash tore does not."""
     try:
-        return float(json.loads(row)["step"])
-    except (ValueError, KeyError, TypeError):
-        return float("inf")
+        row = json.loads(line)
+        ended = row.get("kind") == "epoch" and row["epoch"] >= state.epoch  # to be evaluated again
+        return bool(row["step"] <= state.step) and not ended
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False

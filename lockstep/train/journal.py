@@ -66,6 +66,8 @@ class Journal:
     def start(self, state: TrainState, steps_per_epoch: int, num_workers: int, takes_over: bool) -> None:
         """Open the files and announce the run, when this worker begins to keep them."""
         if not self._directory or self._started:
+            if self._trace and not self._noted:
+                self.trace(state)  # for the case that this worker takes over
             return
         self._started = True
         self._open_logs(state, takes_over)
@@ -95,7 +97,7 @@ class Journal:
     def _open_logs(self, state: TrainState, takes_over: bool) -> None:
         assert self._directory
         names = [_METRICS, _TRACE] if self._trace else [_METRICS]
-        there = {(n, *_about(row)) for n in names for row in self._directory.start_log(n, state.step)}
+        there = {(n, *_about(row)) for n in names for row in self._directory.start_log(n, state)}
         for name, row in self._noted:  # what the worker before did not come to write
             if (name, *_about(row)) not in there and row["step"] <= state.step:
                 self._directory.add_row(name, row, self.warn)

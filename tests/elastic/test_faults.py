@@ -87,7 +87,7 @@ def test_a_death_at_every_point_of_a_step(rank, reference, tmp_path):
 
 def test_kills_from_outside(reference, tmp_path):
     """Any worker, worker 0, two at once, one that just joins with another, and one that wakes too late."""
-    keys = ("train.epochs=20", "checkpoint.every_steps=200", "data.num_test=10")
+    keys = ("train.epochs=40", "checkpoint.every_steps=200", "data.num_test=10")
     with faulty_job(tmp_path, keys, PACE="0.04", WORKERS="4") as job:
         job.wait_for_workers("0")
         job.kill("0")  # while it starts
@@ -170,6 +170,15 @@ def test_it_waits_for_the_one_that_comes_back(reference, tmp_path):
         job.finish()
     assert_same(summary(job.run), reference(*KEYS))
     assert all(row["workers"] == 2 for row in summary(job.run)["generations"])
+
+
+def test_too_few_at_the_start(tmp_path):
+    flags = ["--workers", "2", "--min-workers", "2", "--restarts", "0", "--wait", "0.5"]
+    with Job(tmp_path, *flags) as job:
+        job.wait_for_workers("1")
+        job.kill("1")
+        _, errors = job.finish(143)
+    assert "too few workers" in errors and "step 0; the state is saved" in errors
 
 
 def test_a_signal_while_it_waits_saves(tmp_path):

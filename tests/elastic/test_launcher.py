@@ -34,6 +34,20 @@ def test_a_signal_saves_and_other_workers_go_on_to_the_same_bits(number, code, t
         assert summary(tmp_path / "run")[key] == alone.summary[key]
 
 
+def test_a_signal_while_workers_start(tmp_path):
+    with Job(tmp_path, "--workers", "2", overrides=LONG) as job:
+        job.wait_for(job.nurseries, "the nursery")
+        job.process.send_signal(signal.SIGTERM)  # before there is any worker
+        job.finish(143)
+
+
+def test_nobody_reads_what_it_prints(tmp_path):
+    with Job(tmp_path, "--workers", "2") as job:
+        job.process.stdout.close()
+        assert job.process.wait(timeout=40) == 0
+    assert summary(tmp_path / "run")["steps"] == 20
+
+
 @pytest.mark.parametrize("again", [1, 2])
 def test_more_signals_end_it_at_once(again, tmp_path):
     with Job(tmp_path, "--workers", "2", overrides=LONG) as job:
@@ -200,6 +214,32 @@ def test_code_without_a_file_cannot_be_started_again(tmp_path):
     code = "import lockstep; lockstep.train(lockstep.recipe('shapes'), launch=lockstep.Launch(workers=2))"
     done = call([sys.executable, "-c", code], cwd=tmp_path)
     assert "save the code in a file" in done.stderr
+
+
+def test_what_a_script_does_before_training_is_no_trouble(tmp_path):
+    """It cuts its arguments, goes elsewhere, and lies beside a file with the name of a standard module."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "random.py").write_text("raise SystemExit('imported')")
+    before = "import sys; assert sys.argv[1:] == ['--x', '1']; sys.argv = sys.argv[:1]; os.chdir('elsewhere')"
+    path = script(tmp_path, before, launch="workers=2, ")
+    done = call([sys.executable, path.name, "--x", "1"], cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout.startswith("finished 2 "), done.stderr
+    assert (tmp_path / "elsewhere" / "runs" / "run" / "summary.json").is_file()
+
+
+def test_a_worker_lost_at_the_end_of_the_first_of_two_trainings(tmp_path):
+    before = "import signal, time\ntimes = []"
+    path = script(tmp_path, before, launch="workers=2, ")
+    die = (
+        "def event(event):\n"
+        "    if getattr(event, 'step', 0) == 19 and not times and not os.path.exists('once'):\n"
+        "        open('once', 'w').close(); os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    text = path.read_text().replace("lambda event: None", "event").replace("result =", die + "result =")
+    again = "times.append(1); again = lockstep.train(run, launch=launch, on_event=event)\ntime.sleep(1)\n"
+    path.write_text(text.replace("print(", "time.sleep(1)\nprint(") + again + "print(again.directory.name)")
+    done = call([sys.executable, str(path)], cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout.split()[-1] == "run-2", (done.stdout, done.stderr)
 
 
 def test_auto_is_one_worker_a_core_and_at_most_the_lanes(tmp_path):

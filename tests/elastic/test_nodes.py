@@ -62,6 +62,25 @@ def test_a_second_launcher_joins_and_leaves_when_asked(expected, port, tmp_path)
     assert not (tmp_path / "other").exists(), "worker 0 alone writes"
 
 
+def test_a_spare_takes_over_a_lane_and_stops_with_the_others(port, tmp_path):
+    long = ("train.epochs=300", "data.num_test=10")
+    first_command = node(tmp_path, port, "--nodes", "1:2", "--restarts", "0", workers="4", keys=long)
+    with Job(tmp_path, command=first_command, env=TOKEN) as first:
+        first.wait_for_steps(1)
+        second_command = node(tmp_path / "other", port, workers="1", keys=long)
+        with Job(tmp_path / "other", command=second_command, env=TOKEN) as second:
+            second.wait_for_workers("1.0")
+            first.kill("2")
+            first.wait_for(lambda: "1.0 on" in str(first.generations()), "the spare")
+            assert [row["workers"] for row in first.generations()][-1] == 4
+            first.process.send_signal(signal.SIGTERM)
+            _, errors = first.finish(143)
+            assert "the state is saved" in errors
+            second.finish(143)
+    saved = max(int(path.stem[5:]) for path in (first.run / "checkpoints").glob("*.json"))
+    assert first.steps() == saved, "nobody trained on after the state was saved"
+
+
 def test_a_launcher_is_killed_and_comes_back(expected, port, tmp_path):
     with Job(tmp_path, command=node(tmp_path, port, "--nodes", "2:2"), env=TOKEN) as first:
         first.wait_for(lambda: is_listening(port), "the store")
