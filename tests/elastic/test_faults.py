@@ -202,3 +202,20 @@ def test_the_launcher_dies_and_the_run_is_resumed(reference, tmp_path):
     again = call([*train_command(tmp_path, overrides=KEYS), "--resume", "auto", "--workers", "2"])
     assert again.returncode == 0, again.stderr
     assert_same(summary(job.run), reference(*KEYS))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_a_full_disk_and_a_loss(reference, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if call(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)]).returncode:
+        pytest.skip("cannot mount here")
+    try:
+        with Job(disk, "--workers", "2", overrides=KEYS) as job:
+            job.wait_for_steps(10)
+            job.kill("0")
+            output, _ = job.finish()
+    finally:
+        call(["umount", "-l", str(disk)])
+    assert "NOT saved: No space left on device" in output
+    assert f"weights_sha256 {reference(*KEYS)['weights_sha256']}" in output

@@ -1,0 +1,123 @@
+"""Who is a worker and when the next generation begins; without clock, processes or network."""
+
+import random
+
+from lockstep.elastic.membership import Membership
+from lockstep.spec.generation import Change, Generation
+
+
+def job(names="abc", lanes=8, **options):
+    membership = Membership(lanes, **options)
+    for name in names:
+        membership.add(name, 0, "host")
+    return membership
+
+
+def ready(membership, names, training=1):
+    found = [membership.ready(name, training) and membership.next(1.0) for name in names]
+    return [generation for generation in found if generation]
+
+
+def test_the_first_generation_waits_for_all_that_start():
+    membership = job()
+    assert not ready(membership, "ab")
+    (first,) = ready(membership, "c")
+    assert first.workers == ("a", "b", "c") and first.number == 1 and not first.planned
+
+
+def test_a_loss_begins_the_next_at_once_and_a_join_after_a_step():
+    membership = job()
+    ready(membership, "abc")
+    membership.remove("a", "was killed", 5.0)
+    lost = membership.next(6.0)
+    assert lost.workers == ("b", "c") and not lost.planned and lost.since == 5.0
+    assert lost.changes == (Change("lost", "a", "host", "was killed"),)
+    membership.confirm(lost.number)
+    membership.add("d", 0, "host")
+    assert membership.next(7.0) is None, "it starts"
+    (joined,) = ready(membership, "d")
+    assert joined.workers == ("b", "c", "d") and joined.planned
+    assert [str(change) for change in joined.changes] == ["worker d on host joined"]
+
+
+def test_what_was_not_confirmed_is_told_again():
+    membership = job()
+    ready(membership, "abc")
+    membership.remove("a", "was killed", 5.0)
+    membership.next(5.0)
+    membership.remove("b", "was killed", 6.0)
+    again = membership.next(6.0)
+    assert [change.worker for change in again.changes] == ["a", "b"] and again.since == 5.0
+
+
+def test_more_workers_than_lanes_are_spares():
+    membership = job("abc", lanes=2)
+    (first,) = ready(membership, "abc")
+    assert first.workers == ("a", "b")
+    membership.remove("a", "was killed", 1.0)
+    assert membership.next(1.0).workers == ("b", "c")
+
+
+def test_a_node_that_leaves_is_no_loss():
+    membership = job("ab")
+    membership.add("x", 1, "other")
+    ready(membership, "abx")
+    membership.leave(1, 2.0)
+    left = membership.next(2.0)
+    assert left.workers == ("a", "b") and left.planned and left.changes[0].kind == "left"
+
+
+def test_too_few_workers_wait_and_halt():
+    membership = job("ab", min_workers=2)
+    ready(membership, "ab")
+    membership.remove("a", "was killed", 1.0)
+    assert membership.next(1.0) is None and membership.is_short
+    last = membership.halt(2.0)
+    assert last.halt and last.workers == ("b",)
+
+
+def test_a_further_training_waits_for_those_of_the_one_before_and_takes_no_others():
+    membership = job("ab")
+    ready(membership, "ab")
+    membership.finish(1)
+    membership.add("c", 0, "host")
+    assert not membership.ready("c", 1), "that training is over"
+    assert not ready(membership, "a", training=2)
+    (second,) = ready(membership, "b", training=2)
+    assert second.workers == ("a", "b") and second.training == 2 and not second.changes
+
+
+def test_the_same_workers_can_form_their_group_again():
+    membership = job("ab")
+    ready(membership, "ab")
+    assert membership.next(1.0) is None
+    membership.renew()
+    again = membership.next(1.0)
+    assert again.workers == ("a", "b") and again.number == 2 and not again.planned
+
+
+def test_whatever_happens_a_generation_has_only_workers_that_live():
+    rng = random.Random(0)
+    for _ in range(50):
+        membership, alive, count = Membership(4), set(), 0
+        for _ in range(60):
+            what = rng.choice(["add", "ready", "remove", "confirm"])
+            if what == "add":
+                count += 1
+                membership.add(str(count), rng.randrange(2), "host")
+                alive.add(str(count))
+            elif alive and what == "ready":
+                membership.ready(rng.choice(sorted(alive)), 1)
+            elif alive and what == "remove":
+                gone = rng.choice(sorted(alive))
+                alive.discard(gone)
+                membership.remove(gone, "was killed", 1.0)
+            elif what == "confirm":
+                membership.confirm(membership.number)
+            found = membership.next(1.0)
+            if found:
+                assert set(found.workers) <= alive and len(found.workers) <= 4
+                assert len(set(found.workers)) == len(found.workers) == len(found.nodes)
+                assert Generation.load(found.dump()) == found
+        current = membership.current
+        assert current is None or membership.next(1.0) is None
