@@ -36,7 +36,14 @@ ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "tests"))
 from job import Job, assert_no_step_lost  # noqa: E402
 
-KEYS = ["data.size=16", "data.num_train=330", "data.num_test=10", "train.batch=32", "train.lanes=4"]
+KEYS = [
+    "data.size=16",
+    "data.num_train=330",
+    "data.num_test=10",
+    "train.batch=32",
+    "train.lanes=4",
+    "optimizer.lr=0.005",
+]
 PATIENCE_S = 60.0
 STEPS = 6  # of a turn
 

@@ -67,12 +67,12 @@ def add_elastic(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=3,
         metavar="N",
-        help="killed workers that are replaced by new ones; default: 3",
+        help="how many killed workers this launcher replaces in all; default: 3",
     )
     group.add_argument(
         "--rdzv",
         metavar="HOST:PORT",
-        help="where launchers of several nodes meet: the one on HOST holds the store; all need the same "
+        help="where launchers of several nodes meet: the one on HOST is the keeper; all need the same "
         "LOCKSTEP_TOKEN in the environment",
     )
     group.add_argument(
@@ -83,8 +83,8 @@ def add_elastic(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="EVERY",
-        help="every so many steps compute a random lane a second time, on another worker, and stop if a "
-        "bit differs",
+        help="every so many steps compute a random lane a second time, on another worker if there is one, "
+        "and stop if a bit differs",
     )
 
 

@@ -224,7 +224,8 @@ class Keeper:
             self._short_at = None
         elif self._short_at is None:
             self._short_at = time.monotonic()
-            self._say(f"too few workers: waiting up to {self._wait_s:g} s for more")
+            told = "; ".join([*map(str, self._membership.changes), self._membership.shortage])
+            self._say(f"{told}: too few workers, waiting up to {self._wait_s:g} s for more")
         starts = self._membership.current is None
         if starts and 0 < len(self._nodes) < self._membership.min_nodes and not self._said_waiting:
             self._said_waiting = True

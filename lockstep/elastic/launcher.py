@@ -110,6 +110,7 @@ class Launcher:
 
     async def _reach(self, patience_s: float) -> None:
         assert self._job.rdzv
+        self._say("", "looking for the keeper at {}:{}".format(*self._job.rdzv))
         self._streams = await link.connect(*self._job.rdzv, self._job.token, patience_s)
         self._address = await link.own_address(*self._job.rdzv)
 
@@ -121,6 +122,8 @@ class Launcher:
         if welcome["op"] != "welcome":
             raise LockstepError(f"the job refused this launcher: {welcome.get('why')}")
         self._node, self._heard = int(welcome["node"]), time.monotonic()
+        if self._job.rdzv and not self._keeper:
+            self._say("", "this is node {} of the job at {}:{}".format(self._node, *self._job.rdzv))
         hearing = asyncio.create_task(self._hear_keeper(reader))
         for slot in range(self._job.workers):
             if not self._wishes:
@@ -204,7 +207,11 @@ class Launcher:
                 self._say("", f"worker {worker.name} {why}")
         over = self._verdict or worker.rank is not None or self._wishes or self._cut_off
         over = over or self._processes.nursery_ended
-        if over or not (code < 0 or code == RESTART_CODE) or self._restarts <= 0:
+        if over or not (code < 0 or code == RESTART_CODE):
+            return
+        if self._restarts <= 0:
+            if self._job.restarts:
+                self._say("", f"worker {worker.name} {why} and is not replaced: all --restarts are used up")
             return
         self._restarts -= 1
         self._pending += 1
@@ -286,6 +293,8 @@ class Launcher:
     def _judge(self) -> int:
         """The exit code; a worker that was killed cannot say so, so we do."""
         finished = self._processes.finished()
+        if self._verdict and not self._keeper:
+            self._say("", f"the job ended with exit code {self._verdict}: its keeper's launcher says why")
         if self._verdict or finished:
             return self._verdict or max(finished[0].code, 0)
         if self._wishes:
@@ -297,7 +306,7 @@ class Launcher:
             trained = any(worker.beats for worker in self._processes.all())
             self._say("", f"the process that starts workers has ended{self._job.advice if trained else ''}")
             return 1
-        failed = self._processes.first_failed()
+        failed = self._processes.last_failed()
         if failed and failed.code < 0:
             why = failed.why or f"was killed by {_name(-failed.code)}"
             self._say("", f"worker {failed.name} {why}, and no worker is left{self._job.advice}")

@@ -100,6 +100,17 @@ class Membership:
         starting = self.current is None and self._waits(training)
         return training > self.over and not starting and 0 < len(self._able(training)) < self._min_workers
 
+    @property
+    def changes(self) -> list[Change]:
+        """What has happened since the last step that was completed."""
+        return [change for _, change in self._changes]
+
+    @property
+    def shortage(self) -> str:
+        """How many there are of those that there must be."""
+        training = max((m.training for m in self._members.values()), default=0)
+        return f"{len(self._able(training))} of at least {self._min_workers} are left"
+
     def _waits(self, training: int) -> bool:
         """Whether some are still to come: at the start all, at a further training those of the one before."""
         if self.current is None:

@@ -105,10 +105,10 @@ class Processes:
         """Workers that have not ended."""
         return [worker for worker in self._workers.values() if not worker.ended]
 
-    def first_failed(self) -> Worker | None:
-        """The worker that failed first; one that was killed comes first."""
+    def last_failed(self) -> Worker | None:
+        """The worker after whose end nobody was left; one that was killed comes first."""
         failed = [worker for worker in self._workers.values() if worker.code]
-        return min(failed, key=lambda worker: worker.code > 0, default=None)
+        return min(reversed(failed), key=lambda worker: worker.code > 0, default=None)
 
     def finished(self) -> list[Worker]:
         """Those that trained to the end, worker 0 first; one that was killed later counts last."""

@@ -105,9 +105,19 @@ class Launch:
         """What to type to go on with a run that was launched so."""
         if self.world and self.world.launcher != "lockstep":
             return "the same command and --resume auto"
-        workers = f" --workers {self.world.size}" if self.world else ""
-        device = f" --device {self.device}" if self.device != "auto" else ""
-        return f"`lockstep train --resume {run}{workers}{device}`"
+        plain = Launch()
+        flags = {
+            "--workers": self.world.size if self.world else None,
+            "--device": self.device if self.device != plain.device else None,
+            "--min-workers": self.min_workers if self.min_workers != plain.min_workers else None,
+            "--wait": f"{self.wait_s:g}" if self.wait_s != plain.wait_s else None,
+            "--restarts": self.restarts if self.restarts != plain.restarts else None,
+            "--rdzv": self.rdzv,
+            "--nodes": self.nodes if self.nodes != plain.nodes else None,
+            "--audit": self.audit or None,
+        }
+        words = "".join(f" {flag} {value}" for flag, value in flags.items() if value is not None)
+        return f"`lockstep train --resume {run}{words}`"
 
     def check_workers(self, run: Run) -> None:
         """Refuse numbers of workers that contradict each other or the run."""

@@ -7,7 +7,7 @@ one was killed.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,21 @@ _HASH_DIGITS = 16
 _NOTED = 64  # rows; worker 0 is at most a step and an epoch's end ahead of what it has written
 
 
+@dataclass
+class Pace:
+    """Images trained by this worker's groups, and the time they took; from one generation to the next."""
+
+    images: int = 0
+    seconds: float = 0.0
+
+    def add(self, images: int, seconds: float) -> None:
+        self.images, self.seconds = self.images + images, self.seconds + seconds
+
+    @property
+    def img_s(self) -> float:
+        return self.images / max(self.seconds, 1e-9)
+
+
 class Journal:
     """Writes and tells what happens; without a directory, on every other worker, it only takes notes."""
 
@@ -41,6 +56,7 @@ class Journal:
         self._noted: deque[tuple[str, dict[str, Any]]] = deque(maxlen=_NOTED)
         self._started = False
         self._told: set[str] = set()
+        self.pace = Pace()
         self.identity = digest(setup.identity)
         self.found: dict[str, Any] = {}  # where the run lies, and its summary; the same on every worker
 
@@ -97,7 +113,9 @@ class Journal:
     def _open_logs(self, state: TrainState, takes_over: bool) -> None:
         assert self._directory
         names = [_METRICS, _TRACE] if self._trace else [_METRICS]
-        there = {(n, *_about(row)) for n in names for row in self._directory.start_log(n, state)}
+        rows = [(n, row) for n in names for row in self._directory.start_log(n, state)]
+        there = {(name, *_about(row)) for name, row in rows}
+        self._told |= {text for _, row in rows if takes_over for text in row.get("changes", ())}
         for name, row in self._noted:  # what the worker before did not come to write
             if (name, *_about(row)) not in there and row["step"] <= state.step:
                 self._directory.add_row(name, row, self.warn)

@@ -68,7 +68,7 @@ class Loop:
         self._setup, self._state, self._launch, self._group = setup, state, launch, group
         self._journal, self._interrupt, self._crew = journal, interrupt, crew
         self._loader = self._make_loader(worker_lanes(setup.run.train.lanes, group.size, group.rank))
-        self._first_step, self._busy_s = state.step, 0.0
+        self._first_step = state.step
         self._is_new = True  # nothing was done in this generation yet
 
     def _make_loader(self, lanes: range) -> TrainLoader:
@@ -95,7 +95,8 @@ class Loop:
         if self._is_due() and journal.is_open and not journal.is_saved(state):
             journal.save(state)  # from here on a run that dies can be resumed
         if self._generation and self._generation.halt:
-            self._stop(signal.SIGTERM, "too few workers are left")
+            self._report_generation()
+            self._stop(signal.SIGTERM, "stopped because too few workers are left")
         try:
             with self._lower(), self._explain_memory():
                 while self._state.epoch < self._setup.run.train.epochs:
@@ -110,7 +111,7 @@ class Loop:
         return self._finish(self._summarize(hashes), write=True)
 
     def _train_epoch(self) -> None:
-        state, run = self._state, self._setup.run
+        state, run, journal = self._state, self._setup.run, self._journal
         last = time.perf_counter()
         for lanes in self._loader.epoch(state.epoch, state.step_in_epoch):
             stop, move = bool(self._interrupt.signal), self._crew.wants_to_move
@@ -120,7 +121,7 @@ class Loop:
             state.totals.samples += run.train.batch
             now = time.perf_counter()
             seconds, last = now - last, now
-            self._busy_s += seconds
+            journal.pace.add(run.train.batch, seconds)
             done = StepDone(
                 state.epoch,
                 state.step_in_epoch,
@@ -130,7 +131,7 @@ class Loop:
                 result.lr,
                 run.train.batch / seconds,
             )
-            self._journal.step(done, state)
+            journal.step(done, state)
             self._report_generation()
             if result.stop or (self._group.size == 1 and self._interrupt.signal):
                 self._stop(self._interrupt.signal or signal.SIGTERM)
@@ -156,7 +157,7 @@ class Loop:
             totals.correct / totals.samples,
             evaluation.loss,
             evaluation.accuracy,
-            (state.step - self._first_step) * self._setup.run.train.batch / max(self._busy_s, 1e-9),
+            self._journal.pace.img_s,
             best,
         )
         state.epoch, state.step_in_epoch, state.totals = state.epoch + 1, 0, Totals()
@@ -195,14 +196,13 @@ class Loop:
         saved = self._journal.save(self._state)
         told = "the state is saved" if saved else "its state could NOT be saved, older checkpoints stay"
         raise Interrupted(
-            f"stopped by {cause or number.name} after step {self._state.step}; {told}: "
+            f"{cause or f'stopped by {number.name}'} after step {self._state.step}; {told}: "
             f"go on with {self._launch.resume_command(self._journal.path)}",
             number,
         )
 
     def _summarize(self, hashes: dict[str, str]) -> dict[str, Any]:
         state = self._state
-        images = (state.step - self._first_step) * self._setup.run.train.batch
         assert state.evaluation is not None, "a finished run was evaluated"
         return {
             "accuracy": state.evaluation[1],
@@ -211,7 +211,7 @@ class Loop:
             "best_step": state.best_step,
             "epochs": state.epoch,
             "steps": state.step,
-            "img_s": images / max(self._busy_s, 1e-9),
+            "img_s": self._journal.pace.img_s,
             "device": self._setup.identity["numerics.device"],
             "workers": self._group.size,
             "backend": self._group.backend,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 
@@ -156,7 +157,13 @@ def test_below_the_least_number_it_waits_then_saves_and_stops(reference, tmp_pat
         job.wait_for_steps(4)
         job.kill("0")
         _, errors = job.finish(143)
-    assert "too few workers: waiting up to 0.5 s for more" in errors
+    assert re.search(
+        r"worker 0 on \S+ was killed by SIGKILL; 2 of at least 3 are left: too few workers, waiting",
+        errors,
+    )
+    assert "stopped because too few workers are left after step" in errors
+    assert "--min-workers 3 --wait 0.5 --restarts 0" in errors, "the way on keeps the flags"
+    assert "worker 0 on" in str(job.generations()), "it is written down"
     assert "the state is saved: go on with `lockstep train --resume" in errors
     again = call([*train_command(tmp_path, overrides=LONG), "--resume", "auto"])
     assert again.returncode == 0, again.stderr
