@@ -5,7 +5,7 @@ next completed step, less the median step, beside torchrun's restart of the same
 soak: one run that suffers so many random faults (kill, freeze, two kills at once, kills right after another,
 the end of a worker that has just come) within ten minutes; the hash must be that of a calm run, every step
 in the metrics once, no process left.
-cost: two workers, emotion48, B = 256, by our launcher, beside two that no launcher watches, in turn.
+cost: two workers, emotion48, B = 256, watched by our launcher and with the launcher asleep, in turn.
 
 python benchmarks/faults.py recovery --rounds 20
 python benchmarks/faults.py soak --faults 200
@@ -25,7 +25,6 @@ import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 
 from measure import RESULTS, make_parser, make_record
@@ -45,7 +44,7 @@ KEYS = [
     "optimizer.lr=0.005",
 ]
 PATIENCE_S = 60.0
-STEPS = 6  # of a turn
+STEPS = 4  # of a turn
 
 
 def main() -> None:
@@ -218,63 +217,45 @@ def wait_and_hash(job: Job, seconds: float) -> dict[str, object]:
 
 
 def cost(options: Namespace, folder: Path) -> list[Record]:
-    """Both jobs live; one is frozen while the other trains for a while, in turn."""
+    """One job; its launcher and nursery sleep in every other turn; the workers' own beats are left."""
     keys = ["model.name=emotion48", "data.size=48", "data.num_train=2560", "data.num_test=10"]
-    keys += ["train.batch=256", "train.lanes=8", "train.epochs=1000", "checkpoint.every_steps=100000"]
-    names = ("elastic", "plain")
-    commands = {name: train(folder / name, epochs=1000) for name in names}
-    for name in names:
-        commands[name] += [part for key in keys for part in ("-o", key)]
-    with ExitStack() as stack:
-        launcher = stack.enter_context(
-            Job(folder / "elastic", command=[*commands["elastic"], "--workers", "2"])
-        )
-        plain = [
-            stack.enter_context(Job(folder / "plain", command=commands["plain"], env=plain_world(rank)))
-            for rank in range(2)
-        ]
-        watches = {name: Watch(folder / name / "run") for name in names}
-        for watch in watches.values():
-            watch.wait_for(2, lambda: launcher.process.poll() is None)
-        processes = {
-            "elastic": lambda: [launcher.process.pid, *launcher.workers().values()],
-            "plain": lambda: [job.process.pid for job in plain],
-        }
-        found: dict[str, list[float]] = {name: [] for name in names}
-        freeze(processes["elastic"]())
-        freeze(processes["plain"]())
+    keys += ["train.batch=256", "train.lanes=8", "checkpoint.every_steps=100000"]
+    command = [*train(folder, "--workers", "2", epochs=1000), *[part for key in keys for part in ("-o", key)]]
+    found: dict[str, list[float]] = {"watched": [], "alone": []}
+    with Job(folder, command=command) as job:
+        watch, alive = Watch(job.run), lambda: job.process.poll() is None
+        watch.wait_for(3, alive)
+        watchers = [job.process.pid, job.nursery()]
+        busy, begin = 0.0, 0.0
         for turn in range(2 * options.rounds):
-            name = names[(turn + turn // 2) % 2]  # each first in every other round
-            wake(processes[name]())
-            first = watches[name].look()
-            watches[name].wait_for(first + 2 + STEPS, lambda: launcher.process.poll() is None)
-            freeze(processes[name]())
-            rows = [json.loads(line) for line in (folder / name / "run" / "metrics.jsonl").open()]
+            name = ("watched", "alone")[(turn + turn // 2) % 2]  # each first in every other round
+            for pid in watchers:
+                os.kill(pid, signal.SIGCONT if name == "watched" else signal.SIGSTOP)
+            before, start = sum(map(cpu_s, watchers)), time.monotonic()
+            first = watch.look()
+            watch.wait_for(first + 1 + STEPS, alive)
+            if name == "watched":
+                busy, begin = busy + sum(map(cpu_s, watchers)) - before, begin + time.monotonic() - start
+            rows = [json.loads(line) for line in (job.run / "metrics.jsonl").open()]
             times = [256 / row["img_s"] for row in rows if row["kind"] == "step" and row["step"] > first + 1]
             found[name].append(statistics.median(times[:STEPS]))
+        for pid in watchers:
+            os.kill(pid, signal.SIGCONT)
     ratios = [a / b for a, b in zip(*found.values(), strict=True)]
     mean, error = statistics.mean(ratios), statistics.stdev(ratios) / len(ratios) ** 0.5
-    upper = 100 * (mean + 1.96 * error - 1)
-    facts = {"mean": mean, "upper_95_percent": round(upper, 2), "step_s": statistics.median(found["plain"])}
-    return [make_record("elastic step over plain step", ratios, "ratio", **facts)]
+    facts = {
+        "mean": mean,
+        "upper_95_percent": round(100 * (mean + 1.96 * error - 1), 2),
+        "step_s": statistics.median(found["alone"]),
+        "launcher_percent_of_two_cores": round(100 * busy / begin / 2, 3),
+    }
+    return [make_record("watched step over the same step unwatched", ratios, "ratio", **facts)]
 
 
-def plain_world(rank: int) -> dict[str, str]:
-    """Two workers without any launcher: what torchrun would tell them."""
-    return {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2",
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29615"}  # fmt: skip
-
-
-def freeze(pids: list[int]) -> None:
-    """The launcher first, so that it does not take its frozen workers for lost."""
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-
-
-def wake(pids: list[int]) -> None:
-    """The launcher last."""
-    for pid in reversed(pids):
-        os.kill(pid, signal.SIGCONT)
+def cpu_s(pid: int) -> float:
+    """Processor time that a process has used."""
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":

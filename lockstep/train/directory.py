@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import re
 import time
 from collections.abc import Callable
@@ -19,7 +20,6 @@ from lockstep.spec import Run
 from lockstep.spec.file import dump_toml, from_table, read_toml
 from lockstep.spec.identity import Identity
 from lockstep.train.checkpoint import write_durably
-from lockstep.train.state import TrainState
 
 
 class RunDirectory:
@@ -32,7 +32,9 @@ class RunDirectory:
         self._lock: IO[str] | None = None
 
     @classmethod
-    def create(cls, runs_dir: Path, name: str, announce: Callable[[Path], None]) -> RunDirectory:
+    def create(
+        cls, runs_dir: Path, name: str, announce: Callable[[Path], None] | None = None
+    ) -> RunDirectory:
         """A new directory; a name that exists gets a suffix. It is announced before it is made."""
         try:
             runs_dir.mkdir(parents=True, exist_ok=True)
@@ -41,7 +43,8 @@ class RunDirectory:
                 path = runs_dir / (name if number == 1 else f"{name}-{number}")
                 number += 1
                 if not path.exists():
-                    announce(path)
+                    if announce:
+                        announce(path)
                     with suppress(FileExistsError):
                         path.mkdir()
                         return cls(path)
@@ -110,11 +113,11 @@ class RunDirectory:
                 f"{self.path} is being trained by another process: wait, or use another --name"
             )
 
-    def start_log(self, name: str, state: TrainState) -> list[dict[str, Any]]:
+    def start_log(self, name: str, step: int, epoch: float = math.inf) -> list[dict[str, Any]]:
         """Open a file of rows, dropping those of steps that are about to be done again; gives the rest."""
         path = self.path / name
         data = path.read_bytes() if path.is_file() else b""
-        rows = [row for row in data.split(b"\n") if _is_before(row, state)]
+        rows = [row for row in data.split(b"\n") if _is_before(row, step, epoch)]
         kept = b"".join(row + b"\n" for row in rows)
         if kept != data:
             write_durably(path, kept)
@@ -150,11 +153,11 @@ class RunDirectory:
             raise BadInput(f"{self.path / name}: cannot be read, so this is no whole run: {error}") from None
 
 
-def _is_before(line: bytes, state: TrainState) -> bool:
-    """Whether a row tells of what the state has behind it; one that a crash tore does not."""
+def _is_before(line: bytes, step: int, epoch: float) -> bool:
+    """Whether a row tells of what is not done again; one that a crash tore does not."""
     try:
         row = json.loads(line)
-        ended = row.get("kind") == "epoch" and row["epoch"] >= state.epoch  # to be evaluated again
-        return bool(row["step"] <= state.step) and not ended
+        again = row.get("kind") == "epoch" and row["epoch"] >= epoch  # it will be evaluated
+        return bool(row["step"] <= step) and not again
     except (ValueError, KeyError, TypeError, AttributeError):
         return False

@@ -113,7 +113,7 @@ class Journal:
     def _open_logs(self, state: TrainState, takes_over: bool) -> None:
         assert self._directory
         names = [_METRICS, _TRACE] if self._trace else [_METRICS]
-        rows = [(n, row) for n in names for row in self._directory.start_log(n, state)]
+        rows = [(n, row) for n in names for row in self._directory.start_log(n, state.step, state.epoch)]
         there = {(name, *_about(row)) for name, row in rows}
         self._told |= {text for _, row in rows if takes_over for text in row.get("changes", ())}
         for name, row in self._noted:  # what the worker before did not come to write
