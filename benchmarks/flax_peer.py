@@ -17,7 +17,7 @@ from flax import linen as nn
 from jax import Array
 from timing import Case
 
-LR, MOMENTUM = 0.01, 0.9
+LR, MOMENTUM = 1e-3, 0.9
 
 
 class Emotion48(nn.Module):

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lockstep.models import build
 from lockstep.train.loss import heads_loss
 
-LR, MOMENTUM = 0.01, 0.9
+LR, MOMENTUM = 1e-3, 0.9
 NUM_LOADERS = 8
 GRAPH_WARMUP_STEPS = 5  # compiles, tunes, fills the optimizer's state and the allocator
 Step = Callable[[], Any]
