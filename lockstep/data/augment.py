@@ -15,6 +15,8 @@ from torch import Tensor
 
 from lockstep.kernels import random
 
+_DRAWS = ("crop-row", "crop-col", "flip", "cutout-row", "cutout-col")
+
 
 @dataclass(frozen=True)
 class Augment:
@@ -48,10 +50,22 @@ class Augment:
 
     def normalize(self, images: Tensor) -> Tensor:
         """Bytes to floats of mean 0 and deviation 1; floats are only shifted and scaled."""
+        scale, shift = self.normal(images)
+        return images.to(torch.float32) * scale.view(-1, 1, 1) - shift.view(-1, 1, 1)
+
+    def normal(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """What each channel is multiplied by, and what is subtracted then."""
         unit = 255.0 if images.dtype == torch.uint8 else 1.0
         scale = torch.tensor([1.0 / (unit * s) for s in self.std], device=images.device)
         shift = torch.tensor([m / s for m, s in zip(self.mean, self.std, strict=True)], device=images.device)
-        return images.to(torch.float32) * scale.view(-1, 1, 1) - shift.view(-1, 1, 1)
+        return scale, shift
+
+    def keys(self, epoch: int) -> list[int]:
+        """The keys of an epoch's draws."""
+        return [self._key(what, epoch) for what in _DRAWS]
+
+    def _key(self, what: str, epoch: int) -> int:
+        return random.key("augment", self.seed, epoch, what)
 
     def _move(self, images: Tensor, ids: Tensor, epoch: int) -> Tensor:
         """Mirror and shift by one gather; what comes from outside the image is 0."""
@@ -83,4 +97,4 @@ class Augment:
         return images.masked_fill(hole[:, None], 0.0)
 
     def _draw(self, what: str, ids: Tensor, epoch: int, bound: int) -> Tensor:
-        return random.integers(random.key("augment", self.seed, epoch, what), ids, bound)
+        return random.integers(self._key(what, epoch), ids, bound)

@@ -35,6 +35,13 @@ def _permute(x: Tensor, half_bits: int, keys: list[int]) -> Tensor:
     return (left << half_bits) | right
 
 
+def epoch_ids(seed: int, epoch: int, length: int, batch: int, lanes: int, device: torch.device) -> Tensor:
+    """The sample ids of all steps of an epoch as [step, lane · sample], computed on `device`."""
+    steps = length // batch
+    positions = torch.arange(steps * batch, device=device).view(steps, batch // lanes, lanes)
+    return sample_ids(seed, epoch, positions.transpose(1, 2).flatten(), length).view(steps, batch)
+
+
 def lane_positions(step_in_epoch: int, batch: int, lanes: int) -> Tensor:
     """The positions of a step as [lane, sample]: sample j of the batch is in lane j mod V."""
     first = step_in_epoch * batch

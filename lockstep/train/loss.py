@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,7 +17,17 @@ def make_loss(train: Train) -> Loss:
     """The loss a Run names."""
     if train.loss == "squared_error":
         return squared_error
-    return lambda logits, labels: F.cross_entropy(logits, labels, label_smoothing=train.label_smoothing)
+    return CrossEntropy(train.label_smoothing)
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """Softmax cross-entropy; kernels that fuse it know it by its type."""
+
+    smoothing: float = 0.0
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(logits, labels, label_smoothing=self.smoothing)
 
 
 def squared_error(logits: Tensor, labels: Tensor) -> Tensor:

@@ -41,6 +41,7 @@ class StepResult:
     lr: float
     stop: bool = False  # whether any worker was asked to stop
     move: bool = False  # whether any worker knows of a generation to move to
+    seconds: float = 0.0  # how long it took, if not the time since the one before
 
 
 class Step:

@@ -69,7 +69,7 @@ class Together(LaneByLane):
         return largest * len(lanes.labels) <= _SMALL_BYTES
 
 
-def chain_of(model: nn.Module) -> list[nn.Module] | None:
+def chain_of(model: nn.Module, with_dropout: bool = False) -> list[nn.Module] | None:
     """The layers of a model that is nothing but known layers in a row; None for any other."""
     layers: list[nn.Module] = []
     for _, module in model.named_modules(remove_duplicate=False):
@@ -77,7 +77,7 @@ def chain_of(model: nn.Module) -> list[nn.Module] | None:
             return None
         if type(module).forward in (nn.Sequential.forward, BlockModel.forward):
             continue
-        if not _is_known(module):
+        if not (_is_known(module) or (with_dropout and type(module) is nn.Dropout)):
             return None
         layers.append(module)
     params = [p for layer in layers for p in layer.parameters()]
@@ -118,7 +118,13 @@ def _is_untouched(module: nn.Module) -> bool:
     """Without hooks, on it or on its parameters, and without a forward of its owner's."""
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     on_params = any(p._backward_hooks for p in module.parameters(recurse=False))
-    return not (any(getattr(module, name) for name in hooks) or on_params or "forward" in vars(module))
+    return not (any(getattr(module, name) for name in hooks) or on_params or not _is_own(module))
+
+
+def _is_own(module: nn.Module) -> bool:
+    """Whether it has the forward of its class, or our dropout's."""
+    forward = vars(module).get("forward")
+    return forward is None or hasattr(forward, "keyed")
 
 
 def _is_known(layer: nn.Module) -> bool:

@@ -1,0 +1,77 @@
+"""A step's images from device memory: gathered by the order, moved, normalized and laid out in one launch.
+
+The way of a batch on the device: store → order → augment → layer. It gives the bits of `Augment.apply`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lockstep.kernels.device.random import integers
+
+_BLOCK = 1024
+
+
+@triton.jit
+def _gather(
+    images, labels, order, cursor, keys, scale, shift, out, out_labels, count,
+    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr,
+    CROP: tl.constexpr, FLIP: tl.constexpr, CUTOUT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    sample = tl.program_id(0)
+    step = tl.load(cursor)
+    number = tl.load(order + step.to(tl.int64) * count + sample)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < C * H * W
+    c, pixel = i % C, i // C
+    y, x = pixel // W, pixel % W
+    row, col = y, x
+    if CROP > 0:
+        row = y + integers(tl.load(keys), number, 2 * CROP + 1) - CROP
+        col = x + integers(tl.load(keys + 1), number, 2 * CROP + 1) - CROP
+    if FLIP:
+        col = tl.where(integers(tl.load(keys + 2), number, 2) == 1, W - 1 - col, col)
+    known = inside & (row >= 0) & (row < H) & (col >= 0) & (col < W)
+    value = tl.load(images + number * (C * H * W) + (c * H + row) * W + col, mask=known, other=0)
+    value = value.to(tl.float32) * tl.load(scale + c, mask=inside, other=0.0)
+    value = value - tl.load(shift + c, mask=inside, other=0.0)
+    if CUTOUT > 0:
+        top = integers(tl.load(keys + 3), number, H) - CUTOUT // 2
+        left = integers(tl.load(keys + 4), number, W) - CUTOUT // 2
+        hole = (y >= top) & (y < top + CUTOUT) & (x >= left) & (x < left + CUTOUT)
+        value = tl.where(hole, 0.0, value)
+    place = ((sample * (H + 2 * BH) + y + BH) * (W + 2 * BW) + x + BW) * C + c
+    tl.store(out + place, value.to(out.dtype.element_ty), mask=inside)
+    if tl.program_id(1) == 0:
+        tl.store(out_labels + sample, tl.load(labels + number).to(tl.int32))
+
+
+@dataclass(frozen=True)
+class Move:
+    """What augmentation does to a pixel's place."""
+
+    crop: int = 0
+    flip: bool = False
+    cutout: int = 0
+
+
+def gather(
+    images: Tensor, labels: Tensor, order: Tensor, cursor: Tensor, keys: Tensor, normal: tuple[Tensor, Tensor],
+    out: Tensor, out_labels: Tensor, move: Move, border: tuple[int, int] = (0, 0),
+) -> None:  # fmt: skip
+    """Step `cursor` of an epoch: order [steps, count] of sample numbers → out [count, H, W, C] in its border.
+
+    images [samples, C, H, W]; keys of the epoch: crop row, crop column, flip, cutout row, cutout column.
+    """
+    _, channels, height, width = images.shape
+    count = len(out_labels)
+    grid = (count, triton.cdiv(channels * height * width, _BLOCK))
+    _gather[grid](
+        images, labels, order, cursor, keys, *normal, out, out_labels, count,
+        C=channels, H=height, W=width, BH=border[0], BW=border[1],
+        CROP=move.crop, FLIP=move.flip, CUTOUT=move.cutout, BLOCK=_BLOCK, enable_fp_fusion=False,
+    )  # fmt: skip

@@ -1,0 +1,70 @@
+"""A fused layer: convolution or fully connected, + bias, + ReLU, + 2x2 max pooling or dropout.
+
+A fully connected layer is a 1x1 convolution of a 1x1 image whose channels are its features.
+
+Legend: N samples; H, W pixels of the input; OH, OW of the convolution; PH, PW of the layer's output;
+CI, CO channels; K = KH · KW · CI. Images lie as N H W C, with a border of zeros where the next reader
+looks past the edge, so that no load needs a mask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The shapes of one fused layer, for one sample."""
+
+    height: int
+    width: int
+    in_channels: int
+    out_channels: int
+    kernel: tuple[int, int] = (1, 1)
+    pad: tuple[int, int] = (0, 0)
+    pool: int = 1  # 2: the largest of 2x2
+    relu: bool = True
+    dropout: float = 0.0
+
+    @property
+    def conv_size(self) -> tuple[int, int]:
+        """OH, OW."""
+        (kh, kw), (ph, pw) = self.kernel, self.pad
+        return self.height + 2 * ph - kh + 1, self.width + 2 * pw - kw + 1
+
+    @property
+    def out_size(self) -> tuple[int, int]:
+        """PH, PW."""
+        height, width = self.conv_size
+        return height // self.pool, width // self.pool
+
+    @property
+    def depth(self) -> int:
+        """K: products behind one output."""
+        return self.kernel[0] * self.kernel[1] * self.in_channels
+
+    @property
+    def in_shape(self) -> tuple[int, int, int]:
+        """The input of one sample with its border."""
+        return self.height + 2 * self.pad[0], self.width + 2 * self.pad[1], self.in_channels
+
+    @property
+    def grad_border(self) -> tuple[int, int]:
+        """Zeros around the gradient of the convolution's output, for the data gradient."""
+        return self.kernel[0] - 1 - self.pad[0], self.kernel[1] - 1 - self.pad[1]
+
+    @property
+    def grad_shape(self) -> tuple[int, int, int]:
+        """The gradient of one sample's convolution with its border."""
+        (height, width), (bh, bw) = self.conv_size, self.grad_border
+        return height + 2 * bh, width + 2 * bw, self.out_channels
+
+    @property
+    def out_shape(self) -> tuple[int, int, int]:
+        """One sample's output without a border."""
+        return *self.out_size, self.out_channels
+
+    @property
+    def weight_shape(self) -> tuple[int, int, int]:
+        """How kernels see the weight: KH · KW, CO, CI."""
+        return self.kernel[0] * self.kernel[1], self.out_channels, self.in_channels

@@ -1,0 +1,160 @@
+"""A chain of fused layers with a loss at its end: forward and backward of all lanes, on buffers of its own.
+
+A gradient's way begins here: backward → lane tree. Everything lies in flat tables in the order of the
+layers: parameters, their copy in the kernels' type, and the parts of their gradients lane by lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lockstep.kernels.device.forward import forward
+from lockstep.kernels.device.gradient import input_grad, weight_grad
+from lockstep.kernels.device.layer import Layer
+from lockstep.kernels.device.loss import cross_entropy, lane_means
+from lockstep.kernels.device.table import Table
+from lockstep.kernels.device.tree import tree_sum
+
+_ALIGN = 64  # elements; a load of 16 bytes must not straddle two tensors
+_TYPES = {"fp32": (torch.float32, "ieee"), "tf32": (torch.float32, "tf32"), "bf16": (torch.bfloat16, "ieee")}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a layer's weight and bias lie in the flat tables."""
+
+    weight: slice
+    bias: slice
+
+
+@dataclass
+class Group:
+    """Neighbours in the flat tables whose gradients are cut into equally many chunks a lane."""
+
+    chunks: int
+    first: int
+    stop: int = 0
+
+
+class Layout:
+    """The flat tables: every layer's weight and bias, then the loss and the number of right answers."""
+
+    def __init__(self, layers: Sequence[Layer], chunks: Sequence[int]) -> None:
+        self.size, self.places, self.groups = 0, [], []
+        for layer, count in zip(layers, chunks, strict=True):
+            self._begin(count)
+            weight = self._take(layer.depth * layer.out_channels)
+            self.places.append(Place(weight, self._take(layer.out_channels)))
+        self._begin(1)
+        self.loss, self.right = self._take(1).start, self._take(1).start
+
+    def _begin(self, chunks: int) -> None:
+        if not self.groups or self.groups[-1].chunks != chunks:
+            self.groups.append(Group(chunks, self.size))
+
+    def _take(self, size: int) -> slice:
+        first = self.size
+        self.size += -(-size // _ALIGN) * _ALIGN
+        self.groups[-1].stop = self.size
+        return slice(first, first + size)
+
+
+def _chunks(parts: int, total_lanes: int, lane_size: int) -> int:
+    """Chunks of a lane: a power of two, never more than samples, the same for any number of workers."""
+    chunks = max(parts // total_lanes, 1)
+    while chunks > lane_size:
+        chunks //= 2
+    return chunks
+
+
+class Network:
+    """Runs `lanes` lanes of `lane_size` samples through a chain of fused layers."""
+
+    def __init__(
+        self, layers: Sequence[Layer], lanes: int, lane_size: int, total_lanes: int, precision: str, device: torch.device,
+        table: Table, smoothing: float = 0.0,
+    ) -> None:  # fmt: skip
+        self.layers = list(layers)
+        self.lanes, self.lane_size, self._smoothing = lanes, lane_size, smoothing
+        self._dtype, self._input_precision = _TYPES[precision]
+        self._tiles = [table.tiles(layer, precision) for layer in layers]
+        chunks = [_chunks(tiles["weight_grad"].parts, total_lanes, lane_size) for tiles in self._tiles]
+        self.layout = Layout(layers, chunks)
+        count = lanes * lane_size
+
+        def zeros(*shape: int, dtype: torch.dtype = self._dtype) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.x = [zeros(count, *layer.in_shape) for layer in layers]
+        self.logits = zeros(count, layers[-1].out_channels, dtype=torch.float32)
+        self.labels = zeros(count, dtype=torch.int32)
+        self._code = [zeros(count, *l.out_shape, dtype=torch.uint8) if l.pool > 1 else None for l in layers]
+        compact = layers[0].pool > 1
+        self._compact = [compact and i == 0 for i in range(len(layers))]
+        self._g = [
+            zeros(count, *(l.out_shape if c else l.grad_shape))
+            for l, c in zip(layers, self._compact, strict=True)
+        ]
+        self._loss, self._right = zeros(count, dtype=torch.float32), zeros(count, dtype=torch.float32)
+        size = self.layout.size
+        self._parts = [
+            zeros(lanes * group.chunks, group.stop - group.first, dtype=torch.float32)
+            for group in self.layout.groups
+        ]
+        self.copy = zeros(size)  # the weights in the kernels' type
+        self.weights = zeros(size, dtype=torch.float32)  # the master weights; biases are read from here
+        self.keys = zeros(len(layers), lanes, dtype=torch.int64)
+
+    def forward(self) -> None:
+        """x[0] and the weights' copy → logits."""
+        last = len(self.layers) - 1
+        for i, layer in enumerate(self.layers):
+            after = self.layers[min(i + 1, last)]
+            forward(
+                layer, self.x[i], self._weight(i), self.weights[self.layout.places[i].bias],
+                self.logits if i == last else self.x[i + 1], self._code[i], self._tiles[i]["forward"],
+                out_border=(0, 0) if i == last else after.pad, keys=self.keys[i], lane_size=self.lane_size,
+                precision=self._input_precision,
+            )  # fmt: skip
+
+    def backward(self) -> None:
+        """logits and labels → the parts of all gradients, each lane's loss and its right answers."""
+        cross_entropy(
+            self.logits, self.labels, self._loss, self._right, self._g[-1].view(len(self.logits), -1),
+            self.lane_size, self._smoothing,
+        )  # fmt: skip
+        layout = self.layout
+        ends = [self._part(slice(at, at + 1)).squeeze(1) for at in (layout.loss, layout.right)]
+        lane_means(self._loss, self._right, *ends)
+        for i in reversed(range(len(self.layers))):
+            layer, place = self.layers[i], layout.places[i]
+            weight_grad(
+                layer, self._g[i], self._code[i], self.x[i], self._part(place.weight), self._part(place.bias),
+                self.lanes, self._tiles[i]["weight_grad"],
+                compact=self._compact[i], precision=self._input_precision,
+            )  # fmt: skip
+            if i:
+                input_grad(
+                    layer, self.layers[i - 1], self._g[i], self._weight(i), self.x[i], self._code[i - 1],
+                    self._g[i - 1], self._tiles[i]["input_grad"],
+                    compact=self._compact[i - 1], precision=self._input_precision,
+                )  # fmt: skip
+
+    def sum_lanes(self, out: Tensor, bad: Tensor, scale: float) -> None:
+        """The lane tree over all parts, times `scale`, into one flat table."""
+        for group, parts in zip(self.layout.groups, self._parts, strict=True):
+            tree_sum(parts, out[group.first : group.stop], bad, scale)
+
+    def _part(self, place: slice) -> Tensor:
+        """The columns of the parts that hold the gradients of `place`."""
+        for group, parts in zip(self.layout.groups, self._parts, strict=True):
+            if group.first <= place.start < group.stop:
+                return parts[:, place.start - group.first : place.stop - group.first]
+        raise AssertionError(place)
+
+    def _weight(self, i: int) -> Tensor:
+        return self.copy[self.layout.places[i].weight]

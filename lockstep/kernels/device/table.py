@@ -1,0 +1,54 @@
+"""The tuning table: which tile each operation of a layer uses, looked up by its shapes and never timed here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from lockstep.kernels.device.layer import Layer
+from lockstep.kernels.device.tile import Tile
+
+OPERATIONS = ("forward", "input_grad", "weight_grad")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Tiles by key; what is not in it gets the tile of a rule."""
+
+    entries: Mapping[str, Tile] = field(default_factory=dict)
+
+    def tiles(self, layer: Layer, precision: str) -> dict[str, Tile]:
+        """A tile for each operation of a layer."""
+        return {
+            name: self.entries.get(key(name, layer, precision)) or rule(name, layer) for name in OPERATIONS
+        }
+
+
+def key(operation: str, layer: Layer, precision: str) -> str:
+    """What a tile is looked up by."""
+    kh, kw = layer.kernel
+    shape = f"{layer.height}x{layer.width}x{layer.in_channels}-{layer.out_channels}"
+    return f"{operation} {shape} {kh}x{kw} pool{layer.pool} {precision}"
+
+
+def rule(operation: str, layer: Layer) -> Tile:
+    """A tile that fits: powers of two near the shapes, at most as large as pays."""
+    ci, co = layer.in_channels, layer.out_channels
+    if operation == "forward":
+        return Tile(128, _near(co, 16, 64), _divisor(ci, layer.depth))
+    if operation == "input_grad":
+        return Tile(128, _near(ci, 16, 64), _divisor(co, layer.depth // ci * co))
+    parts = 1 if layer.height * layer.width == 1 else 64 if layer.depth > 64 else 1024
+    return Tile(_near(co, 16, 128), _near(layer.depth, 16, 64), 64, parts=parts)
+
+
+def _near(size: int, least: int, most: int) -> int:
+    return min(max(1 << (size - 1).bit_length(), least), most)
+
+
+def _divisor(channels: int, depth: int) -> int:
+    """Columns read at a time: within one tap where channels allow it."""
+    for step in (64, 32, 16):
+        if channels % step == 0:
+            return step
+    return _near(depth, 16, 32)

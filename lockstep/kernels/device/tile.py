@@ -1,0 +1,20 @@
+"""How a kernel cuts its work: a value of the tuning table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Rows and columns of the result that one program computes, and how deep it reads at a time.
+
+    A weight gradient's sum over samples is cut into `parts` for all lanes of a run together.
+    """
+
+    rows: int
+    cols: int
+    depth: int
+    warps: int = 4
+    stages: int = 3
+    parts: int = 1

@@ -1,0 +1,97 @@
+"""The optimizer over all parameters in one launch, and the weights' copy for the kernels.
+
+Every operation rounds once, as `train.optimizer` says; a step that is not finite changes nothing.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lockstep.spec import Optimizer
+
+_BLOCK = 1024
+_RULES = {"sgd": 0, "momentum": 1, "nag": 2, "adagrad": 3, "rmsprop": 4, "adadelta": 5, "adam": 6, "adamw": 7}
+
+
+@triton.jit
+def _update(
+    p, g, first, second, copy, values, cursor, bad, size,
+    RULE: tl.constexpr, DECAY: tl.constexpr, A: tl.constexpr, B: tl.constexpr, EPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """`values` [steps, 3]: learning rate, 1 − A^(step+1), 1 − B^(step+1)."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    step = tl.load(cursor)
+    inside = (i < size) & (tl.load(bad) == 0)
+    lr = tl.load(values + step * 4)
+    weight = tl.load(p + i, mask=inside, other=0.0)
+    grad = tl.load(g + i, mask=inside, other=0.0)
+    if DECAY > 0.0:
+        if RULE == 7:
+            weight = weight * tl.load(values + step * 4 + 3)
+        else:
+            grad = grad + weight * DECAY
+    if RULE == 0:
+        move = grad
+    elif RULE <= 2:
+        velocity = tl.load(first + i, mask=inside, other=0.0) * A + grad
+        tl.store(first + i, velocity, mask=inside)
+        move = velocity
+        if RULE == 2:
+            move = grad + velocity * A
+    elif RULE == 3:
+        square = tl.load(first + i, mask=inside, other=0.0) + grad * grad
+        tl.store(first + i, square, mask=inside)
+        move = tl.div_rn(grad, tl.sqrt_rn(square) + EPS)
+    elif RULE == 4:
+        square = tl.load(first + i, mask=inside, other=0.0) * A + grad * grad * (1.0 - A)
+        tl.store(first + i, square, mask=inside)
+        move = tl.div_rn(grad, tl.sqrt_rn(square) + EPS)
+    elif RULE == 5:
+        square = tl.load(first + i, mask=inside, other=0.0) * A + grad * grad * (1.0 - A)
+        delta = tl.load(second + i, mask=inside, other=0.0)
+        move = tl.div_rn(grad * tl.sqrt_rn(delta + EPS), tl.sqrt_rn(square + EPS))
+        tl.store(first + i, square, mask=inside)
+        tl.store(second + i, delta * A + move * move * (1.0 - A), mask=inside)
+    else:
+        square = tl.load(second + i, mask=inside, other=0.0) * B + grad * grad * (1.0 - B)
+        mean = tl.load(first + i, mask=inside, other=0.0) * A + grad * (1.0 - A)
+        tl.store(second + i, square, mask=inside)
+        tl.store(first + i, mean, mask=inside)
+        unbiased = tl.div_rn(square, tl.load(values + step * 4 + 2))
+        move = tl.div_rn(tl.div_rn(mean, tl.load(values + step * 4 + 1)), tl.sqrt_rn(unbiased) + EPS)
+    weight = weight - move * lr
+    tl.store(p + i, weight, mask=inside)
+    tl.store(copy + i, weight.to(copy.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _advance(cursor, bad, loss, right, results):
+    """Write the step's results down and go on to the next, unless it was not finite."""
+    step = tl.load(cursor)
+    tl.store(results + step * 2, tl.load(loss))
+    tl.store(results + step * 2 + 1, tl.load(right))
+    if tl.load(bad) == 0:
+        tl.store(cursor, step + 1)
+
+
+def update(
+    optimizer: Optimizer, p: Tensor, g: Tensor, memory: list[Tensor], copy: Tensor, values: Tensor,
+    cursor: Tensor, bad: Tensor,
+) -> None:  # fmt: skip
+    """Change the flat parameters `p`, their `memory` and their `copy` by the mean gradient `g`, unless `bad`."""
+    options = optimizer.options
+    first, second = (*memory, None, None)[:2]
+    a = options.get("momentum", options.get("alpha", options.get("rho", options.get("beta1", 0.0))))
+    _update[(triton.cdiv(len(p), _BLOCK),)](
+        p, g, first, second, copy, values, cursor, bad, len(p),
+        RULE=_RULES[optimizer.name], DECAY=optimizer.weight_decay, A=a, B=options.get("beta2", 0.0),
+        EPS=options.get("eps", 0.0), BLOCK=_BLOCK, enable_fp_fusion=False,
+    )  # fmt: skip
+
+
+def advance(cursor: Tensor, bad: Tensor, loss: Tensor, right: Tensor, results: Tensor) -> None:
+    """End a step on the device."""
+    _advance[(1,)](cursor, bad, loss, right, results)

@@ -1,0 +1,195 @@
+"""A chain of layers lowered to fused kernels: all lanes of a worker in one launch an operation.
+
+A gradient starts here: backward → lane tree → bucket → … → optimizer. `Chain` knows how a model's parameters
+lie in the kernels' flat tables; `Fused` runs lanes for a step that exchanges gradients with other workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.comm.tree import subtrees
+from lockstep.data.loader import Lanes
+from lockstep.kernels import random
+from lockstep.kernels.device.layer import Layer
+from lockstep.kernels.device.network import Layout, Network
+from lockstep.kernels.device.table import Table
+from lockstep.train.lane import Early, LaneByLane, LaneOutput
+from lockstep.train.loss import CrossEntropy
+from lockstep.train.together import chain_of
+
+_Shape = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A model as fused layers; `seen` is the image (C, H, W) that a fully connected layer flattens."""
+
+    layers: tuple[Layer, ...]
+    modules: tuple[nn.Conv2d | nn.Linear, ...]
+    drops: tuple[str, ...]  # the name of each layer's dropout
+    seen: tuple[_Shape | None, ...]
+
+    def to_flat(self, layout: Layout, tensors: Sequence[Tensor], flat: Tensor) -> None:
+        """Copy tensors shaped as the parameters (weight, bias, weight, …) into a flat table."""
+        for i, place in enumerate(layout.places):
+            flat[place.weight].copy_(self._to_kernel(i, tensors[2 * i]).flatten())
+            flat[place.bias].copy_(tensors[2 * i + 1])
+
+    def from_flat(self, layout: Layout, flat: Tensor, tensors: Sequence[Tensor]) -> None:
+        """Copy a flat table into tensors shaped as the parameters."""
+        for i, place in enumerate(layout.places):
+            tensors[2 * i].copy_(self._from_kernel(i, flat[place.weight]))
+            tensors[2 * i + 1].copy_(flat[place.bias])
+
+    def _to_kernel(self, i: int, weight: Tensor) -> Tensor:
+        """CO CI KH KW → KH KW CO CI; the columns of a flattened image C H W → H W C."""
+        if weight.dim() == 4:
+            return weight.permute(2, 3, 0, 1)
+        seen = self.seen[i]
+        return weight.view(-1, *seen).permute(0, 2, 3, 1).flatten(1) if seen else weight
+
+    def _from_kernel(self, i: int, weight: Tensor) -> Tensor:
+        layer, seen = self.layers[i], self.seen[i]
+        if isinstance(self.modules[i], nn.Conv2d):
+            return weight.view(*layer.kernel, layer.out_channels, layer.in_channels).permute(2, 3, 0, 1)
+        if seen:
+            channels, height, width = seen
+            return weight.view(-1, height, width, channels).permute(0, 3, 1, 2).flatten(1)
+        return weight.view(layer.out_channels, layer.in_channels)
+
+
+def find_chain(model: nn.Module, shape: _Shape) -> Chain | None:
+    """The fused layers of a model, or None if it is no chain of them; `shape` is an image's C, H, W."""
+    parts = chain_of(model, with_dropout=True)
+    if parts is None:
+        return None
+    names = {id(module): name for name, module in model.named_modules()}
+    layers: list[Layer] = []
+    modules: list[nn.Conv2d | nn.Linear] = []
+    drops: list[str] = []
+    seen: list[_Shape | None] = []
+    image: _Shape | None = shape  # what the next layer gets, while it is one
+    flat = False
+    for part in parts:
+        if isinstance(part, nn.Conv2d) and image and not flat and _is_plain(part):
+            layers.append(_conv(part, image))
+            seen.append(None)
+        elif isinstance(part, nn.Linear) and part.bias is not None and (flat or image is None):
+            layers.append(Layer(1, 1, part.in_features, part.out_features, relu=False))
+            seen.append(image)
+            image = None
+        elif isinstance(part, nn.Flatten) and (part.start_dim, part.end_dim) == (1, -1):
+            flat = True
+            continue
+        elif not layers or not (changed := _extend(layers[-1], part)):
+            return None
+        else:
+            layers[-1] = changed
+            drops[-1] = names[id(part)] if isinstance(part, nn.Dropout) else drops[-1]
+            image = _image(changed) if image else None
+            continue
+        modules.append(part)
+        drops.append("")
+        image = _image(layers[-1]) if isinstance(part, nn.Conv2d) else None
+    last = layers[-1] if layers else None
+    if last is None or last.height * last.width > 1 or last.relu or last.dropout or image:
+        return None
+    return Chain(tuple(layers), tuple(modules), tuple(drops), tuple(seen))
+
+
+def _is_plain(conv: nn.Conv2d) -> bool:
+    simple = conv.stride == conv.dilation == (1, 1) and conv.groups == 1 and conv.bias is not None
+    pairs = zip(conv.padding, conv.kernel_size, strict=True)
+    return simple and all(int(pad) < size for pad, size in pairs)
+
+
+def _conv(conv: nn.Conv2d, image: _Shape) -> Layer:
+    kernel, pad = conv.kernel_size, conv.padding
+    assert not isinstance(pad, str)
+    return Layer(
+        image[1], image[2], image[0], conv.out_channels, (kernel[0], kernel[1]), (pad[0], pad[1]), relu=False
+    )
+
+
+def _image(layer: Layer) -> _Shape:
+    return layer.out_channels, *layer.out_size
+
+
+def _extend(layer: Layer, part: nn.Module) -> Layer | None:
+    """A layer with what follows it; None if kernels cannot do both in one."""
+    done = layer.pool > 1 or layer.dropout
+    if isinstance(part, nn.Identity):
+        return layer
+    if isinstance(part, nn.ReLU) and not done:
+        return replace(layer, relu=True)
+    if isinstance(part, nn.MaxPool2d) and not done and min(layer.conv_size) > 1:
+        sizes = [part.kernel_size, part.stride]
+        is_half = all(size in (2, (2, 2)) for size in sizes) and part.padding in (0, (0, 0))
+        return replace(layer, pool=2) if is_half and not part.ceil_mode and part.dilation == 1 else None
+    if isinstance(part, nn.Dropout) and part.p < 1 and not done and layer.height * layer.width == 1:
+        return replace(layer, dropout=part.p)
+    return None
+
+
+class Fused(LaneByLane):
+    """Runs the lanes of a chain with fused kernels, in as few launches as their subtrees allow."""
+
+    def __init__(
+        self, model: nn.Module, loss: CrossEntropy, seed: int, chain: Chain, *, lanes: int, precision: str, table: Table
+    ) -> None:  # fmt: skip
+        super().__init__(model, loss, seed, bf16=precision == "bf16")
+        self.chain, self.seed = chain, seed
+        self._total_lanes, self._precision, self._table = lanes, precision, table
+        self._smoothing = loss.smoothing
+        self._networks: dict[int, Network] = {}
+
+    def network(self, lanes: int, lane_size: int, device: torch.device) -> Network:
+        """Buffers and kernels for so many lanes."""
+        if lanes not in self._networks:
+            self._networks[lanes] = Network(
+                self.chain.layers, lanes, lane_size, self._total_lanes, self._precision, device, self._table,
+                self._smoothing,
+            )  # fmt: skip
+        return self._networks[lanes]
+
+    @torch.no_grad()
+    def run(self, lanes: Lanes, step: int, early: Early | None = None) -> Iterator[LaneOutput]:
+        """One output for each maximal aligned subtree of the lanes: the sum over it."""
+        self.model.train()
+        for first, height in subtrees(range(lanes.first, lanes.first + lanes.num_lanes)):
+            yield self._run_subtree(lanes.range(first, 1 << height), step, height)
+
+    def _run_subtree(self, lanes: Lanes, step: int, height: int) -> LaneOutput:
+        images, device = lanes.images, lanes.images.device
+        network = self.network(lanes.num_lanes, len(images) // lanes.num_lanes, device)
+        layout, params = network.layout, [p.detach() for p in self.params.values()]
+        first = network.layers[0]
+        (top, left), (high, wide) = first.pad, images.shape[2:]
+        if first.height * first.width > 1:
+            network.x[0][:, top : top + high, left : left + wide].copy_(images.permute(0, 2, 3, 1))
+        else:
+            network.x[0].copy_(images.permute(0, 2, 3, 1).reshape(network.x[0].shape))
+        network.labels.copy_(lanes.labels)
+        self.chain.to_flat(layout, params, network.weights)
+        network.copy.copy_(network.weights)
+        network.keys.copy_(self.dropout_keys(range(lanes.first, lanes.first + lanes.num_lanes), step))
+        network.forward()
+        network.backward()
+        flat = torch.empty(layout.size, device=device)
+        network.sum_lanes(flat, torch.zeros(1, dtype=torch.int32, device=device), 1.0)
+        grads = [torch.empty_like(p) for p in params]
+        self.chain.from_flat(layout, flat, grads)
+        return LaneOutput(flat[layout.loss].clone(), network.logits.clone(), grads, [], [], height)
+
+    def dropout_keys(self, lanes: range, step: int) -> Tensor:
+        """A key for each layer and lane of a step."""
+        keys = [
+            [random.key("dropout", self.seed, step, lane, name) if name else 0 for lane in lanes]
+            for name in self.chain.drops
+        ]
+        return torch.tensor(keys, dtype=torch.int64)
