@@ -12,12 +12,11 @@ import os
 import socket
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
 
 import torch.distributed as dist
 
-from lockstep.comm.endpoint import form
+from lockstep.comm.endpoint import form, in_thread
 from lockstep.comm.group import Group
 from lockstep.comm.message import Message, pack, unpack
 from lockstep.errors import GroupLost, SpecError
@@ -136,22 +135,17 @@ class Control:
 
     def _unless_news(self, make: Callable[[], Group]) -> Group:
         """What `make` gives; it is left alone, in a thread of its own, if the next generation comes first."""
-        found: Future[Group] = Future()
-
-        def work() -> None:
-            try:
-                found.set_result(make())
-            except Exception as error:  # it is raised where the result is asked for
-                found.set_exception(error)
-            with self._news:
-                self._news.notify_all()
-
-        threading.Thread(target=work, name="lockstep-form", daemon=True).start()
+        found = in_thread(make)
+        found.add_done_callback(lambda _: self._notify())
         with self._news:
             self._news.wait_for(lambda: found.done() or self._is_news())
         if not found.done():
             raise GroupLost("another generation has begun")
         return found.result()
+
+    def _notify(self) -> None:
+        with self._news:
+            self._news.notify_all()
 
     def _is_over(self) -> bool:
         return self._over >= self._training
