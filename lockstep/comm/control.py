@@ -51,13 +51,14 @@ class Control:
         with self._sending:
             self._socket.sendall(pack(op, **fields))
 
-    def ask_job(self) -> Message:
-        """The identity and the directory of the job that this worker joins."""
+    def ask_identity(self) -> dict[str, object] | None:
+        """The identity of the job that this worker joins, if it has begun."""
         self.say("ask")
         with self._news:
             self._news.wait_for(lambda: self._job)
             assert self._job
-            return self._job
+            identity: dict[str, object] | None = self._job["identity"]
+            return identity
 
     def wait(self, training: int) -> Generation | None:
         """The newest generation that this worker has not been in; None if the training is over."""

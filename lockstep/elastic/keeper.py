@@ -191,8 +191,6 @@ class Keeper:
                     self._answer(node, name, "value", key=key, value=self._values[key])
                 else:
                     self._asked.setdefault(key, []).append((node, name))
-            case "set" | "get":
-                self._answer(node, name, "stale", generation=self._membership.number)
             case "lost" if self._is_current(body):
                 self._lost_at = self._lost_at or time.monotonic()
             case "verdict":
@@ -202,7 +200,7 @@ class Keeper:
             case "job":
                 self._identity, self._run = body["identity"], str(body["run"])
             case "ask":
-                self._answer(node, name, "job", identity=self._identity, run=self._run)
+                self._answer(node, name, "job", identity=self._identity)
 
     def _finish(self, training: int, code: int) -> None:
         """A training is over; whoever waits to take part in it need not, and a failure is everyone's."""

@@ -124,7 +124,6 @@ class Launcher:
                 "local_size": self._job.workers,
                 "address": self._link.address,
                 "name": name,
-                "node": node,
                 "joins": joins,
             },
             speaks,
