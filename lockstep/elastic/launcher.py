@@ -96,7 +96,7 @@ class Launcher:
         """This node lost the job: nothing of it may go on here; then it asks to be taken in again."""
         self._link.drop()  # from here on a signal ends the search
         self._processes.signal_all(signal.SIGKILL)
-        while self._processes.alive():
+        while self._processes.alive() or self._pending:  # who would be replaced is not, as the job is lost
             await self._processes.wait(_LOOK_S)
         self._say(f"{self._link.lost}: the workers here are stopped; trying to join again")
         await self._link.reach()
