@@ -7,7 +7,6 @@ group, so that this worker stops waiting for the dead; it also tells the launche
 from __future__ import annotations
 
 import base64
-import functools
 import os
 import socket
 import threading
@@ -77,11 +76,8 @@ class Control:
             return Group()
         rank = generation.workers.index(self._world.name)
         self._meet(generation.number, rank, size, backend)
-        near = len(set(generation.nodes)) == 1
-        make = functools.partial(
-            form, _Store(self, generation.number), rank, size, backend, self._world.address, near
-        )
-        group = self._unless_news(make)
+        store, near = _Store(self, generation.number), len(set(generation.nodes)) == 1
+        group = self._unless_news(lambda: form(store, rank, size, backend, self._world.address, near))
         with self._news:
             self._group = group
             if self._is_news():  # it came while the group was formed, when nothing could be cut
@@ -107,17 +103,17 @@ class Control:
         """Put a value into the store of a generation."""
         self.say("set", generation=generation, key=key, value=base64.b64encode(value).decode())
 
-    def get(self, generation: int, key: str, seconds: float = _FORM_S) -> bytes:
+    def get(self, generation: int, key: str) -> bytes:
         """A value of the store, once it is there; GroupLost if the generation is over before."""
         if key not in self._values:
             self.say("get", generation=generation, key=key)
         with self._news:
             found = self._news.wait_for(
-                lambda: key in self._values or self._newest_number() > generation or self._is_over(), seconds
+                lambda: key in self._values or self._newest_number() > generation or self._is_over(), _FORM_S
             )
             if not found or key not in self._values:
                 raise RuntimeError(
-                    "another generation has begun" if found else f"no '{key}' in {seconds:g} s"
+                    "another generation has begun" if found else f"no '{key}' in {_FORM_S:g} s"
                 )
             return base64.b64decode(self._values[key])
 

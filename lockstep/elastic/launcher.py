@@ -134,13 +134,9 @@ class Launcher:
         if self._wishes and self._link.keeper:
             self._processes.send_signal(worker, self._wishes[0])
 
-    def _ended(self, worker: Worker, code: int) -> None:
+    def _ended(self, worker: Worker) -> None:
         """A worker has ended; one that was killed gets a successor."""
-        why = ""
-        if code < 0:
-            why = worker.why or f"was killed by {_name(-code)}"
-        elif code:
-            why = worker.why or f"failed with exit code {code}"
+        code, why = worker.code, _fate(worker)
         self._link.tell("gone", worker=worker.name, why=why)
         if why and not self._job.is_elastic and not self._verdict:
             self._verdict = max(code, 1)
@@ -233,13 +229,16 @@ class Launcher:
             return 1
         failed = self._processes.last_failed()
         if failed and failed.code < 0:
-            why = failed.why or f"was killed by {_name(-failed.code)}"
-            self._say(f"worker {failed.name} {why}, and no worker is left{self._job.advice}")
+            self._say(f"worker {failed.name} {_fate(failed)}, and no worker is left{self._job.advice}")
         return (failed.code if failed.code > 0 else 1) if failed else 0
 
 
-def _name(number: int) -> str:
+def _fate(worker: Worker) -> str:
+    """How a worker ended, if not well."""
+    if worker.code >= 0:
+        return (worker.why or f"failed with exit code {worker.code}") if worker.code else ""
     try:
-        return signal.Signals(number).name
+        name = signal.Signals(-worker.code).name
     except ValueError:
-        return f"signal {number}"
+        name = f"signal {-worker.code}"
+    return worker.why or f"was killed by {name}"

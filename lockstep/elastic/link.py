@@ -13,7 +13,6 @@ from contextlib import suppress
 from lockstep.comm.message import LIMIT_BYTES, Message, is_proof, pack, prove, unpack
 from lockstep.elastic.job import Job
 from lockstep.elastic.keeper import SILENT_S, Keeper
-from lockstep.elastic.membership import Membership
 from lockstep.errors import LockstepError, SpecError
 
 _REACH_S = 15.0
@@ -38,8 +37,7 @@ class Link:
     async def open(self) -> None:
         """Keep the job's store here, or reach who does."""
         job = self._job
-        membership = Membership(job.lanes, job.min_workers, job.nodes[0])
-        keeper = Keeper(membership, job.token, job.wait_s, job.nodes[1], self._say)
+        keeper = Keeper(job, self._say)
         if job.rdzv:
             self._server = await _listen(keeper, *job.rdzv)
             if self._server is None:

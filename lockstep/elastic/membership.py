@@ -23,7 +23,7 @@ class Membership:
     """The workers of all nodes; `next` gives a generation whenever the one that runs is no longer right."""
 
     def __init__(self, lanes: int, min_workers: int = 1, min_nodes: int = 1) -> None:
-        self._lanes, self._min_workers, self.min_nodes = lanes, min_workers, min_nodes
+        self._lanes, self._min_workers, self._min_nodes = lanes, min_workers, min_nodes
         self._members: dict[str, Member] = {}
         self._changes: list[tuple[int, Change]] = []  # since which generation, and what
         self._since = 0.0
@@ -113,7 +113,7 @@ class Membership:
         """Whether some are still to come: at the start all, at a further training those of the one before."""
         if self.current is None:
             nodes = {m.node for m in self._members.values()}
-            return len(nodes) < self.min_nodes or any(not m.training for m in self._members.values())
+            return len(nodes) < self._min_nodes or any(not m.training for m in self._members.values())
         training = self._training
         if training == self.current.training:
             return False
