@@ -104,7 +104,7 @@ class Control:
         self.say("set", generation=generation, key=key, value=base64.b64encode(value).decode())
 
     def get(self, generation: int, key: str) -> bytes:
-        """A value of the store, once it is there; GroupLost if the generation is over before."""
+        """A value of the store, once it is there; a RuntimeError if the generation is over before."""
         if key not in self._values:
             self.say("get", generation=generation, key=key)
         with self._news:
