@@ -21,7 +21,8 @@ from lockstep.comm.bucket import Entry
 from lockstep.comm.crew import Crew
 from lockstep.comm.group import Group
 from lockstep.comm.reduction import Reduction
-from lockstep.elastic.launcher import Job, Launcher
+from lockstep.elastic.job import Job
+from lockstep.elastic.launcher import Launcher
 from lockstep.spec.record import Record, write_records
 from lockstep.spec.world import read_world
 

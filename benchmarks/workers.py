@@ -25,7 +25,8 @@ from lockstep.comm.crew import Crew
 from lockstep.comm.group import Group
 from lockstep.comm.tree import worker_lanes
 from lockstep.data.loader import Lanes
-from lockstep.elastic.launcher import Job, Launcher
+from lockstep.elastic.job import Job
+from lockstep.elastic.launcher import Launcher
 from lockstep.models import build
 from lockstep.spec import Optimizer, Run, Train
 from lockstep.spec.record import Record, write_records

@@ -18,7 +18,8 @@ import threading
 from dataclasses import asdict, dataclass, field
 from typing import IO
 
-from lockstep.elastic.launcher import Job, Launcher
+from lockstep.elastic.job import Job
+from lockstep.elastic.launcher import Launcher
 from lockstep.errors import LockstepError, SpecError
 from lockstep.spec.world import World, read_world
 

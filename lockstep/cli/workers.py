@@ -7,7 +7,8 @@ import sys
 import threading
 from dataclasses import replace
 
-from lockstep.elastic.launcher import Job, Launcher
+from lockstep.elastic.job import Job
+from lockstep.elastic.launcher import Launcher
 from lockstep.errors import SpecError
 from lockstep.spec import Launch
 from lockstep.spec.run import Run

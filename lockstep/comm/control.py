@@ -7,17 +7,15 @@ group, so that this worker stops waiting for the dead; it also tells the launche
 from __future__ import annotations
 
 import base64
-import functools
 import os
 import socket
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
 
 import torch.distributed as dist
 
-from lockstep.comm.endpoint import form
+from lockstep.comm.endpoint import form, in_thread
 from lockstep.comm.group import Group
 from lockstep.comm.message import Message, pack, unpack
 from lockstep.errors import GroupLost, SpecError
@@ -52,13 +50,14 @@ class Control:
         with self._sending:
             self._socket.sendall(pack(op, **fields))
 
-    def ask_job(self) -> Message:
-        """The identity and the directory of the job that this worker joins."""
+    def ask_identity(self) -> dict[str, object] | None:
+        """The identity of the job that this worker joins, if it has begun."""
         self.say("ask")
         with self._news:
             self._news.wait_for(lambda: self._job)
             assert self._job
-            return self._job
+            identity: dict[str, object] | None = self._job["identity"]
+            return identity
 
     def wait(self, training: int) -> Generation | None:
         """The newest generation that this worker has not been in; None if the training is over."""
@@ -77,11 +76,8 @@ class Control:
             return Group()
         rank = generation.workers.index(self._world.name)
         self._meet(generation.number, rank, size, backend)
-        near = len(set(generation.nodes)) == 1
-        make = functools.partial(
-            form, _Store(self, generation.number), rank, size, backend, self._world.address, near
-        )
-        group = self._unless_news(make)
+        store, near = _Store(self, generation.number), len(set(generation.nodes)) == 1
+        group = self._unless_news(lambda: form(store, rank, size, backend, self._world.address, near))
         with self._news:
             self._group = group
             if self._is_news():  # it came while the group was formed, when nothing could be cut
@@ -107,17 +103,17 @@ class Control:
         """Put a value into the store of a generation."""
         self.say("set", generation=generation, key=key, value=base64.b64encode(value).decode())
 
-    def get(self, generation: int, key: str, seconds: float = _FORM_S) -> bytes:
-        """A value of the store, once it is there; GroupLost if the generation is over before."""
+    def get(self, generation: int, key: str) -> bytes:
+        """A value of the store, once it is there; a RuntimeError if the generation is over before."""
         if key not in self._values:
             self.say("get", generation=generation, key=key)
         with self._news:
             found = self._news.wait_for(
-                lambda: key in self._values or self._newest_number() > generation or self._is_over(), seconds
+                lambda: key in self._values or self._newest_number() > generation or self._is_over(), _FORM_S
             )
             if not found or key not in self._values:
                 raise RuntimeError(
-                    "another generation has begun" if found else f"no '{key}' in {seconds:g} s"
+                    "another generation has begun" if found else f"no '{key}' in {_FORM_S:g} s"
                 )
             return base64.b64decode(self._values[key])
 
@@ -136,22 +132,17 @@ class Control:
 
     def _unless_news(self, make: Callable[[], Group]) -> Group:
         """What `make` gives; it is left alone, in a thread of its own, if the next generation comes first."""
-        found: Future[Group] = Future()
-
-        def work() -> None:
-            try:
-                found.set_result(make())
-            except Exception as error:  # it is raised where the result is asked for
-                found.set_exception(error)
-            with self._news:
-                self._news.notify_all()
-
-        threading.Thread(target=work, name="lockstep-form", daemon=True).start()
+        found = in_thread(make)
+        found.add_done_callback(lambda _: self._notify())
         with self._news:
             self._news.wait_for(lambda: found.done() or self._is_news())
         if not found.done():
             raise GroupLost("another generation has begun")
         return found.result()
+
+    def _notify(self) -> None:
+        with self._news:
+            self._news.notify_all()
 
     def _is_over(self) -> bool:
         return self._over >= self._training

@@ -95,8 +95,7 @@ class Crew:
 
     def ask_identity(self) -> dict[str, object] | None:
         """The identity of the job that this worker joins, if it has begun."""
-        found = self._control.ask_job()["identity"] if self._control else None
-        return dict(found) if found else None
+        return self._control.ask_identity() if self._control else None
 
     def confirm(self) -> None:
         """The generation has completed a step."""

@@ -14,9 +14,8 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -31,6 +30,7 @@ _REACH_S = 15.0  # to reach the host of worker 0
 _LISTEN_S = 60.0  # until worker 0 listens, where its host answers
 _GATHER_S = 300.0  # until all workers are there: they may be reading data from a slow disk
 _LOOPBACK = "127.0.0.1"
+T = TypeVar("T")
 
 _groups = itertools.count()  # a script may train more than once; each time is a group of its own
 
@@ -136,21 +136,26 @@ def _open_store(world: World) -> tuple[Any, str]:
     return store, own_address
 
 
-def _within(seconds: float, make: Callable[[], Any]) -> Any:
+def _within(seconds: float, make: Callable[[], T]) -> T:
     """What `make` gives, or a TimeoutError: a store waits without end for a listener that never answers."""
-    future: Future[Any] = Future()
+    try:
+        return in_thread(make).result(seconds)
+    except TimeoutError:
+        raise TimeoutError(f"no answer within {seconds:.0f} s") from None
+
+
+def in_thread(make: Callable[[], T]) -> Future[T]:
+    """What `make` will give; its thread is left alone if nobody waits for that any longer."""
+    found: Future[T] = Future()
 
     def work() -> None:
         try:
-            future.set_result(make())
+            found.set_result(make())
         except Exception as error:  # it is raised where the result is asked for
-            future.set_exception(error)
+            found.set_exception(error)
 
-    threading.Thread(target=work, daemon=True).start()
-    try:
-        return future.result(seconds)
-    except FutureTimeout:
-        raise TimeoutError(f"no answer within {seconds:.0f} s") from None
+    threading.Thread(target=work, name="lockstep-form", daemon=True).start()
+    return found
 
 
 def _resolve(address: str) -> str:

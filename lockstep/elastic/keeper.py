@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from lockstep.comm.message import HELLO_BYTES, LIMIT_BYTES, Message, is_proof, pack, prove, unpack
+from lockstep.elastic.job import Job
 from lockstep.elastic.membership import Membership
 from lockstep.spec.generation import Generation
 
@@ -44,11 +45,10 @@ class Node:
 class Keeper:
     """Membership and store of one job."""
 
-    def __init__(
-        self, membership: Membership, token: str, wait_s: float, most_nodes: int, say: Callable[[str], None]
-    ) -> None:
-        self._membership, self._token, self._wait_s = membership, token, wait_s
-        self._most_nodes, self._say = most_nodes, say
+    def __init__(self, job: Job, say: Callable[[str], None]) -> None:
+        self._min_nodes, self._most_nodes = job.nodes
+        self._membership = Membership(job.lanes, job.min_workers, self._min_nodes)
+        self._token, self._wait_s, self._say = job.token, job.wait_s, say
         self._nodes: dict[int, Node] = {}
         self._count = self._strangers = 0
         self._values: dict[str, str] = {}
@@ -137,8 +137,7 @@ class Keeper:
         while not line.endswith(b"\n"):
             if len(line) >= HELLO_BYTES:
                 raise ValueError("too long")
-            byte = await reader.readexactly(1)
-            line += byte
+            line += await reader.readexactly(1)
         hello = unpack(line)
         if not is_proof(hello.get("proof"), self._token, nonce, "launcher"):
             writer.write(pack("refused", why="the token is another one"))
@@ -191,8 +190,6 @@ class Keeper:
                     self._answer(node, name, "value", key=key, value=self._values[key])
                 else:
                     self._asked.setdefault(key, []).append((node, name))
-            case "set" | "get":
-                self._answer(node, name, "stale", generation=self._membership.number)
             case "lost" if self._is_current(body):
                 self._lost_at = self._lost_at or time.monotonic()
             case "verdict":
@@ -202,7 +199,7 @@ class Keeper:
             case "job":
                 self._identity, self._run = body["identity"], str(body["run"])
             case "ask":
-                self._answer(node, name, "job", identity=self._identity, run=self._run)
+                self._answer(node, name, "job", identity=self._identity)
 
     def _finish(self, training: int, code: int) -> None:
         """A training is over; whoever waits to take part in it need not, and a failure is everyone's."""
@@ -227,7 +224,7 @@ class Keeper:
             told = "; ".join([*map(str, self._membership.changes), self._membership.shortage])
             self._say(f"{told}: too few workers, waiting up to {self._wait_s:g} s for more")
         starts = self._membership.current is None
-        if starts and 0 < len(self._nodes) < self._membership.min_nodes and not self._said_waiting:
+        if starts and 0 < len(self._nodes) < self._min_nodes and not self._said_waiting:
             self._said_waiting = True
             self._say(f"waiting for launchers of other nodes: {len(self._nodes)} here so far")
 

@@ -12,15 +12,12 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
-from lockstep.comm.message import Message, pack, unpack
-from lockstep.elastic import link
-from lockstep.elastic.keeper import SILENT_S, Keeper
+from lockstep.comm.message import Message
+from lockstep.elastic.job import Job
 from lockstep.elastic.kernel import is_stopped
-from lockstep.elastic.membership import Membership
+from lockstep.elastic.link import Link
 from lockstep.elastic.process import Processes, Worker, own_program
-from lockstep.errors import LockstepError
 from lockstep.spec.launch import RESTART_CODE
 
 _FROZEN_S = 1.0  # a worker that is stopped for so long is ended
@@ -28,26 +25,7 @@ _DEAF_S = 60.0  # a worker whose own thread is not heard for so long hangs as a 
 _LOOK_S = 0.1
 _ASK_EVERY_S = 0.5  # a worker takes a first SIGTERM for a wish to stop after its step
 _GRACE_S = 10.0  # for workers to end by themselves when they should, before they are killed
-_REJOIN_S = 30.0  # for a node that was cut off to find its job again
 _RESTART_AFTER_S = 0.5  # the others go on first: a new worker needs the cores that they need
-_LOOPBACK = "127.0.0.1"
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a launcher is to run: how many workers here, and of which job."""
-
-    workers: int
-    lanes: int
-    min_workers: int = 1
-    wait_s: float = 60.0
-    restarts: int = 3
-    rdzv: tuple[str, int] | None = None
-    nodes: tuple[int, int] = (1, 1)
-    token: str = ""
-    advice: str = "; --resume auto goes on"
-    preload: str = "torch"  # what workers import
-    is_elastic: bool = True  # whether the others go on without a worker that is lost
 
 
 class Launcher:
@@ -55,13 +33,12 @@ class Launcher:
 
     def __init__(self, job: Job, show: Callable[[str, str], None]) -> None:
         self._job, self._show = job, show
-        self._keeper: Keeper | None = None
-        self._writer: asyncio.StreamWriter | None = None
-        self._node, self._heard = 0, 0.0
+        self._processes = Processes(self._hear_worker, self._born, self._ended, self._print)
+        self._link = Link(job, self._hear_keeper, self._say)
         self._count, self._restarts, self._pending = 0, job.restarts, 0
         self._wishes: list[signal.Signals] = []  # signals that we were sent
         self._verdict = 0  # the exit code of an error that all workers share
-        self._cut_off = ""  # why the keeper is lost
+        self._asked, self._end = 0.0, float("inf")  # when workers were last told to end, and must have
 
     def run(self) -> int:
         """Start the workers, wait for all, and give the exit code of the job."""
@@ -73,106 +50,71 @@ class Launcher:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, self._take_signal, number)
         program = own_program()
-        self._processes = Processes(self._hear_worker, self._born, self._ended, self._say)
         try:
             self._processes.open(program, self._job.preload)
-            server = await self._find_keeper()
-            try:
-                while not await self._serve():
-                    await self._rejoin()
-                await self._wait_for_nodes()
-            finally:
-                if server:
-                    server.close()
+            await self._link.open()
+            while not await self._serve():
+                await self._rejoin()
+            await self._wait_for_nodes()
             return self._judge()
         finally:
             self._processes.close()
-            if self._writer:
-                self._writer.close()
-            if self._keeper:
-                self._tending.cancel()
-                await asyncio.wait([self._serving], timeout=1.0)
-
-    async def _find_keeper(self) -> asyncio.Server | None:
-        """Keep the job's store here, or reach who does."""
-        job = self._job
-        membership = Membership(job.lanes, job.min_workers, job.nodes[0])
-        keeper = Keeper(membership, job.token, job.wait_s, job.nodes[1], lambda text: self._say("", text))
-        server = await link.listen(keeper, *job.rdzv) if job.rdzv else None
-        if job.rdzv and server is None:
-            await self._reach(_REJOIN_S)
-            return None
-        self._keeper = keeper
-        self._tending = asyncio.create_task(keeper.tend())
-        self._streams, self._serving = await link.connect_here(keeper)
-        self._address = job.rdzv[0] if job.rdzv else _LOOPBACK
-        return server
-
-    async def _reach(self, patience_s: float) -> None:
-        assert self._job.rdzv
-        self._say("", "looking for the keeper at {}:{}".format(*self._job.rdzv))
-        self._streams = await link.connect(*self._job.rdzv, self._job.token, patience_s)
-        self._address = await link.own_address(*self._job.rdzv)
+            await self._link.close()
 
     async def _serve(self) -> bool:
         """Be a node of the job until its workers have ended; False if the keeper was lost before."""
-        reader, self._writer = self._streams
-        line = await reader.readline()
-        welcome = unpack(line) if line else {"op": "refused", "why": "it hung up"}
-        if welcome["op"] != "welcome":
-            raise LockstepError(f"the job refused this launcher: {welcome.get('why')}")
-        self._node, self._heard = int(welcome["node"]), time.monotonic()
-        if self._job.rdzv and not self._keeper:
-            self._say("", "this is node {} of the job at {}:{}".format(self._node, *self._job.rdzv))
-        hearing = asyncio.create_task(self._hear_keeper(reader))
+        joins = await self._link.enter()
         for slot in range(self._job.workers):
             if not self._wishes:
-                self._start(slot, bool(welcome["joins"]))
-        asked, end = 0.0, float("inf")
+                self._start(slot, joins)
         try:
             while (self._processes.alive() or self._pending) and not self._is_lost():
                 await self._processes.wait(_LOOK_S)
                 now = time.monotonic()
                 self._look(now)
-                over = self._verdict or len(self._wishes) > 1
-                if over and now > asked + _ASK_EVERY_S:
-                    killing = now > end or len(self._wishes) > 2
-                    if killing or len(self._wishes) > 1 or not self._job.is_elastic:
-                        self._processes.signal_all(signal.SIGKILL if killing else signal.SIGTERM)
-                    asked, end = now, min(end, now + _GRACE_S)
+                self._link.beat(now)
+                if self._verdict or len(self._wishes) > 1:
+                    self._end_workers(now)
         finally:
-            hearing.cancel()
+            self._link.stop_hearing()
         return not self._is_lost()
+
+    def _end_workers(self, now: float) -> None:
+        """Ask workers to end, again and again; those of an elastic job know of a verdict by themselves."""
+        if now <= self._asked + _ASK_EVERY_S:
+            return
+        killing = now > self._end or len(self._wishes) > 2
+        if killing or len(self._wishes) > 1 or not self._job.is_elastic:
+            self._processes.signal_all(signal.SIGKILL if killing else signal.SIGTERM)
+        self._asked, self._end = now, min(self._end, now + _GRACE_S)
 
     def _is_lost(self) -> bool:
         """Whether the job goes on without this node; what workers do after training is their own affair."""
-        return bool(self._cut_off) and not (self._processes.finished() or self._verdict or self._wishes)
+        return bool(self._link.lost) and not (self._processes.finished() or self._verdict or self._wishes)
 
     async def _rejoin(self) -> None:
         """This node lost the job: nothing of it may go on here; then it asks to be taken in again."""
-        assert self._writer
-        self._writer.close()
-        self._writer = None  # a signal ends the search
+        self._link.drop()  # from here on a signal ends the search
         self._processes.signal_all(signal.SIGKILL)
-        while self._processes.alive():
+        while self._processes.alive() or self._pending:  # who would be replaced is not, as the job is lost
             await self._processes.wait(_LOOK_S)
-        self._say("", f"{self._cut_off}: the workers here are stopped; trying to join again")
-        self._cut_off = ""
-        await self._reach(_REJOIN_S)
+        self._say(f"{self._link.lost}: the workers here are stopped; trying to join again")
+        await self._link.reach()
 
     async def _wait_for_nodes(self) -> None:
         """Who holds the store leaves last."""
         end = time.monotonic() + _GRACE_S
-        while self._keeper and self._keeper.num_nodes > 1:
+        while self._link.keeper and self._link.keeper.num_nodes > 1:
             if (self._verdict or self._processes.finished() or self._wishes) and time.monotonic() > end:
                 return
             await asyncio.sleep(_LOOK_S)
 
     def _start(self, slot: int, joins: bool) -> None:
-        name = f"{self._node}.{self._count}" if self._node else str(self._count)
-        speaks = self._node == 0 and self._count == 0
+        node = self._link.node
+        name = f"{node}.{self._count}" if node else str(self._count)
+        speaks = node == 0 and self._count == 0
         self._count += 1
-        self._tell("add", worker=name)
+        self._link.tell("add", worker=name)
         self._processes.start(
             Worker(name, slot, time.monotonic()),
             {
@@ -180,9 +122,8 @@ class Launcher:
                 "size": self._job.workers,
                 "local_rank": slot,
                 "local_size": self._job.workers,
-                "address": self._address,
+                "address": self._link.address,
                 "name": name,
-                "node": self._node,
                 "joins": joins,
             },
             speaks,
@@ -190,28 +131,24 @@ class Launcher:
 
     def _born(self, worker: Worker) -> None:
         """A worker's process is there; a signal that came before hits it now."""
-        if self._wishes and self._keeper:
+        if self._wishes and self._link.keeper:
             self._processes.send_signal(worker, self._wishes[0])
 
-    def _ended(self, worker: Worker, code: int) -> None:
+    def _ended(self, worker: Worker) -> None:
         """A worker has ended; one that was killed gets a successor."""
-        why = ""
-        if code < 0:
-            why = worker.why or f"was killed by {_name(-code)}"
-        elif code:
-            why = worker.why or f"failed with exit code {code}"
-        self._tell("gone", worker=worker.name, why=why)
+        code, why = worker.code, _fate(worker)
+        self._link.tell("gone", worker=worker.name, why=why)
         if why and not self._job.is_elastic and not self._verdict:
             self._verdict = max(code, 1)
             if code < 0:
-                self._say("", f"worker {worker.name} {why}")
-        over = self._verdict or worker.rank is not None or self._wishes or self._cut_off
+                self._say(f"worker {worker.name} {why}")
+        over = self._verdict or worker.rank is not None or self._wishes or self._link.lost
         over = over or self._processes.nursery_ended
         if over or not (code < 0 or code == RESTART_CODE):
             return
         if self._restarts <= 0:
             if self._job.restarts:
-                self._say("", f"worker {worker.name} {why} and is not replaced: all --restarts are used up")
+                self._say(f"worker {worker.name} {why} and is not replaced: all --restarts are used up")
             return
         self._restarts -= 1
         self._pending += 1
@@ -219,7 +156,7 @@ class Launcher:
 
     def _replace(self, slot: int) -> None:
         self._pending -= 1
-        if not (self._wishes or self._verdict or self._cut_off):
+        if not (self._wishes or self._verdict or self._link.lost):
             self._start(slot, joins=True)
 
     def _look(self, now: float) -> None:
@@ -235,10 +172,6 @@ class Launcher:
                 self._fence(worker, f"was frozen for {_FROZEN_S:g} s and is ended")
             if worker.beats and now - worker.heard > _DEAF_S:
                 self._fence(worker, f"was not heard for {_DEAF_S:g} s and is ended")
-        if not self._keeper:
-            if now - self._heard > SILENT_S:
-                self._cut_off = f"the keeper of the job was not heard for {SILENT_S:g} s"
-            self._tell("beat")
 
     def _fence(self, worker: Worker, why: str) -> None:
         worker.why = why
@@ -250,71 +183,62 @@ class Launcher:
             worker.rank = int(message["rank"])
             self._verdict = int(message["code"]) or self._verdict
         if message["op"] != "beat":
-            self._tell("from", worker=worker.name, body=message)
+            self._link.tell("from", worker=worker.name, body=message)
 
-    async def _hear_keeper(self, reader: asyncio.StreamReader) -> None:
-        """Hand on what the keeper says to our workers, until it is lost."""
-        reason = "the launcher that holds the store has ended"
-        with suppress(OSError, ValueError):
-            while line := await reader.readline():
-                message = unpack(line)
-                self._heard = time.monotonic()
-                if message["op"] == "to":
-                    self._processes.tell(message["worker"], message["body"])
-                elif message["op"] == "over":
-                    self._verdict = int(message["code"])
-                elif message["op"] == "refused":
-                    reason = str(message.get("why"))
-        self._cut_off = self._cut_off or reason
-        self._processes.changed.set()
-
-    def _tell(self, op: str, **fields: object) -> None:
-        with suppress(OSError, RuntimeError):
-            if self._writer:
-                self._writer.write(pack(op, **fields))
+    def _hear_keeper(self, message: Message) -> None:
+        if message["op"] == "to":
+            self._processes.tell(message["worker"], message["body"])
+        elif message["op"] == "over":
+            self._verdict = int(message["code"])
 
     def _take_signal(self, number: signal.Signals) -> None:
         """A first signal is handed on; where another node holds the store, this one hands its lanes over."""
         self._wishes.append(signal.Signals(number))
         if len(self._wishes) > 1:
             return
-        if self._keeper:
-            self._keeper.halt()
+        if self._link.keeper:
+            self._link.keeper.halt()
             self._processes.signal_all(signal.Signals(number))
-        elif self._writer:
-            self._tell("leave")
+        elif self._link.is_open:
+            self._link.tell("leave")
         else:
             raise SystemExit(128 + number)
 
-    def _say(self, worker: str, text: str) -> None:
+    def _say(self, text: str) -> None:
+        self._print("", f"lockstep: {text}")
+
+    def _print(self, worker: str, text: str) -> None:
         with suppress(OSError):  # nobody reads us; the workers must not wait for that
-            self._show(worker, text if worker else f"lockstep: {text}")
+            self._show(worker, text)
 
     def _judge(self) -> int:
         """The exit code; a worker that was killed cannot say so, so we do."""
         finished = self._processes.finished()
-        if self._verdict and not self._keeper:
-            self._say("", f"the job ended with exit code {self._verdict}: its keeper's launcher says why")
+        if self._verdict and not self._link.keeper:
+            self._say(f"the job ended with exit code {self._verdict}: its keeper's launcher says why")
         if self._verdict or finished:
             return self._verdict or max(finished[0].code, 0)
         if self._wishes:
             wish = self._wishes[0]
-            left = ": this node left the job, which goes on" if not self._keeper else ""
-            self._say("", f"stopped by {wish.name}{left or ' before the step under way was done'}")
+            left = ": this node left the job, which goes on" if not self._link.keeper else ""
+            self._say(f"stopped by {wish.name}{left or ' before the step under way was done'}")
             return 128 + wish
         if self._processes.nursery_ended:
             trained = any(worker.beats for worker in self._processes.all())
-            self._say("", f"the process that starts workers has ended{self._job.advice if trained else ''}")
+            self._say(f"the process that starts workers has ended{self._job.advice if trained else ''}")
             return 1
         failed = self._processes.last_failed()
         if failed and failed.code < 0:
-            why = failed.why or f"was killed by {_name(-failed.code)}"
-            self._say("", f"worker {failed.name} {why}, and no worker is left{self._job.advice}")
+            self._say(f"worker {failed.name} {_fate(failed)}, and no worker is left{self._job.advice}")
         return (failed.code if failed.code > 0 else 1) if failed else 0
 
 
-def _name(number: int) -> str:
+def _fate(worker: Worker) -> str:
+    """How a worker ended, if not well."""
+    if worker.code >= 0:
+        return (worker.why or f"failed with exit code {worker.code}") if worker.code else ""
     try:
-        return signal.Signals(number).name
+        name = signal.Signals(-worker.code).name
     except ValueError:
-        return f"signal {number}"
+        name = f"signal {-worker.code}"
+    return worker.why or f"was killed by {name}"

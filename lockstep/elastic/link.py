@@ -6,17 +6,117 @@ import asyncio
 import errno
 import secrets
 import socket
+import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from lockstep.comm.message import LIMIT_BYTES, Message, is_proof, pack, prove, unpack
-from lockstep.elastic.keeper import Keeper
+from lockstep.elastic.job import Job
+from lockstep.elastic.keeper import SILENT_S, Keeper
 from lockstep.errors import LockstepError, SpecError
 
 _REACH_S = 15.0
-Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+_SEARCH_S = 30.0  # to find the keeper, at the start and for a node that was cut off
+_LOOPBACK = "127.0.0.1"
+_Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-async def connect_here(keeper: Keeper) -> tuple[Streams, asyncio.Task[None]]:
+class Link:
+    """A launcher's line to the keeper of its job; `hear` is called with all that the keeper says."""
+
+    def __init__(self, job: Job, hear: Callable[[Message], None], say: Callable[[str], None]) -> None:
+        self._job, self._hear, self._say = job, hear, say
+        self._server: asyncio.Server | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._heard = 0.0
+        self.keeper: Keeper | None = None  # if it is in this process
+        self.node = 0  # the number of this node in the job
+        self.address = _LOOPBACK  # at which workers of other nodes reach those here
+        self.lost = ""  # why the keeper is lost, until this node has entered again
+
+    async def open(self) -> None:
+        """Keep the job's store here, or reach who does."""
+        job = self._job
+        keeper = Keeper(job, self._say)
+        if job.rdzv:
+            self._server = await _listen(keeper, *job.rdzv)
+            if self._server is None:
+                return await self.reach()
+            self.address = job.rdzv[0]
+        self.keeper = keeper
+        self._tending = asyncio.create_task(keeper.tend())
+        self._streams, self._serving = await _connect_here(keeper)
+
+    async def reach(self) -> None:
+        """Find the keeper at another node."""
+        assert self._job.rdzv
+        self._say("looking for the keeper at {}:{}".format(*self._job.rdzv))
+        self._streams = await _connect(*self._job.rdzv, self._job.token)
+        self.address = await _own_address(*self._job.rdzv)
+
+    async def enter(self) -> bool:
+        """Become a node of the job, and hear the keeper from now on; True if the job runs already."""
+        reader, self._writer = self._streams
+        line = await reader.readline()
+        welcome = unpack(line) if line else {"op": "refused", "why": "it hung up"}
+        if welcome["op"] != "welcome":
+            raise LockstepError(f"the job refused this launcher: {welcome.get('why')}")
+        self.node, self.lost, self._heard = int(welcome["node"]), "", time.monotonic()
+        if self._job.rdzv and not self.keeper:
+            self._say("this is node {} of the job at {}:{}".format(self.node, *self._job.rdzv))
+        self._hearing = asyncio.create_task(self._listen_to(reader))
+        return bool(welcome["joins"])
+
+    @property
+    def is_open(self) -> bool:
+        return self._writer is not None
+
+    def tell(self, op: str, **fields: object) -> None:
+        """A message to the keeper; one that is gone is noticed by its silence."""
+        with suppress(OSError, RuntimeError):
+            if self._writer:
+                self._writer.write(pack(op, **fields))
+
+    def beat(self, now: float) -> None:
+        """Let a keeper elsewhere know that this node lives, and notice its silence."""
+        if not self.keeper:
+            if now - self._heard > SILENT_S:
+                self.lost = f"the keeper of the job was not heard for {SILENT_S:g} s"
+            self.tell("beat")
+
+    def stop_hearing(self) -> None:
+        """What the keeper says no longer counts: the workers here have ended, or it is lost."""
+        self._hearing.cancel()
+
+    def drop(self) -> None:
+        """Hang up; the keeper can be reached anew."""
+        if self._writer:
+            self._writer.close()
+        self._writer = None
+
+    async def close(self) -> None:
+        """Hang up for good, and end a keeper that is here."""
+        self.drop()
+        if self._server:
+            self._server.close()
+        if self.keeper:
+            self._tending.cancel()
+            await asyncio.wait([self._serving], timeout=1.0)
+
+    async def _listen_to(self, reader: asyncio.StreamReader) -> None:
+        """Hear the keeper until it is lost."""
+        reason = "the launcher that holds the store has ended"
+        with suppress(OSError, ValueError):
+            while line := await reader.readline():
+                message = unpack(line)
+                self._heard = time.monotonic()
+                if message["op"] == "refused":
+                    reason = str(message.get("why"))
+                self._hear(message)
+        self.lost = self.lost or reason
+
+
+async def _connect_here(keeper: Keeper) -> tuple[_Streams, asyncio.Task[None]]:
     """The keeper of this very process, spoken to as any other."""
     ours, theirs = socket.socketpair()
     reader, writer = await asyncio.open_connection(sock=theirs, limit=LIMIT_BYTES)
@@ -24,7 +124,7 @@ async def connect_here(keeper: Keeper) -> tuple[Streams, asyncio.Task[None]]:
     return await asyncio.open_connection(sock=ours, limit=LIMIT_BYTES), serving
 
 
-async def listen(keeper: Keeper, address: str, port: int) -> asyncio.Server | None:
+async def _listen(keeper: Keeper, address: str, port: int) -> asyncio.Server | None:
     """Become the keeper at an address; None where it is another host's, or has a keeper already."""
     try:
         return await keeper.listen(address, port)
@@ -34,10 +134,10 @@ async def listen(keeper: Keeper, address: str, port: int) -> asyncio.Server | No
         raise SpecError(f"--rdzv {address}:{port}: {error.strerror or error}") from None
 
 
-async def connect(address: str, port: int, token: str, patience_s: float) -> Streams:
+async def _connect(address: str, port: int, token: str) -> _Streams:
     """The keeper at another node, each side having proven the token to the other."""
     loop = asyncio.get_running_loop()
-    end = loop.time() + patience_s
+    end = loop.time() + _SEARCH_S
     while True:
         try:
             return await asyncio.wait_for(_greet(address, port, token), _REACH_S)
@@ -45,13 +145,13 @@ async def connect(address: str, port: int, token: str, patience_s: float) -> Str
             reason = getattr(error, "strerror", None) or str(error) or "no answer"
         if loop.time() > end:
             raise LockstepError(
-                f"--rdzv {address}:{port}: no keeper of a job there after {patience_s:.0f} s ({reason}): "
+                f"--rdzv {address}:{port}: no keeper of a job there after {_SEARCH_S:.0f} s ({reason}): "
                 "start the launcher of that host first, and check the address, the port and the firewall"
             )
         await asyncio.sleep(0.3)
 
 
-async def _greet(address: str, port: int, token: str) -> Streams:
+async def _greet(address: str, port: int, token: str) -> _Streams:
     reader, writer = await asyncio.open_connection(address, port, limit=LIMIT_BYTES)
     try:
         question = await _read(reader)
@@ -79,7 +179,7 @@ async def _read(reader: asyncio.StreamReader) -> Message:
         raise LockstepError("what listens at --rdzv is no launcher of ours: choose another port") from None
 
 
-async def own_address(address: str, port: int) -> str:
+async def _own_address(address: str, port: int) -> str:
     """The address by which this host reaches the keeper's."""
     info = await asyncio.get_running_loop().getaddrinfo(address, port, type=socket.SOCK_STREAM)
     family, _, _, _, target = info[0]

@@ -23,7 +23,7 @@ class Membership:
     """The workers of all nodes; `next` gives a generation whenever the one that runs is no longer right."""
 
     def __init__(self, lanes: int, min_workers: int = 1, min_nodes: int = 1) -> None:
-        self._lanes, self._min_workers, self.min_nodes = lanes, min_workers, min_nodes
+        self._lanes, self._min_workers, self._min_nodes = lanes, min_workers, min_nodes
         self._members: dict[str, Member] = {}
         self._changes: list[tuple[int, Change]] = []  # since which generation, and what
         self._since = 0.0
@@ -69,60 +69,59 @@ class Membership:
 
     def next(self, now: float) -> Generation | None:
         """The next generation, if there has to be one and there can be."""
-        current = self.current
-        training = max((m.training for m in self._members.values()), default=0)
-        if training <= self.over or self._waits(training):
+        if self._training <= self.over or self._waits():
             return None
-        able = self._able(training)
-        names = tuple(m.name for m in able)
-        if not able or len(able) < self._min_workers:
+        able, current = self._able(), self.current
+        if len(able) < self._min_workers:
             return None
-        same = current is not None and current.training == training
-        if same and current and names == current.workers and not self._again:
-            return None
-        return self._publish(able, training, now)
+        is_same = current and current.training == self._training and current.workers == _names(able)
+        return None if is_same and not self._again else self._publish(able, now)
 
     def halt(self, now: float) -> Generation | None:
         """A last generation of those who are left, to save their state."""
-        training = max((m.training for m in self._members.values()), default=0)
-        able = self._able(training) if training > self.over else []
-        return self._publish(able, training, now, halt=True) if able else None
-
-    def _able(self, training: int) -> list[Member]:
-        """Who can take part, in order of rank; worker 0 stays with the keeper, where the run's files are."""
-        able = [m for m in self._members.values() if m.training == training and not m.leaves]
-        return sorted(able, key=lambda m: (m.node, m.age))[: self._lanes]
+        able = self._able() if self._training > self.over else []
+        return self._publish(able, now, halt=True) if able else None
 
     @property
     def is_short(self) -> bool:
         """Whether training waits for more workers than there are, or start."""
-        training = max((m.training for m in self._members.values()), default=0)
-        starting = self.current is None and self._waits(training)
-        return training > self.over and not starting and 0 < len(self._able(training)) < self._min_workers
+        starting = self.current is None and self._waits()
+        return self._training > self.over and not starting and 0 < len(self._able()) < self._min_workers
 
     @property
-    def changes(self) -> list[Change]:
+    def changes(self) -> tuple[Change, ...]:
         """What has happened since the last step that was completed."""
-        return [change for _, change in self._changes]
+        return tuple(change for _, change in self._changes)
 
     @property
     def shortage(self) -> str:
         """How many there are of those that there must be."""
-        training = max((m.training for m in self._members.values()), default=0)
-        return f"{len(self._able(training))} of at least {self._min_workers} are left"
+        return f"{len(self._able())} of at least {self._min_workers} are left"
 
-    def _waits(self, training: int) -> bool:
+    @property
+    def _training(self) -> int:
+        """The training that the workers are in, or the foremost of them wait for."""
+        return max((m.training for m in self._members.values()), default=0)
+
+    def _able(self) -> list[Member]:
+        """Who can take part, in order of rank; worker 0 stays with the keeper, where the run's files are."""
+        training = self._training
+        able = [m for m in self._members.values() if m.training == training and not m.leaves]
+        return sorted(able, key=lambda m: (m.node, m.age))[: self._lanes]
+
+    def _waits(self) -> bool:
         """Whether some are still to come: at the start all, at a further training those of the one before."""
         if self.current is None:
             nodes = {m.node for m in self._members.values()}
-            return len(nodes) < self.min_nodes or any(not m.training for m in self._members.values())
+            return len(nodes) < self._min_nodes or any(not m.training for m in self._members.values())
+        training = self._training
         if training == self.current.training:
             return False
         earlier = [self._members[name] for name in self.current.workers if name in self._members]
         return any(m.training < training for m in earlier)
 
-    def _publish(self, able: list[Member], training: int, now: float, halt: bool = False) -> Generation:
-        current = self.current
+    def _publish(self, able: list[Member], now: float, halt: bool = False) -> Generation:
+        current, training = self.current, self._training
         before = set(current.workers) if current and current.training == training else None
         if before is not None:
             for m in able:
@@ -133,12 +132,12 @@ class Membership:
         self.current = Generation(
             self.number,
             training,
-            tuple(m.name for m in able),
+            _names(able),
             tuple(m.node for m in able),
             planned,
             halt,
             self._since or now,
-            tuple(change for _, change in self._changes),
+            self.changes,
         )
         self._again = False
         return self.current
@@ -151,3 +150,7 @@ class Membership:
     def _note(self, change: Change, now: float) -> None:
         self._changes.append((self.number + 1, change))
         self._since = self._since or now
+
+
+def _names(members: list[Member]) -> tuple[str, ...]:
+    return tuple(m.name for m in members)

@@ -96,7 +96,7 @@ def _fork(line: socket.socket, request: dict[str, Any], fds: list[int]) -> bool:
         os.dup2(source, target)
     os.close(stderr)
     os.close(null)
-    world = {**request["world"], "control_fd": control, "stdout_fd": stdout, "parent": parent}
+    world = {**request["world"], "control_fd": control, "stdout_fd": stdout}
     os.environ[request["variable"]] = json.dumps(world)
     return True
 

@@ -50,13 +50,13 @@ class Processes:
         self,
         hear: Callable[[Worker, Message], None],
         born: Callable[[Worker], None],
-        ended: Callable[[Worker, int], None],
+        ended: Callable[[Worker], None],
         show: Callable[[str, str], None],
     ) -> None:
         self._hear, self._born, self._ended, self._show = hear, born, ended, show
         self._workers: dict[str, Worker] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self.changed = asyncio.Event()
+        self._changed = asyncio.Event()
         self.nursery_ended = False
 
     def open(self, program: Program, preload: str) -> None:
@@ -118,10 +118,10 @@ class Processes:
     async def wait(self, seconds: float) -> None:
         """Until a worker ends, at most so long."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self.changed.wait(), seconds)
-        self.changed.clear()
-        if not self.alive():
-            await asyncio.wait(self._tasks or {asyncio.create_task(asyncio.sleep(0))}, timeout=1.0)
+            await asyncio.wait_for(self._changed.wait(), seconds)
+        self._changed.clear()
+        if self._tasks and not self.alive():  # their last words
+            await asyncio.wait(self._tasks, timeout=1.0)
 
     def tell(self, name: str, message: Message) -> None:
         """A message to one of our workers."""
@@ -182,8 +182,8 @@ class Processes:
 
     def _end(self, worker: Worker, code: int) -> None:
         worker.ended, worker.code = True, code
-        self._ended(worker, code)
-        self.changed.set()
+        self._ended(worker)
+        self._changed.set()
 
     async def _attend(self, worker: Worker, line: socket.socket) -> None:
         """Hear a worker until it ends."""

@@ -35,11 +35,9 @@ class World:
     # Only our launcher tells the rest: there `rank` and `size` are those on the node, and a worker's rank in
     # the job is told anew with every generation.
     name: str = ""
-    node: int = 0
     joins: bool = False  # the job runs already, or another worker is replaced
     control_fd: int = -1  # the line to the launcher
     stdout_fd: int = -1  # what the launcher prints to, for the worker that tells
-    parent: int = 0
 
     def __post_init__(self) -> None:
         if not (0 <= self.rank < self.size and 0 <= self.local_rank < self.local_size <= self.size):

@@ -1,14 +1,17 @@
-"""Whether a model, a loss, data and a Run go together, found out before any work starts."""
+"""Whether a model, a loss, data and a Run go together, found out before any work starts; or why it failed."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
 
 from lockstep.data import Store
 from lockstep.data.loader import Lanes
-from lockstep.errors import ModelError
-from lockstep.spec import Run
+from lockstep.errors import ModelError, OutOfMemory
+from lockstep.spec import Run, Train
 from lockstep.train.lane import LaneByLane
 from lockstep.train.loss import Loss
 
@@ -42,7 +45,7 @@ def check_lane(model: nn.Module, loss: Loss, store: Store, run: Run, device: tor
     try:
         (output,) = reference.run(lanes, 0)
     except Exception as error:
-        if is_out_of_memory(error):
+        if _is_out_of_memory(error):
             return  # the loop says what would help
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(f"a step of this model and loss on {size} images a lane fails: {first}") from error
@@ -52,9 +55,24 @@ def check_lane(model: nn.Module, loss: Loss, store: Store, run: Run, device: tor
         raise ModelError(f"the loss gives shape {tuple(output.loss.shape)}: it must be one number, a mean")
 
 
-def is_out_of_memory(error: Exception) -> bool:
+def _is_out_of_memory(error: Exception) -> bool:
     """Whether an error says that memory ran out, on a CPU or a GPU."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "allocate memory" in str(error)
+
+
+@contextmanager
+def explain_memory(train: Train, device: torch.device) -> Iterator[None]:
+    """Let an error for want of memory say which settings need less."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        raise OutOfMemory(
+            f"out of memory on {device} with {train.batch // train.lanes} images a lane: raise "
+            f"train.lanes={train.lanes} (smaller lanes), lower train.batch={train.batch} or the image size, "
+            "or use precision=bf16"
+        ) from None
 
 
 def warnings_of(run: Run, model: nn.Module, length: int) -> list[str]:

@@ -6,11 +6,14 @@ one was killed.
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lockstep.comm.group import Group
+from lockstep.spec.generation import Generation
 from lockstep.spec.identity import digest
 from lockstep.train import checkpoint
 from lockstep.train.directory import RunDirectory
@@ -122,15 +125,42 @@ class Journal:
         if self._trace and not takes_over:
             self.trace(state)
 
-    def regroup(self, done: Regrouped) -> None:
+    def regroup(self, found: Generation | None, first_step: int, num_workers: int) -> None:
         """The run goes on with other workers; also said once at its beginning."""
-        done = replace(done, changes=tuple(text for text in done.changes if text not in self._told))
-        self._told |= set(done.changes)  # a generation tells anew what the one before it may not have told
+        now, changes = time.time(), tuple(map(str, found.changes)) if found else ()
+        done = Regrouped(
+            found.number if found else 1,
+            first_step,
+            num_workers,
+            tuple(text for text in changes if text not in self._told),
+            round(found.since if found else now, 3),
+            round(now - found.since, 3) if found and changes else 0.0,
+        )
+        self._told |= set(changes)  # a generation tells anew what the one before it may not have told
         self._add(_METRICS, {"kind": "generation", **vars(done)})
         if self._directory and done.changes:
             self._emit(done)
 
-    def generations(self) -> list[dict[str, Any]]:
+    def summarize(self, state: TrainState, group: Group, hashes: dict[str, str]) -> dict[str, Any]:
+        """What is kept of a run that is done."""
+        assert state.evaluation is not None, "a finished run was evaluated"
+        return {
+            "accuracy": state.evaluation[1],
+            "loss": state.evaluation[0],
+            "best_accuracy": state.best_accuracy,
+            "best_step": state.best_step,
+            "epochs": state.epoch,
+            "steps": state.step,
+            "img_s": self.pace.img_s,
+            "device": self._setup.identity["numerics.device"],
+            "workers": group.size,
+            "backend": group.backend,
+            "generations": self._generations(),
+            "identity": self.identity,
+            **hashes,
+        }
+
+    def _generations(self) -> list[dict[str, Any]]:
         """The timeline of workers lost and joined."""
         rows = self._directory.read_rows(_METRICS) if self._directory else []
         return [

@@ -22,13 +22,13 @@ from lockstep.comm.crew import Crew
 from lockstep.comm.group import Group
 from lockstep.comm.tree import worker_lanes
 from lockstep.data.loader import Lanes, TrainLoader
-from lockstep.errors import AuditFailed, Interrupted, NumericsError, OutOfMemory
+from lockstep.errors import AuditFailed, Interrupted, NumericsError
 from lockstep.spec import Launch
 from lockstep.spec.generation import Generation
 from lockstep.train.audit import Audit
-from lockstep.train.check import is_out_of_memory
+from lockstep.train.check import explain_memory
 from lockstep.train.evaluate import averaged_weights
-from lockstep.train.event import EpochDone, Regrouped, StepDone
+from lockstep.train.event import EpochDone, StepDone
 from lockstep.train.handshake import prove_state
 from lockstep.train.interrupt import Interrupt
 from lockstep.train.journal import Journal
@@ -98,7 +98,7 @@ class Loop:
             self._report_generation()
             self._stop(signal.SIGTERM, "stopped because too few workers are left")
         try:
-            with self._lower(), self._explain_memory():
+            with self._lower(), explain_memory(self._setup.run.train, self._setup.device):
                 while self._state.epoch < self._setup.run.train.epochs:
                     self._train_epoch()
                     self._end_epoch()
@@ -108,7 +108,7 @@ class Loop:
             raise
         self._report_generation()
         hashes = prove_state(self._group, self._state)
-        return self._finish(self._summarize(hashes), write=True)
+        return self._finish(self._journal.summarize(self._state, self._group, hashes), write=True)
 
     def _train_epoch(self) -> None:
         state, run, journal = self._state, self._setup.run, self._journal
@@ -180,17 +180,7 @@ class Loop:
         self._is_new = False
         if self._group.rank == 0:
             self._crew.confirm()
-        now, found = time.time(), self._generation
-        self._journal.regroup(
-            Regrouped(
-                found.number if found else 1,
-                self._first_step,
-                self._group.size,
-                tuple(map(str, found.changes)) if found else (),
-                round(found.since if found else now, 3),
-                round(now - found.since, 3) if found and found.changes else 0.0,
-            )
-        )
+        self._journal.regroup(self._generation, self._first_step, self._group.size)
 
     def _stop(self, number: signal.Signals, cause: str = "") -> None:
         saved = self._journal.save(self._state)
@@ -200,25 +190,6 @@ class Loop:
             f"go on with {self._launch.resume_command(self._journal.path)}",
             number,
         )
-
-    def _summarize(self, hashes: dict[str, str]) -> dict[str, Any]:
-        state = self._state
-        assert state.evaluation is not None, "a finished run was evaluated"
-        return {
-            "accuracy": state.evaluation[1],
-            "loss": state.evaluation[0],
-            "best_accuracy": state.best_accuracy,
-            "best_step": state.best_step,
-            "epochs": state.epoch,
-            "steps": state.step,
-            "img_s": self._journal.pace.img_s,
-            "device": self._setup.identity["numerics.device"],
-            "workers": self._group.size,
-            "backend": self._group.backend,
-            "generations": self._journal.generations(),
-            "identity": self._journal.identity,
-            **hashes,
-        }
 
     def _finish(self, summary: dict[str, Any], write: bool) -> Result:
         """Worker 0's summary, on every worker once it is on disk; until then a loss is made good."""
@@ -273,17 +244,3 @@ class Loop:
             read,
             f"worker {name} on {socket.gethostname()}",
         )
-
-    @contextmanager
-    def _explain_memory(self) -> Iterator[None]:
-        train = self._setup.run.train
-        try:
-            yield
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            raise OutOfMemory(
-                f"out of memory on {self._setup.device} with {train.batch // train.lanes} images a lane: "
-                f"raise train.lanes={train.lanes} (smaller lanes), lower train.batch={train.batch} or the "
-                "image size, or use precision=bf16"
-            ) from None

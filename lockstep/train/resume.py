@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,19 +29,12 @@ def open_directory(
         directory, path = find_resumed(launch, name)
         if directory:
             _check_identity(directory, setup.identity)
-            directory.hold()
-            try:
-                saved = _choose(directory, path, on_event)
-                if saved:
-                    check_checkpoint(saved, setup.identity)
-            except BaseException:
-                directory.close()
-                raise
-            return directory, saved
+            with _held(directory):
+                return directory, _choose(directory, path, setup.identity, on_event)
         on_event(Notice(f"--resume auto: no run '{name}' in {launch.runs_dir}; starting a new one"))
     directory = RunDirectory.create(launch.runs_dir, name, announce)
-    directory.hold()
-    directory.describe(_with_whole_paths(setup.run), setup.identity)
+    with _held(directory):
+        directory.describe(_with_whole_paths(setup.run), setup.identity)
     return directory, None
 
 
@@ -50,18 +44,22 @@ def reopen_directory(
     """The directory that a worker before this one kept; `is_lost`: no worker has the state any more."""
     path.mkdir(exist_ok=True)  # that worker may have ended before it made it
     directory = RunDirectory(path)
-    directory.hold(_LET_GO_S)
-    try:
+    with _held(directory, _LET_GO_S):
         if not (path / "identity.json").is_file():
             directory.describe(_with_whole_paths(setup.run), setup.identity)
         _check_identity(directory, setup.identity)
-        saved = _choose(directory, None, on_event) if is_lost else None
-        if saved:
-            check_checkpoint(saved, setup.identity)
+        return directory, _choose(directory, None, setup.identity, on_event) if is_lost else None
+
+
+@contextmanager
+def _held(directory: RunDirectory, patience_s: float = 0.0) -> Iterator[None]:
+    """Hold a directory, and let it go only if what follows fails."""
+    directory.hold(patience_s)
+    try:
+        yield
     except BaseException:
         directory.close()
         raise
-    return directory, saved
 
 
 def _with_whole_paths(run: Run) -> Run:
@@ -120,14 +118,18 @@ def check_checkpoint(saved: Saved, identity: Identity) -> None:
         raise IdentityError(f"{saved.path} is a checkpoint of another run: remove it or name another")
 
 
-def _choose(directory: RunDirectory, path: Path | None, on_event: Listener) -> Saved | None:
-    if path:
-        return checkpoint.load(path)
+def _choose(
+    directory: RunDirectory, path: Path | None, identity: Identity, on_event: Listener
+) -> Saved | None:
+    """The checkpoint to go on from: the one at `path`, else the newest that is whole."""
 
     def warn(text: str) -> None:
         on_event(Notice(text, warning=True))
 
-    return checkpoint.load_newest(directory.checkpoints, warn)
+    saved = checkpoint.load(path) if path else checkpoint.load_newest(directory.checkpoints, warn)
+    if saved:
+        check_checkpoint(saved, identity)
+    return saved
 
 
 def _check_identity(directory: RunDirectory, ours: Identity) -> None:

@@ -76,7 +76,7 @@ class _Worker:
 
     def work(self) -> Result:
         """Train through as many generations as it takes."""
-        if self.crew.joins and self.crew.is_elastic:
+        if self.crew.joins:
             self._prepare_to_join()
         try:
             with Interrupt() as interrupt:
@@ -121,10 +121,8 @@ class _Worker:
     def _train(self, group: Group, interrupt: Interrupt) -> Result:
         """Agree with the others on run and state, then train on."""
         identity = self.setup.identity if self.setup else None
-        keeps, knows = (
-            self.journal is not None and self.journal.is_open,
-            bool(self.journal and self.journal.found),
-        )
+        keeps = bool(self.journal and self.journal.is_open)
+        knows = bool(self.journal and self.journal.found)
         roll = call_roll(group, answer_roll(identity, self.launch, self.state, keeps, knows))
         setup = self.setup if roll.agrees and self.setup else self._agree_on_setup(group)
         state = self.state or TrainState.begin(setup.model, self.run.optimizer, self.run.train.ema)
