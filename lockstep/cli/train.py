@@ -77,6 +77,7 @@ def train(options: argparse.Namespace) -> int:
         backend=options.backend,
         bucket_mb=options.bucket_mb,
         overlap=not options.no_overlap,
+        graph=not options.no_graph,
         trace=options.trace,
         min_workers=options.min_workers,
         wait_s=options.wait,

@@ -16,7 +16,7 @@ Identity = dict[str, Any]
 VERSION = 1
 
 # Keys of a Run that say where things lie or when they are saved, and so cannot change a bit.
-_NOT_IDENTITY = ("data.dir", "model.weights", "checkpoint.every_steps", "checkpoint.keep")
+_NOT_IDENTITY = ("data.dir", "model.weights", "kernels.table", "checkpoint.every_steps", "checkpoint.keep")
 
 
 def make_identity(
@@ -25,7 +25,7 @@ def make_identity(
     data: Mapping[str, Any],
     model: Mapping[str, Any],
     fingerprint: Mapping[str, Any],
-    kernels: str,
+    kernels: Mapping[str, str],
 ) -> Identity:
     """Flatten the run, the data's manifest, the model's source and the numerics into one table."""
     whole = {
@@ -33,7 +33,7 @@ def make_identity(
         **flatten("manifest", data),
         **flatten("source", model),
         **flatten("numerics", fingerprint),
-        "kernels.set": kernels,
+        **flatten("kernels", kernels),
         "numerics.version": VERSION,
     }
     return {key: whole[key] for key in sorted(whole) if key not in _NOT_IDENTITY}

@@ -30,9 +30,10 @@ SCHEDULES: dict[str, dict[str, float]] = {
     "linear": {"final": 0.0},
     "onecycle": {"peak": 0.3, "start": 0.04, "final": 0.0},
 }
-PRECISIONS = ("fp32", "bf16")
+PRECISIONS = ("fp32", "tf32", "bf16")
+WIRES = ("fp32", "bf16")
 LOSSES = ("cross_entropy", "squared_error")
-KERNEL_SETS = ("auto", "stock")
+KERNEL_SETS = ("auto", "stock", "fused")
 AUGMENTATIONS = ("flip", "crop", "cutout")
 
 
@@ -103,7 +104,7 @@ class Train:
                 f"holds batch/lanes samples; {fix}"
             )
         _choice("train.precision", self.precision, PRECISIONS)
-        _choice("train.wire", self.wire, PRECISIONS)
+        _choice("train.wire", self.wire, WIRES)
         _require(self.batch <= 2**24, "train.batch", self.batch, "must be at most 16777216")
         _choice("train.loss", self.loss, LOSSES)
         _range("train.label_smoothing", self.label_smoothing, 0.0, 1.0)
@@ -164,9 +165,10 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Kernels:
-    """Which kernels compute the step."""
+    """Which kernels compute the step; `table` names a file of tiles to use in place of the project's."""
 
     set: str = "auto"
+    table: str | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, "kernels")

@@ -144,7 +144,7 @@ class Fused(LaneByLane):
     ) -> None:  # fmt: skip
         super().__init__(model, loss, seed, bf16=precision == "bf16")
         self.chain, self.seed = chain, seed
-        self._total_lanes, self._precision, self._table = lanes, precision, table
+        self._total_lanes, self._arithmetic, self._table = lanes, precision, table
         self._smoothing = loss.smoothing
         self._networks: dict[int, Network] = {}
 
@@ -152,7 +152,7 @@ class Fused(LaneByLane):
         """Buffers and kernels for so many lanes."""
         if lanes not in self._networks:
             self._networks[lanes] = Network(
-                self.chain.layers, lanes, lane_size, self._total_lanes, self._precision, device, self._table,
+                self.chain.layers, lanes, lane_size, self._total_lanes, self._arithmetic, device, self._table,
                 self._smoothing,
             )  # fmt: skip
         return self._networks[lanes]

@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,9 @@ from lockstep.train.handshake import prove_state
 from lockstep.train.interrupt import Interrupt
 from lockstep.train.journal import Journal
 from lockstep.train.lane import LaneByLane
-from lockstep.train.lower import Sample, lower
 from lockstep.train.setup import Setup
 from lockstep.train.state import Totals, TrainState
-from lockstep.train.step import Step
+from lockstep.train.step import NotFinite, Step, StepResult
 
 
 @dataclass(frozen=True)
@@ -113,14 +112,12 @@ class Loop:
     def _train_epoch(self) -> None:
         state, run, journal = self._state, self._setup.run, self._journal
         last = time.perf_counter()
-        for lanes in self._loader.epoch(state.epoch, state.step_in_epoch):
-            stop, move = bool(self._interrupt.signal), self._crew.wants_to_move
-            result = self._step(lanes, stop, move)
+        for result in self._results():
             state.totals.loss += result.loss
             state.totals.correct += result.correct
             state.totals.samples += run.train.batch
             now = time.perf_counter()
-            seconds, last = now - last, now
+            seconds, last = result.seconds or now - last, now
             journal.pace.add(run.train.batch, seconds)
             done = StepDone(
                 state.epoch,
@@ -133,13 +130,35 @@ class Loop:
             )
             journal.step(done, state)
             self._report_generation()
-            if result.stop or (self._group.size == 1 and self._interrupt.signal):
+            if result.stop:
                 self._stop(self._interrupt.signal or signal.SIGTERM)
             if self._is_due() and state.step_in_epoch < len(self._loader):
                 self._journal.save(state)
                 last = time.perf_counter()
             if result.move:
                 raise Moved
+        if state.step_in_epoch < len(self._loader):  # asked to leave before a step was begun
+            if self._interrupt.signal:
+                self._stop(self._interrupt.signal)
+            raise Moved
+
+    def _results(self) -> Iterator[StepResult]:
+        """The steps that are left of the epoch; what one changed is there when it says to stop or is due."""
+        state, alone = self._state, self._group.size == 1
+        if self._resident:
+            try:
+                yield from self._resident.epoch(self._is_due_at, self._wishes, synced=self._launch.trace)
+            except NotFinite as error:
+                lanes = next(self._loader.epoch(state.epoch, state.step_in_epoch))
+                raise self._step.not_finite(error.loss, lanes) from None
+            return
+        for lanes in self._loader.epoch(state.epoch, state.step_in_epoch):
+            result = self._step(lanes, *self._wishes())
+            yield replace(result, stop=True) if alone and self._interrupt.signal else result
+
+    def _wishes(self) -> tuple[bool, bool]:
+        """Whether this worker is asked to stop, and whether it knows of a generation to move to."""
+        return bool(self._interrupt.signal), self._crew.wants_to_move
 
     def _end_epoch(self) -> None:
         """Evaluate, move the cursor to the next epoch, report and save."""
@@ -166,8 +185,10 @@ class Loop:
 
     def _is_due(self) -> bool:
         """Whether a checkpoint belongs to the step that was committed last."""
-        state = self._state
-        return state.step_in_epoch == 0 or state.step % self._setup.run.checkpoint.every_steps == 0
+        return self._state.step_in_epoch == 0 or self._is_due_at(self._state.step)
+
+    def _is_due_at(self, step: int) -> bool:
+        return step % self._setup.run.checkpoint.every_steps == 0
 
     @property
     def _generation(self) -> Generation | None:
@@ -203,15 +224,7 @@ class Loop:
     def _lower(self) -> Iterator[None]:
         """The model made ready to run lanes, and given back as it was."""
         setup = self._setup
-        lowered = lower(
-            setup.model,
-            setup.loss,
-            setup.kernels,
-            seed=setup.run.seed,
-            bf16=setup.bf16,
-            rounds=setup.run.train.wire != "fp32",
-            sample=Sample(lambda: next(self._loader.epoch(0)), setup.together),
-        )
+        lowered = setup.lower(lambda: next(self._loader.epoch(0)))
         self._step = Step(
             setup.run,
             self._state,
@@ -222,6 +235,9 @@ class Loop:
             overlap=self._launch.overlap,
         )
         self._step.audit = self._make_audit(lowered) if self._launch.audit else None
+        self._resident = None
+        if self._group.size == 1 and not self._launch.audit:
+            self._resident = setup.make_resident(self._state, lowered, self._launch.graph)
         try:
             yield
         finally:

@@ -8,13 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 
 from lockstep.data.loader import Lanes
+from lockstep.errors import ModelError
+from lockstep.spec import Run
 from lockstep.train.lane import LaneByLane
-from lockstep.train.loss import Loss
+from lockstep.train.loss import CrossEntropy, Loss
 from lockstep.train.together import Together, chain_of, same_bits
+
+if TYPE_CHECKING:
+    from lockstep.kernels.device.table import Table
+    from lockstep.train.fused import Chain, Fused
 
 
 @dataclass(frozen=True)
@@ -28,19 +38,17 @@ class Sample:
 def lower(
     model: nn.Module,
     loss: Loss,
-    kernel_set: str,
     *,
     seed: int,
     bf16: bool,
     rounds: bool = False,
     sample: Sample | None = None,
 ) -> LaneByLane:
-    """Choose how a model's lanes run.
+    """Choose how a model's lanes run with stock kernels.
 
     A small chain of stock layers runs all lanes together if, on fixed values, every bit is the reference's.
     With a wire type that `rounds` every node of the tree, only the reference does.
     """
-    assert kernel_set == "stock", kernel_set
     reference = LaneByLane(model, loss, seed, bf16)
     chain = chain_of(model)
     if chain is None or sample is None or bf16 or rounds:
@@ -52,6 +60,70 @@ def lower(
     return together if known[lanes.num_lanes] else reference
 
 
-def resolve_kernels(kernel_set: str) -> str:
-    """The kernel set that `auto` means: there is only the stock one."""
-    return "stock" if kernel_set == "auto" else kernel_set
+@dataclass(frozen=True)
+class FusedPlan:
+    """A model as a chain of fused layers, and the table its tiles come from."""
+
+    chain: Chain
+    table: Table
+    precision: str
+
+    def lower(self, model: nn.Module, run: Run) -> Fused:
+        """The model made ready to run lanes with fused kernels."""
+        from lockstep.train.fused import Fused
+
+        loss = CrossEntropy(run.train.label_smoothing)
+        return Fused(
+            model,
+            loss,
+            run.seed,
+            self.chain,
+            lanes=run.train.lanes,
+            precision=self.precision,
+            table=self.table,
+        )
+
+    def facts(self) -> dict[str, str]:
+        """What of it may change bits."""
+        import triton
+
+        tiles = self.table.digest(self.chain.layers, self.precision)
+        return {"set": "fused", "tiles": tiles, "triton": triton.__version__}
+
+
+def plan_fused(
+    run: Run, model: nn.Module, loss: Loss, shape: tuple[int, int, int], device: torch.device
+) -> FusedPlan | None:
+    """How fused kernels compute a run; None for stock ones. `auto` takes them where they are known to pay."""
+    wanted = run.kernels.set
+    if wanted == "stock" or (wanted == "auto" and (device.type != "cuda" or run.train.precision == "fp32")):
+        return None
+    try:
+        return _plan(run, model, loss, shape, device)
+    except ModelError as error:
+        if wanted == "fused":
+            raise ModelError(f"kernels.set=fused: {error}: use kernels.set=auto") from None
+        return None
+
+
+def _plan(
+    run: Run, model: nn.Module, loss: Loss, shape: tuple[int, int, int], device: torch.device
+) -> FusedPlan:
+    if not find_spec("triton"):
+        raise ModelError("the package triton is not installed")
+    from lockstep.kernels.device import is_usable
+    from lockstep.kernels.device.table import find_table
+    from lockstep.train.fused import find_chain
+
+    if not is_usable(device):
+        raise ModelError(f"its kernels do not run on {device.type}")
+    if not isinstance(loss, CrossEntropy):
+        raise ModelError("it has no loss but cross_entropy")
+    chain = find_chain(model, shape)
+    if chain is None:
+        raise ModelError(
+            "the model is no chain of convolutions (stride 1, with bias), ReLU, 2x2 max pooling, fully "
+            "connected layers and dropout after them"
+        )
+    path = Path(run.kernels.table) if run.kernels.table else None
+    return FusedPlan(chain, find_table(device, path), run.train.precision)

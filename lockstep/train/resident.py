@@ -23,7 +23,7 @@ from lockstep.spec import Run
 from lockstep.train.fused import Fused
 from lockstep.train.schedule import learning_rate
 from lockstep.train.state import TrainState
-from lockstep.train.step import StepResult
+from lockstep.train.step import NotFinite, StepResult
 
 _AHEAD = 8  # steps that are started together; their results are read while the next ones run
 _MOST_BYTES = 0.5  # of the device's free memory may hold images
@@ -69,54 +69,51 @@ class ResidentStep:
         self._graph = self._capture() if graph and device.type == "cuda" else None
 
     def epoch(
-        self, is_due: Callable[[int], bool], wants_stop: Callable[[], bool], synced: bool = False
+        self, is_due: Callable[[int], bool], wishes: Callable[[], tuple[bool, bool]], synced: bool = False
     ) -> Iterator[StepResult]:
-        """The steps that are left of the epoch under way.
+        """The steps that are left of the epoch under way, until there is a wish to stop or to move.
 
-        The state is up to date after a step that `is_due`, after the last one, when a stop is wanted, and
-        after every step if `synced`.
+        The state's tensors are up to date after the last one, after a step that `is_due`, and after every
+        step if `synced`: nothing is started beyond it before it is told.
         """
         state = self._state
         self._begin_epoch()
         offset = state.step - state.step_in_epoch
-        stops = [n for n in range(1, self._steps + 1) if synced or n == self._steps or is_due(offset + n)]
-        at, waiting = state.step_in_epoch, None
-        clock = time.perf_counter()
-        while at < self._steps or waiting:
-            limit = next((n for n in stops if n > (waiting.first if waiting else at)), self._steps)
-            stop = wants_stop()
-            started = None
-            if at < limit and not stop:
-                started = self._start(at, min(at + _AHEAD, limit))
-                at = started.stop
-            if waiting:
-                waiting.done.synchronize()
-                now = time.perf_counter()
-                last = not started
-                if last:
+        ends = [n for n in range(1, self._steps + 1) if synced or n == self._steps or is_due(offset + n)]
+        at, clock = state.step_in_epoch, time.perf_counter()
+        told: _Batch | None = None
+        while True:
+            stop, move = wishes()
+            limit = next((n for n in ends if n > (told.first if told else at)), at)
+            begun = None
+            if at < limit and not (stop or move):
+                begun = self._start(at, min(at + _AHEAD, limit))
+                at = begun.stop
+            if told:
+                told.done.synchronize()
+                if not begun:
                     self._flush()
-                yield from self._report(
-                    waiting, (now - clock) / (waiting.stop - waiting.first), last and stop
-                )
-                clock = now if not last else time.perf_counter()
-            elif not started:
-                return  # a stop came before anything was started
-            waiting = started
+                now = time.perf_counter()
+                seconds, clock = (now - clock) / (told.stop - told.first), now
+                yield from self._tell(told, seconds, *((stop, move) if not begun else (False, False)))
+                if not begun:
+                    clock = time.perf_counter()
+            if not begun and (stop or move or at == self._steps):
+                return
+            told = begun
 
-    def _report(self, batch: _Batch, seconds: float, stop: bool) -> Iterator[StepResult]:
+    def _tell(self, batch: _Batch, seconds: float, stop: bool, move: bool) -> Iterator[StepResult]:
         """The results of steps that are done; the state's cursor moves with them."""
         state, lanes = self._state, self._run.train.lanes
         cursor, bad = batch.status.tolist()
-        for number in range(batch.first, batch.stop):
+        for number, (loss, right) in enumerate(batch.results.tolist(), batch.first):
             if bad and number >= cursor:
-                raise NotFinite(float(batch.results[number - batch.first][0]))
-            loss, right = batch.results[number - batch.first].tolist()
-            lr = self._rate(state.step)
+                self._flush()
+                raise NotFinite(loss)
+            lr, last = self._rate(state.step), number == batch.stop - 1
             state.step += 1
             state.step_in_epoch += 1
-            yield StepResult(
-                loss, round(right * lanes), lr, stop and number == batch.stop - 1, seconds=seconds
-            )
+            yield StepResult(loss, round(right * lanes), lr, stop and last, move and last, seconds)
 
     def _start(self, first: int, stop: int) -> _Batch:
         for _ in range(first, stop):
@@ -206,10 +203,6 @@ class ResidentStep:
         beta1, beta2 = options.get("beta1", 0.0), options.get("beta2", 0.0)
         decay = 1.0 - lr * self._run.optimizer.weight_decay
         return [lr, 1.0 - beta1 ** (step + 1), 1.0 - beta2 ** (step + 1), decay]
-
-
-class NotFinite(Exception):
-    """A step was not taken, because its loss or a gradient is not finite."""
 
 
 def fits(split: object, device: torch.device) -> bool:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -16,6 +17,7 @@ from torch import nn
 from lockstep.comm.group import Group
 from lockstep.data import Store, open_store
 from lockstep.data.augment import Augment
+from lockstep.data.loader import Lanes
 from lockstep.data.mapped import from_map_style
 from lockstep.errors import DataError, ModelError
 from lockstep.kernels import random
@@ -27,8 +29,12 @@ from lockstep.train.check import check_lane, check_output, warnings_of
 from lockstep.train.describe import describe_loss, describe_module
 from lockstep.train.evaluate import Evaluator
 from lockstep.train.loss import Loss, make_loss
-from lockstep.train.lower import resolve_kernels
-from lockstep.train.state import model_tensors, tensors_sha256
+from lockstep.train.lane import LaneByLane
+from lockstep.train.lower import FusedPlan, Sample, lower, plan_fused
+from lockstep.train.state import TrainState, model_tensors, tensors_sha256
+
+if TYPE_CHECKING:
+    from lockstep.train.resident import ResidentStep
 
 
 @dataclass
@@ -43,6 +49,7 @@ class Setup:
     identity: Identity
     warnings: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
+    fused: FusedPlan | None = None  # None: stock kernels
     together: dict[int, bool] = field(default_factory=dict)  # whether so many lanes can run at once
 
     @property
@@ -58,9 +65,32 @@ class Setup:
     def bf16(self) -> bool:
         return self.run.train.precision == "bf16"
 
-    @property
-    def kernels(self) -> str:
-        return resolve_kernels(self.run.kernels.set)
+    def lower(self, read: Callable[[], Lanes]) -> LaneByLane:
+        """The model made ready to run lanes; `read` gives those of a step, for their shapes."""
+        run = self.run
+        if self.fused:
+            return self.fused.lower(self.model, run)
+        return lower(
+            self.model,
+            self.loss,
+            seed=run.seed,
+            bf16=self.bf16,
+            rounds=run.train.wire != "fp32",
+            sample=Sample(read, self.together),
+        )
+
+    def make_resident(self, state: TrainState, lowered: LaneByLane, graph: bool) -> ResidentStep | None:
+        """Steps that never leave the device, where everything for that is there."""
+        train = self.run.train
+        if not self.fused or train.clip or train.ema or train.wire != "fp32":
+            return None
+        from lockstep.train.resident import ResidentStep, fits
+
+        if not fits(self.store.train, self.device):
+            return None
+        return ResidentStep(
+            self.run, state, lowered, self.store.train, self.augment(), self.device, graph=graph
+        )
 
     def augment(self) -> Augment:
         """The way of an image from the store to the model."""
@@ -127,16 +157,16 @@ def set_up(
     check_output(model, store, device)
     chosen_loss = loss or make_loss(run.train)
     check_lane(model, chosen_loss, store, run, device)
+    fused = plan_fused(run, model, chosen_loss, store.shape, device)
     identity = make_identity(
         run,
         data={**store.manifest, **data_facts(store)},
         model=source,
         fingerprint=fingerprint(device),
-        kernels=resolve_kernels(run.kernels.set),
+        kernels=fused.facts() if fused else {"set": "stock"},
     )
-    return Setup(
-        run, device, store, model, chosen_loss, identity, warnings_of(run, model, len(store.train)), notices
-    )
+    warnings = warnings_of(run, model, len(store.train))
+    return Setup(run, device, store, model, chosen_loss, identity, warnings, notices, fused)
 
 
 def open_data(run: Run) -> Store:

@@ -44,6 +44,13 @@ class StepResult:
     seconds: float = 0.0  # how long it took, if not the time since the one before
 
 
+class NotFinite(Exception):
+    """A step on the device was not taken, because its loss or a gradient is not finite."""
+
+    def __init__(self, loss: float) -> None:
+        self.loss = loss
+
+
 class Step:
     """Runs steps of a Run on a TrainState."""
 
@@ -147,9 +154,13 @@ class Step:
         if all(map(math.isfinite, values)):
             return list(values[: len(scalars) - 1])
         self._group.check()
+        raise self.not_finite(values[0], lanes)
+
+    def not_finite(self, loss: float, lanes: Lanes) -> NumericsError:
+        """What to say of a step that was not taken."""
         where = self._first_bad(lanes)
-        raise NumericsError(
-            f"step {self._state.step}: not finite: {where} (loss {values[0]:g}); the step was not taken: "
+        return NumericsError(
+            f"step {self._state.step}: not finite: {where} (loss {loss:g}); the step was not taken: "
             f"lower optimizer.lr={self._run.optimizer.lr:g}, set train.clip=1 or lengthen "
             "schedule.warmup_epochs"
         )

@@ -79,7 +79,7 @@ def train(model, loss, workers, bucket_mb):
         state = TrainState.begin(mine, RUN.optimizer, 0.0)
         chosen = loss(mine)
         step = Step(
-            RUN, state, lower(mine, chosen, "stock", seed=0, bf16=False), 10, group, bucket_mb=bucket_mb
+            RUN, state, lower(mine, chosen, seed=0, bf16=False), 10, group, bucket_mb=bucket_mb
         )
         results = [step(lanes) for _ in range(3)]
         step.close()

@@ -28,7 +28,7 @@ def network(*middle: nn.Module) -> nn.Module:
 
 
 def lowered(model: nn.Module, bf16: bool = False, seed: int = SEED) -> LaneByLane:
-    return lower(model, F.cross_entropy, "stock", seed=seed, bf16=bf16)
+    return lower(model, F.cross_entropy, seed=seed, bf16=bf16)
 
 
 def outputs(model: nn.Module, step: int = 0, batch: Lanes | None = None, **settings) -> list[LaneOutput]:

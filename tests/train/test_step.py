@@ -53,7 +53,7 @@ class Training:
         )
         self.state = TrainState.begin(self.model, self.run.optimizer, self.run.train.ema)
         bf16 = self.run.train.precision == "bf16"
-        self.lowered = lower(self.model, F.cross_entropy, "stock", seed=5, bf16=bf16)
+        self.lowered = lower(self.model, F.cross_entropy, seed=5, bf16=bf16)
         self.step = Step(self.run, self.state, self.lowered, STEPS_PER_EPOCH)
 
     def sha(self) -> str:
@@ -72,7 +72,7 @@ def step_by_hand(training: Training, lanes: Lanes) -> tuple[StepResult, dict[str
     losses, correct, grads, buffers = [], 0, [], []
     for lane in range(lanes.num_lanes):
         model = copy.deepcopy(training.model)
-        lowered = lower(model, F.cross_entropy, "stock", seed=5, bf16=False)
+        lowered = lower(model, F.cross_entropy, seed=5, bf16=False)
         lowered._step, lowered._lane = training.state.step, lane  # keys of the dropout masks
         images, labels = lanes.lane(lane)
         logits = model.train()(images.clone())

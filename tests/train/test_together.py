@@ -41,7 +41,7 @@ def batch(lanes: int = 4, size: int = 32) -> Lanes:
 
 def test_a_small_chain_runs_together_and_has_the_bits_of_the_reference() -> None:
     model, lanes = lenet(), batch()
-    lowered = lower(model, CROSS_ENTROPY, "stock", seed=0, bf16=False, sample=Sample(lambda: lanes))
+    lowered = lower(model, CROSS_ENTROPY, seed=0, bf16=False, sample=Sample(lambda: lanes))
     reference = LaneByLane(copy.deepcopy(model), CROSS_ENTROPY, 0, False)
     if not isinstance(lowered, Together):
         pytest.skip("stock kernels of this CPU depend on the batch, so lanes run one after another")
@@ -84,7 +84,7 @@ def test_large_activations_run_one_lane_after_another() -> None:
     torch.manual_seed(0)
     model = build("emotion48", in_channels=1, num_classes=7, image_size=(28, 28))
     lanes = batch(lanes=4, size=64)
-    lowered = lower(model, CROSS_ENTROPY, "stock", seed=0, bf16=False, sample=Sample(lambda: lanes))
+    lowered = lower(model, CROSS_ENTROPY, seed=0, bf16=False, sample=Sample(lambda: lanes))
     assert type(lowered) is LaneByLane
 
 

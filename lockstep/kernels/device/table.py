@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, field
+from pathlib import Path
 
+import torch
+
+from lockstep.errors import SpecError
 from lockstep.kernels.device.layer import Layer
 from lockstep.kernels.device.tile import Tile
 
+_TABLES = Path(__file__).parent / "tables"
 OPERATIONS = ("forward", "input_grad", "weight_grad")
 
 
@@ -17,11 +25,32 @@ class Table:
 
     entries: Mapping[str, Tile] = field(default_factory=dict)
 
+    def digest(self, layers: Sequence[Layer], precision: str) -> str:
+        """A short hash of the tiles that these layers use."""
+        used = [
+            {name: astuple(tile) for name, tile in self.tiles(layer, precision).items()} for layer in layers
+        ]
+        return hashlib.sha256(json.dumps(used).encode()).hexdigest()[:16]
+
     def tiles(self, layer: Layer, precision: str) -> dict[str, Tile]:
         """A tile for each operation of a layer."""
         return {
             name: self.entries.get(key(name, layer, precision)) or rule(name, layer) for name in OPERATIONS
         }
+
+
+def find_table(device: torch.device, path: Path | None = None) -> Table:
+    """The table in a file, or the one that ships with the project for this device."""
+    if path is None:
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        path = _TABLES / f"{name.lower().replace(' ', '-')}.toml"
+        if not path.is_file():
+            return Table()
+    try:
+        rows = tomllib.loads(path.read_text())
+        return Table({name: Tile(*map(int, numbers)) for name, numbers in rows["tiles"].items()})
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise SpecError(f"kernels.table={path}: no table of tiles: {error}") from None
 
 
 def key(operation: str, layer: Layer, precision: str) -> str:
