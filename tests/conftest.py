@@ -4,7 +4,13 @@ The mark xdist_group of pytest-xdist 3.8 does nothing with pytest 9.2, whose nod
 so groups are found here by a part of the id.
 """
 
+import os
+
 import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, here and in every process of a test
 
 GROUPS = {
     "[lenet5-": "lenet5",  # they share the run by one worker that they are compared with

@@ -43,7 +43,9 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
         help="gradients that travel together; default: 25",
     )
     group.add_argument("--no-overlap", action="store_true", help="exchange gradients after the backward pass")
-    group.add_argument("--no-graph", action="store_true", help="launch the kernels of a step one by one on a GPU")
+    group.add_argument(
+        "--no-graph", action="store_true", help="launch the kernels of a step one by one on a GPU"
+    )
 
 
 def add_elastic(parser: argparse.ArgumentParser) -> None:

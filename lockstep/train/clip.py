@@ -20,7 +20,7 @@ def clip_gradients(grads: list[Tensor], norm: Tensor, limit: float) -> None:
 def gradient_norm(grads: dict[str, Tensor]) -> Tensor:
     """√Σg²: squares summed over chunks of 2¹⁶ elements of each parameter, then over chunks in name order."""
     chunks = torch.cat([_chunk_sums(grads[name]) for name in sorted(grads)])
-    return tree_sum(chunks).sqrt()
+    return tree_sum(chunks).double().sqrt().float()
 
 
 def _chunk_sums(grad: Tensor) -> Tensor:

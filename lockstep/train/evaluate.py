@@ -16,7 +16,7 @@ from lockstep.data.loader import eval_blocks
 from lockstep.data.store import Split
 from lockstep.kernels import random
 from lockstep.train.loss import Loss
-from lockstep.train.numerics import seed_stream
+from lockstep.train.numerics import half_precision, seed_stream
 from lockstep.train.state import float_state
 
 
@@ -61,7 +61,7 @@ class Evaluator:
         blocks = eval_blocks(self.split, self.augment, self.block, self.device, own)
         for number, (images, labels, real) in zip(own, blocks, strict=True):
             seed_stream(self.device, random.key("evaluate", self.seed, number))  # a model or loss may draw
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+            with half_precision(self.device, self.bf16):
                 logits = model(images.contiguous(memory_format=self.memory_format))
             logits, truth = logits[:real].float(), labels[:real]
             losses.append(self.loss(logits, truth).float() * real)

@@ -18,6 +18,7 @@ from lockstep.kernels import random
 from lockstep.kernels.device.layer import Layer
 from lockstep.kernels.device.network import Layout, Network
 from lockstep.kernels.device.table import Table
+from lockstep.spec import Run
 from lockstep.train.lane import Early, LaneByLane, LaneOutput
 from lockstep.train.loss import CrossEntropy
 from lockstep.train.together import chain_of
@@ -104,8 +105,8 @@ def find_chain(model: nn.Module, shape: _Shape) -> Chain | None:
 
 def _is_plain(conv: nn.Conv2d) -> bool:
     simple = conv.stride == conv.dilation == (1, 1) and conv.groups == 1 and conv.bias is not None
-    pairs = zip(conv.padding, conv.kernel_size, strict=True)
-    return simple and all(int(pad) < size for pad, size in pairs)
+    pad, kernel = conv.padding, conv.kernel_size
+    return simple and not isinstance(pad, str) and pad[0] < kernel[0] and pad[1] < kernel[1]
 
 
 def _conv(conv: nn.Conv2d, image: _Shape) -> Layer:
@@ -137,59 +138,64 @@ def _extend(layer: Layer, part: nn.Module) -> Layer | None:
 
 
 class Fused(LaneByLane):
-    """Runs the lanes of a chain with fused kernels, in as few launches as their subtrees allow."""
+    """Runs the lanes of a chain with fused kernels, all of a worker's at once."""
 
-    def __init__(
-        self, model: nn.Module, loss: CrossEntropy, seed: int, chain: Chain, *, lanes: int, precision: str, table: Table
-    ) -> None:  # fmt: skip
-        super().__init__(model, loss, seed, bf16=precision == "bf16")
-        self.chain, self.seed = chain, seed
-        self._total_lanes, self._arithmetic, self._table = lanes, precision, table
-        self._smoothing = loss.smoothing
+    def __init__(self, model: nn.Module, chain: Chain, run: Run, table: Table) -> None:
+        train = run.train
+        super().__init__(model, CrossEntropy(train.label_smoothing), run.seed, train.precision == "bf16")
+        self.chain, self._run, self._table = chain, run, table
         self._networks: dict[int, Network] = {}
 
-    def network(self, lanes: int, lane_size: int, device: torch.device) -> Network:
+    def network(self, lanes: int, device: torch.device) -> Network:
         """Buffers and kernels for so many lanes."""
         if lanes not in self._networks:
-            self._networks[lanes] = Network(
-                self.chain.layers, lanes, lane_size, self._total_lanes, self._arithmetic, device, self._table,
-                self._smoothing,
-            )  # fmt: skip
+            self._networks[lanes] = Network(self.chain.layers, lanes, self._run.train, device, self._table)
         return self._networks[lanes]
 
     @torch.no_grad()
     def run(self, lanes: Lanes, step: int, early: Early | None = None) -> Iterator[LaneOutput]:
         """One output for each maximal aligned subtree of the lanes: the sum over it."""
         self.model.train()
-        for first, height in subtrees(range(lanes.first, lanes.first + lanes.num_lanes)):
-            yield self._run_subtree(lanes.range(first, 1 << height), step, height)
-
-    def _run_subtree(self, lanes: Lanes, step: int, height: int) -> LaneOutput:
-        images, device = lanes.images, lanes.images.device
-        network = self.network(lanes.num_lanes, len(images) // lanes.num_lanes, device)
-        layout, params = network.layout, [p.detach() for p in self.params.values()]
-        first = network.layers[0]
-        (top, left), (high, wide) = first.pad, images.shape[2:]
-        if first.height * first.width > 1:
-            network.x[0][:, top : top + high, left : left + wide].copy_(images.permute(0, 2, 3, 1))
-        else:
-            network.x[0].copy_(images.permute(0, 2, 3, 1).reshape(network.x[0].shape))
-        network.labels.copy_(lanes.labels)
-        self.chain.to_flat(layout, params, network.weights)
-        network.copy.copy_(network.weights)
-        network.keys.copy_(self.dropout_keys(range(lanes.first, lanes.first + lanes.num_lanes), step))
+        own = range(lanes.first, lanes.first + lanes.num_lanes)
+        network = self.network(lanes.num_lanes, lanes.images.device)
+        self._fill(network, lanes, self.dropout_keys(own, step))
         network.forward()
         network.backward()
+        for first, height in self.roots(own):
+            yield self._output(network, range(first - own.start, first - own.start + (1 << height)), height)
+
+    def roots(self, own: range) -> list[tuple[int, int]]:
+        """What a worker sums by itself; with a wire type that rounds every node, nothing."""
+        return subtrees(own) if self._run.train.wire == "fp32" else [(lane, 0) for lane in own]
+
+    def _fill(self, network: Network, lanes: Lanes, keys: Tensor) -> None:
+        """Images, labels, weights and keys to where the kernels read them."""
+        images, first = lanes.images.permute(0, 2, 3, 1), network.layers[0]
+        (top, left), (high, wide) = first.pad, images.shape[1:3]
+        if first.height * first.width > 1:
+            network.x[0][:, top : top + high, left : left + wide].copy_(images)
+        else:
+            network.x[0].copy_(images.reshape(network.x[0].shape))
+        network.labels.copy_(lanes.labels)
+        self.chain.to_flat(network.layout, [p.detach() for p in self.params.values()], network.weights)
+        network.copy.copy_(network.weights)
+        network.keys.copy_(keys)
+
+    def _output(self, network: Network, lanes: range, height: int) -> LaneOutput:
+        layout, device = network.layout, network.logits.device
         flat = torch.empty(layout.size, device=device)
-        network.sum_lanes(flat, torch.zeros(1, dtype=torch.int32, device=device), 1.0)
-        grads = [torch.empty_like(p) for p in params]
+        network.sum_lanes(lanes, flat, torch.zeros(1, dtype=torch.int32, device=device))
+        grads = [torch.empty_like(p) for p in self.params.values()]
         self.chain.from_flat(layout, flat, grads)
-        return LaneOutput(flat[layout.loss].clone(), network.logits.clone(), grads, [], [], height)
+        size = network.lane_size
+        logits = network.logits[lanes.start * size : lanes.stop * size].clone()
+        return LaneOutput(flat[layout.loss].clone(), logits, grads, [], [], height)
 
     def dropout_keys(self, lanes: range, step: int) -> Tensor:
         """A key for each layer and lane of a step."""
+        seed = self._run.seed
         keys = [
-            [random.key("dropout", self.seed, step, lane, name) if name else 0 for lane in lanes]
+            [random.key("dropout", seed, step, lane, name) if name else 0 for lane in lanes]
             for name in self.chain.drops
         ]
         return torch.tensor(keys, dtype=torch.int64)

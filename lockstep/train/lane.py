@@ -7,7 +7,6 @@ to run lanes must give its bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,7 +18,7 @@ from lockstep.data.loader import Lanes
 from lockstep.kernels import random
 from lockstep.kernels.dropout import dropout, dropout_channels
 from lockstep.train.loss import Loss, heads_loss
-from lockstep.train.numerics import seed_stream
+from lockstep.train.numerics import half_precision, seed_stream
 
 Drop = Callable[[Tensor, float, int], Tensor]
 Early = Callable[[int, Tensor], None]  # gets the number of a parameter and its gradient
@@ -103,7 +102,7 @@ class LaneByLane:
     ) -> LaneOutput:
         self._step, self._lane = step, lane
         seed_stream(images.device, random.key("lane", self._seed, step, lane))
-        with self._precision(images.device):
+        with half_precision(images.device, self._bf16):
             outputs = self.model(images)
         loss = heads_loss(self.loss, outputs, labels, getattr(self.model, "aux_weight", 0.0))
         grads = self._gradients([loss], early)
@@ -128,9 +127,6 @@ class LaneByLane:
         finally:
             for handle in handles:
                 handle.remove()
-
-    def _precision(self, device: torch.device) -> AbstractContextManager[object]:
-        return torch.autocast(device.type, torch.bfloat16) if self._bf16 else nullcontext()
 
     def buffers(self) -> list[Tensor]:
         """The model's buffers, floating ones first."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -36,6 +36,9 @@ from lockstep.train.lane import LaneByLane
 from lockstep.train.setup import Setup
 from lockstep.train.state import Totals, TrainState
 from lockstep.train.step import NotFinite, Step, StepResult
+
+if TYPE_CHECKING:
+    from lockstep.train.resident import Resident
 
 
 @dataclass(frozen=True)
@@ -235,14 +238,22 @@ class Loop:
             overlap=self._launch.overlap,
         )
         self._step.audit = self._make_audit(lowered) if self._launch.audit else None
-        self._resident = None
-        if self._group.size == 1 and not self._launch.audit:
-            self._resident = setup.make_resident(self._state, lowered, self._launch.graph)
+        self._resident = self._make_resident(lowered)
         try:
             yield
         finally:
             self._step.close()
+            if self._resident:
+                self._resident.close()
             lowered.release()
+
+    def _make_resident(self, lowered: LaneByLane) -> Resident | None:
+        """Steps that never leave the device, where kernels and data allow it."""
+        if not self._setup.fused or self._launch.audit:
+            return None
+        from lockstep.train.resident import make_resident
+
+        return make_resident(self._setup, self._state, lowered, self._group, self._launch)
 
     def _make_audit(self, lowered: LaneByLane) -> Audit:
         setup, state, world = self._setup, self._state, self._launch.world

@@ -72,16 +72,7 @@ class FusedPlan:
         """The model made ready to run lanes with fused kernels."""
         from lockstep.train.fused import Fused
 
-        loss = CrossEntropy(run.train.label_smoothing)
-        return Fused(
-            model,
-            loss,
-            run.seed,
-            self.chain,
-            lanes=run.train.lanes,
-            precision=self.precision,
-            table=self.table,
-        )
+        return Fused(model, self.chain, run, self.table)
 
     def facts(self) -> dict[str, str]:
         """What of it may change bits."""

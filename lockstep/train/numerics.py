@@ -15,7 +15,9 @@ from lockstep.errors import SpecError
 _MMAP_THRESHOLD, _TRIM_THRESHOLD, _TOP_PAD = -3, -1, -2  # of mallopt(3)
 
 
-def prepare_device(name: str, threads: int, local_rank: int | None = None) -> torch.device:
+def prepare_device(
+    name: str, threads: int, local_rank: int | None = None, tf32: bool = False
+) -> torch.device:
     """Choose the device and fix everything that would let stock kernels vary.
 
     The workers of a host take its GPUs in turn; more workers than GPUs share them.
@@ -29,11 +31,12 @@ def prepare_device(name: str, threads: int, local_rank: int | None = None) -> to
     # costs time and changes no result
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
-    torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = tf32
+    torch.backends.cuda.matmul.allow_tf32 = tf32
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-    torch.set_float32_matmul_precision("highest")  # on a CPU with AMX the others mean bf16
+    if not tf32:
+        torch.set_float32_matmul_precision("highest")  # on a CPU with AMX the others mean bf16
     torch.set_flush_denormal(False)
     use_gpu = name == "cuda" or (name == "auto" and torch.cuda.is_available())
     if use_gpu and local_rank is not None:
@@ -47,6 +50,11 @@ def seed_stream(device: torch.device, key: int) -> None:
         torch.cuda.manual_seed(key)
     else:
         torch.default_generator.manual_seed(key)  # torch.manual_seed would visit every backend
+
+
+def half_precision(device: torch.device, enabled: bool) -> torch.autocast:
+    """Autocast to bf16. Its cache is off: inside `plain_torch` it would keep the casts of old weights."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=enabled, cache_enabled=False)
 
 
 @contextmanager

@@ -72,12 +72,8 @@ def _direction(optimizer: Optimizer, step: int, grads: Tensors, state: State) ->
 
 def _adadelta(rho: float, eps: float, grads: Tensors, state: State) -> Tensors:
     square = _average(state["square"], rho, torch._foreach_mul(grads, grads))
-    delta = torch._foreach_add(state["delta"], eps)
-    torch._foreach_sqrt_(delta)
-    torch._foreach_mul_(grads, delta)
-    root = torch._foreach_add(square, eps)
-    torch._foreach_sqrt_(root)
-    torch._foreach_div_(grads, root)
+    torch._foreach_mul_(grads, _roots(torch._foreach_add(state["delta"], eps)))
+    torch._foreach_div_(grads, _roots(torch._foreach_add(square, eps)))
     _average(state["delta"], rho, torch._foreach_mul(grads, grads))
     return grads
 
@@ -102,8 +98,13 @@ def _average(memory: Tensors, decay: float, values: Tensors) -> Tensors:
     return _decay_and_add(memory, decay, values)
 
 
+def _roots(values: Tensors) -> list[Tensor]:
+    """Square roots rounded once: in fp64 on a CPU, where torch's own of fp32 are now and then one bit off."""
+    return [value.double().sqrt().to(value.dtype) if value.is_cpu else value.sqrt() for value in values]
+
+
 def _over_root(values: Tensors, square: Tensors, eps: float) -> Tensors:
-    root = torch._foreach_sqrt(square)
+    root = _roots(square)
     torch._foreach_add_(root, eps)
     torch._foreach_div_(values, root)
     return values

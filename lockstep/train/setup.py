@@ -6,10 +6,10 @@ Bad input is found here, before a directory is made or a step computed.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,13 +28,10 @@ from lockstep.spec.identity import Identity, make_identity
 from lockstep.train.check import check_lane, check_output, warnings_of
 from lockstep.train.describe import describe_loss, describe_module
 from lockstep.train.evaluate import Evaluator
-from lockstep.train.loss import Loss, make_loss
 from lockstep.train.lane import LaneByLane
+from lockstep.train.loss import Loss, make_loss
 from lockstep.train.lower import FusedPlan, Sample, lower, plan_fused
-from lockstep.train.state import TrainState, model_tensors, tensors_sha256
-
-if TYPE_CHECKING:
-    from lockstep.train.resident import ResidentStep
+from lockstep.train.state import model_tensors, tensors_sha256
 
 
 @dataclass
@@ -77,19 +74,6 @@ class Setup:
             bf16=self.bf16,
             rounds=run.train.wire != "fp32",
             sample=Sample(read, self.together),
-        )
-
-    def make_resident(self, state: TrainState, lowered: LaneByLane, graph: bool) -> ResidentStep | None:
-        """Steps that never leave the device, where everything for that is there."""
-        train = self.run.train
-        if not self.fused or train.clip or train.ema or train.wire != "fp32":
-            return None
-        from lockstep.train.resident import ResidentStep, fits
-
-        if not fits(self.store.train, self.device):
-            return None
-        return ResidentStep(
-            self.run, state, lowered, self.store.train, self.augment(), self.device, graph=graph
         )
 
     def augment(self) -> Augment:

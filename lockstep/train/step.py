@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -69,7 +70,7 @@ class Step:
         self._steps_per_epoch = steps_per_epoch
         self._total_steps = steps_per_epoch * run.train.epochs
         self._group = group or Group()
-        self._reduction = Reduction(self._group, run.train.lanes, self._entries(), bucket_mb, overlap)
+        self._options = bucket_mb, overlap
         self._ints_checked = False
         self.audit: Audit | None = None
 
@@ -111,9 +112,15 @@ class Step:
         lr = self._commit(grads, floats, ints or [])
         return StepResult(value, round(share * self._run.train.lanes), lr, stops > 0, moves > 0)
 
+    @cached_property
+    def _reduction(self) -> Reduction:
+        """Made by the first step, since steps that stay on the device have one of their own."""
+        return Reduction(self._group, self._run.train.lanes, self._entries(), *self._options)
+
     def close(self) -> None:
         """End what runs beside the steps."""
-        self._reduction.close()
+        if "_reduction" in vars(self):
+            self._reduction.close()
 
     def _entries(self) -> list[Entry]:
         """What is reduced in a step: gradients from the last layer on, then loss, counts and buffers."""
@@ -141,7 +148,7 @@ class Step:
 
     def _average(self, decay: float) -> None:
         """Averaged weights: d·a + (1−d)·w, with a shorter memory in the first steps."""
-        decay = min(decay, (1 + self._state.step) / (10 + self._state.step))
+        decay = averaging(decay, self._state.step)
         averages = list(self._state.ema.values())
         torch._foreach_mul_(averages, decay)
         torch._foreach_add_(
@@ -192,6 +199,11 @@ class Step:
             if differs:
                 raise LockstepError(_INTEGER.format(differs[0], f"workers {self._group.rank} and {rank}"))
         self._ints_checked = True
+
+
+def averaging(decay: float, step: int) -> float:
+    """How much of the averaged weights a step keeps: less in the first steps."""
+    return min(decay, (1 + step) / (10 + step)) if decay else 0.0
 
 
 def _extremes(tensors: list[Tensor]) -> list[Tensor]:

@@ -64,7 +64,7 @@ def _open(directory: RunDirectory, device: str, which: str, model: nn.Module | N
             )
         model = build_model(run, (shape[0], shape[1], shape[2]), len(classes))
     _copy_weights(model, saved)
-    chosen = prepare_device(device, run.train.threads)
+    chosen = prepare_device(device, run.train.threads, tf32=run.train.precision == "tf32")
     augment = make_augment(run, shape, tuple(identity["manifest.mean"]), tuple(identity["manifest.std"]))
     return Trained(
         directory.path,

@@ -53,7 +53,7 @@ def fit(
     with plain_torch(), torch.random.fork_rng():
         # first: it sets the threads that all else uses
         local_rank = launch.world.local_rank if launch.world else None
-        device = prepare_device(launch.device, run.train.threads, local_rank)
+        device = prepare_device(launch.device, run.train.threads, local_rank, run.train.precision == "tf32")
         given = {"model": model, "data": data, "loss": loss}
         return _Worker(
             run, launch, on_event, device, given, Crew(launch.world, launch.backend, device)

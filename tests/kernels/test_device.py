@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
-
-pytest.importorskip("triton")
-
-from lockstep.kernels.device.forward import forward  # noqa: E402
-from lockstep.kernels.device.gradient import input_grad, weight_grad  # noqa: E402
-from lockstep.kernels.device.layer import Layer  # noqa: E402
-from lockstep.kernels.device.tile import Tile  # noqa: E402
+from lockstep.kernels.device.forward import forward
+from lockstep.kernels.device.gradient import input_grad, weight_grad
+from lockstep.kernels.device.layer import Layer
+from lockstep.kernels.device.tile import Tile
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TILE = Tile(32, 16, 16, warps=1, stages=1)

@@ -11,7 +11,7 @@ from lockstep.spec.identity import Identity, differences, digest, make_identity
 def identity(run: Run | None = None, kernels: str = "stock", **manifest) -> Identity:
     data = {"shape": (1, 8, 8), "files": {"a": 3}, **manifest}
     return make_identity(
-        run or Run(), data=data, model={"class": "Net"}, fingerprint={"probe": "ab"}, kernels=kernels
+        run or Run(), data=data, model={"class": "Net"}, fingerprint={"probe": "ab"}, kernels={"set": kernels}
     )
 
 
@@ -36,6 +36,7 @@ def test_it_survives_json_without_a_difference() -> None:
     [
         Run(data=Data(dir="/elsewhere")),
         Run(model=Model(weights="/elsewhere")),
+        Run(kernels=Kernels(table="/elsewhere")),
         Run(checkpoint=Checkpoint(every_steps=7)),
         Run(checkpoint=Checkpoint(keep=7)),
     ],

@@ -78,9 +78,7 @@ def train(model, loss, workers, bucket_mb):
         lanes = Lanes(images[part].flatten(0, 1), labels[part].flatten(), len(own), own.start)
         state = TrainState.begin(mine, RUN.optimizer, 0.0)
         chosen = loss(mine)
-        step = Step(
-            RUN, state, lower(mine, chosen, seed=0, bf16=False), 10, group, bucket_mb=bucket_mb
-        )
+        step = Step(RUN, state, lower(mine, chosen, seed=0, bf16=False), 10, group, bucket_mb=bucket_mb)
         results = [step(lanes) for _ in range(3)]
         step.close()
         return state.hashes(), [result.loss for result in results]

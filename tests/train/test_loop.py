@@ -84,6 +84,17 @@ def test_training_leaves_the_callers_random_stream_alone(tmp_path):
     assert torch.equal(torch.rand(3), expected)
 
 
+def test_bf16_trains_on_its_own_weights(tmp_path):
+    """Autocast once kept the casts of the first weights, and no loss ever moved."""
+    losses = {}
+    for precision in ("fp32", "bf16"):
+        result, _ = train(small_run(f"train.precision={precision}"), tmp_path)
+        losses[precision] = [row["loss"] for row in rows(result.directory, "step")]
+        assert len({row["test_loss"] for row in rows(result.directory, "epoch")}) == 2
+    assert losses["bf16"] == pytest.approx(losses["fp32"], abs=0.1)
+    assert losses["bf16"][0] != pytest.approx(losses["bf16"][-1], abs=0.01)
+
+
 def test_averaged_weights_are_what_is_evaluated(tmp_path):
     result, _ = train(small_run("train.ema=0.99"), tmp_path)
     averaged = lockstep.load(result.directory)

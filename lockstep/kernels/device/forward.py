@@ -1,4 +1,4 @@
-"""The fused forward pass of a layer: im2col without the matrix, bias, ReLU, pooling or dropout in one launch."""
+"""The forward pass of a fused layer in one launch: convolution, bias, ReLU, pooling or dropout."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ def _columns(k, CI: tl.constexpr, KW: tl.constexpr, ROW: tl.constexpr):
 @triton.jit
 def _forward(
     x, w, bias, out, code, keys, total, lane_size,
-    HP: tl.constexpr, WP: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
-    PH: tl.constexpr, PW: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr,
+    HP: tl.constexpr, WP: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
+    BH: tl.constexpr, BW: tl.constexpr,
     POOL: tl.constexpr, RELU: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
-    WARPS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """One tile: BM pixels of the convolution, BN channels.
 
@@ -121,6 +122,6 @@ def forward(
         x, weight, bias, out, code, keys, total, lane_size,
         HP=hp, WP=wp, CI=ci, CO=co, KH=layer.kernel[0], KW=layer.kernel[1], PH=ph, PW=pw,
         BH=out_border[0], BW=out_border[1], POOL=layer.pool, RELU=layer.relu, DROPOUT=layer.dropout,
-        PRECISION=precision, WARPS=tile.warps, BM=bm, BN=bn, BK=bk,
+        PRECISION=precision, BM=bm, BN=bn, BK=bk,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip

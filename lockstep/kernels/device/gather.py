@@ -60,8 +60,9 @@ class Move:
 
 
 def gather(
-    images: Tensor, labels: Tensor, order: Tensor, cursor: Tensor, keys: Tensor, normal: tuple[Tensor, Tensor],
-    out: Tensor, out_labels: Tensor, move: Move, border: tuple[int, int] = (0, 0),
+    images: Tensor, labels: Tensor, order: Tensor, cursor: Tensor, keys: Tensor,
+    normal: tuple[Tensor, Tensor], out: Tensor, out_labels: Tensor, move: Move,
+    border: tuple[int, int] = (0, 0),
 ) -> None:  # fmt: skip
     """Step `cursor` of an epoch: order [steps, count] of sample numbers → out [count, H, W, C] in its border.
 

@@ -17,9 +17,11 @@ from lockstep.kernels.device.tile import Tile
 @triton.jit
 def _input_grad(
     g, w, x, code, out, total,
-    GH: tl.constexpr, GW: tl.constexpr, CO: tl.constexpr, H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr,
+    GH: tl.constexpr, GW: tl.constexpr, CO: tl.constexpr,
+    H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, XH: tl.constexpr, XW: tl.constexpr,
-    PW: tl.constexpr, PC: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr,
+    PW: tl.constexpr, PC: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    BH: tl.constexpr, BW: tl.constexpr,
     POOL: tl.constexpr, RELU: tl.constexpr, SCALE: tl.constexpr, COMPACT: tl.constexpr,
     PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
@@ -89,8 +91,9 @@ def _input_grad(
 @triton.jit
 def _weight_grad(
     g, code, x, out, out_bias, row,
-    HP: tl.constexpr, WP: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
-    OH: tl.constexpr, OW: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
+    HP: tl.constexpr, WP: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    BH: tl.constexpr, BW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     COMPACT: tl.constexpr, LANE: tl.constexpr, CHUNKS: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
@@ -128,8 +131,7 @@ def _weight_grad(
             which = tl.load(code + place[:, None] + co[None, :], mask=mask, other=4)
             corner = ((n * HP + 2 * y) * WP + 2 * x_) * CI
             for s in tl.static_range(4):
-                offset: tl.constexpr = (s // 2 * WP + s % 2) * CI
-                xt = tl.load(x + corner[:, None] + here[None, :] + offset)
+                xt = tl.load(x + corner[:, None] + here[None, :] + (s // 2 * WP + s % 2) * CI)
                 gt = tl.where(which == s, value, 0.0).to(value.dtype)
                 acc = tl.dot(tl.trans(gt), xt, acc, input_precision=PRECISION)
             if with_bias:
@@ -179,7 +181,8 @@ def weight_grad(
 ) -> None:  # fmt: skip
     """Parts of each lane's gradient: out [lanes · chunks, KH · KW · CO · CI], out_bias [lanes · chunks, CO].
 
-    Both are columns of one table of parts. g is [N, *grad_shape], or with `compact` [N, *out_shape] and placed by `code`.
+    Both are columns of one table of parts. g is [N, *grad_shape], or with `compact` [N, *out_shape], placed
+    by `code`.
     """
     (hp, wp, ci), (oh, ow), co = layer.in_shape, layer.conv_size, layer.out_channels
     chunks = len(out) // lanes
@@ -190,5 +193,6 @@ def weight_grad(
         HP=hp, WP=wp, CI=ci, CO=co, KH=layer.kernel[0], KW=layer.kernel[1],
         OH=oh, OW=ow, BH=layer.grad_border[0], BW=layer.grad_border[1],
         PH=layer.out_size[0], PW=layer.out_size[1], COMPACT=compact, LANE=len(x) // lanes,
-        CHUNKS=chunks, PRECISION=precision, BM=tile.depth, BC=tile.rows, BK=tile.cols, num_warps=tile.warps, num_stages=tile.stages,
+        CHUNKS=chunks, PRECISION=precision, BM=tile.depth, BC=tile.rows, BK=tile.cols,
+        num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip

@@ -18,6 +18,7 @@ from lockstep.kernels.device.layer import Layer
 from lockstep.kernels.device.loss import cross_entropy, lane_means
 from lockstep.kernels.device.table import Table
 from lockstep.kernels.device.tree import tree_sum
+from lockstep.spec import Train
 
 _ALIGN = 64  # elements; a load of 16 bytes must not straddle two tensors
 _TYPES = {"fp32": (torch.float32, "ieee"), "tf32": (torch.float32, "tf32"), "bf16": (torch.bfloat16, "ieee")}
@@ -44,13 +45,16 @@ class Layout:
     """The flat tables: every layer's weight and bias, then the loss and the number of right answers."""
 
     def __init__(self, layers: Sequence[Layer], chunks: Sequence[int]) -> None:
-        self.size, self.places, self.groups = 0, [], []
+        self.size = 0
+        self.places: list[Place] = []
+        self.groups: list[Group] = []
         for layer, count in zip(layers, chunks, strict=True):
             self._begin(count)
             weight = self._take(layer.depth * layer.out_channels)
             self.places.append(Place(weight, self._take(layer.out_channels)))
         self._begin(1)
-        self.loss, self.right = self._take(1).start, self._take(1).start
+        self.loss: int = self._take(1).start
+        self.right: int = self._take(1).start
 
     def _begin(self, chunks: int) -> None:
         if not self.groups or self.groups[-1].chunks != chunks:
@@ -75,16 +79,15 @@ class Network:
     """Runs `lanes` lanes of `lane_size` samples through a chain of fused layers."""
 
     def __init__(
-        self, layers: Sequence[Layer], lanes: int, lane_size: int, total_lanes: int, precision: str, device: torch.device,
-        table: Table, smoothing: float = 0.0,
-    ) -> None:  # fmt: skip
-        self.layers = list(layers)
-        self.lanes, self.lane_size, self._smoothing = lanes, lane_size, smoothing
-        self._dtype, self._input_precision = _TYPES[precision]
-        self._tiles = [table.tiles(layer, precision) for layer in layers]
-        chunks = [_chunks(tiles["weight_grad"].parts, total_lanes, lane_size) for tiles in self._tiles]
+        self, layers: Sequence[Layer], lanes: int, train: Train, device: torch.device, table: Table
+    ) -> None:
+        self.layers, self.lanes, self.lane_size = list(layers), lanes, train.batch // train.lanes
+        self._smoothing = train.label_smoothing
+        self._dtype, self._input_precision = _TYPES[train.precision]
+        self._tiles = [table.tiles(layer, train.precision) for layer in layers]
+        chunks = [_chunks(tiles["weight_grad"].parts, train.lanes, self.lane_size) for tiles in self._tiles]
         self.layout = Layout(layers, chunks)
-        count = lanes * lane_size
+        count = lanes * self.lane_size
 
         def zeros(*shape: int, dtype: torch.dtype = self._dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -92,13 +95,15 @@ class Network:
         self.x = [zeros(count, *layer.in_shape) for layer in layers]
         self.logits = zeros(count, layers[-1].out_channels, dtype=torch.float32)
         self.labels = zeros(count, dtype=torch.int32)
-        self._code = [zeros(count, *l.out_shape, dtype=torch.uint8) if l.pool > 1 else None for l in layers]
-        compact = layers[0].pool > 1
-        self._compact = [compact and i == 0 for i in range(len(layers))]
-        self._g = [
-            zeros(count, *(l.out_shape if c else l.grad_shape))
-            for l, c in zip(layers, self._compact, strict=True)
+        self._code = [
+            zeros(count, *layer.out_shape, dtype=torch.uint8) if layer.pool > 1 else None for layer in layers
         ]
+        self._compact = [i == 0 and layer.pool > 1 for i, layer in enumerate(layers)]
+        shapes = [
+            layer.out_shape if compact else layer.grad_shape
+            for layer, compact in zip(layers, self._compact, strict=True)
+        ]
+        self._g = [zeros(count, *shape) for shape in shapes]
         self._loss, self._right = zeros(count, dtype=torch.float32), zeros(count, dtype=torch.float32)
         size = self.layout.size
         self._parts = [
@@ -144,10 +149,11 @@ class Network:
                     compact=self._compact[i - 1], precision=self._input_precision,
                 )  # fmt: skip
 
-    def sum_lanes(self, out: Tensor, bad: Tensor, scale: float) -> None:
-        """The lane tree over all parts, times `scale`, into one flat table."""
+    def sum_lanes(self, lanes: range, out: Tensor, bad: Tensor, scale: float = 1.0) -> None:
+        """The lane tree over the parts of a power of two of lanes, times `scale`, into one flat table."""
         for group, parts in zip(self.layout.groups, self._parts, strict=True):
-            tree_sum(parts, out[group.first : group.stop], bad, scale)
+            own = parts[lanes.start * group.chunks : lanes.stop * group.chunks]
+            tree_sum(own, out[group.first : group.stop], bad, scale)
 
     def _part(self, place: slice) -> Tensor:
         """The columns of the parts that hold the gradients of `place`."""

@@ -28,7 +28,7 @@ def _tree_sum(parts, out, size, scale, bad, ROWS: tl.constexpr, BLOCK: tl.conste
 
 
 def tree_sum(parts: Tensor, out: Tensor, bad: Tensor, scale: float) -> None:
-    """Sum `parts` [rows, size], a power of two of rows, times `scale`; `bad` becomes 1 if it is not finite."""
+    """Sum `parts` [rows, size], a power of two of rows, times `scale`; sets `bad` if it is not finite."""
     rows, size = parts.shape
     block = max(4096 // rows, 32)
     _tree_sum[(triton.cdiv(size, block),)](

@@ -17,20 +17,20 @@ _RULES = {"sgd": 0, "momentum": 1, "nag": 2, "adagrad": 3, "rmsprop": 4, "adadel
 
 @triton.jit
 def _update(
-    p, g, first, second, copy, values, cursor, bad, size,
-    RULE: tl.constexpr, DECAY: tl.constexpr, A: tl.constexpr, B: tl.constexpr, EPS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    p, g, first, second, average, copy, values, cursor, bad, size,
+    RULE: tl.constexpr, AVERAGES: tl.constexpr, DECAY: tl.constexpr,
+    A: tl.constexpr, B: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`values` [steps, 3]: learning rate, 1 − A^(step+1), 1 − B^(step+1)."""
+    """`values` [steps, 8]: see `row`."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    step = tl.load(cursor)
+    values += tl.load(cursor) * 8
     inside = (i < size) & (tl.load(bad) == 0)
-    lr = tl.load(values + step * 4)
+    lr = tl.load(values)
     weight = tl.load(p + i, mask=inside, other=0.0)
     grad = tl.load(g + i, mask=inside, other=0.0)
     if DECAY > 0.0:
         if RULE == 7:
-            weight = weight * tl.load(values + step * 4 + 3)
+            weight = weight * tl.load(values + 3)
         else:
             grad = grad + weight * DECAY
     if RULE == 0:
@@ -60,10 +60,13 @@ def _update(
         mean = tl.load(first + i, mask=inside, other=0.0) * A + grad * (1.0 - A)
         tl.store(second + i, square, mask=inside)
         tl.store(first + i, mean, mask=inside)
-        unbiased = tl.div_rn(square, tl.load(values + step * 4 + 2))
-        move = tl.div_rn(tl.div_rn(mean, tl.load(values + step * 4 + 1)), tl.sqrt_rn(unbiased) + EPS)
+        unbiased = tl.div_rn(square, tl.load(values + 2))
+        move = tl.div_rn(tl.div_rn(mean, tl.load(values + 1)), tl.sqrt_rn(unbiased) + EPS)
     weight = weight - move * lr
     tl.store(p + i, weight, mask=inside)
+    if AVERAGES:
+        old = tl.load(average + i, mask=inside, other=0.0) * tl.load(values + 4)
+        tl.store(average + i, old + weight * tl.load(values + 5), mask=inside)
     tl.store(copy + i, weight.to(copy.dtype.element_ty), mask=inside)
 
 
@@ -78,18 +81,29 @@ def _advance(cursor, bad, loss, right, results):
 
 
 def update(
-    optimizer: Optimizer, p: Tensor, g: Tensor, memory: list[Tensor], copy: Tensor, values: Tensor,
-    cursor: Tensor, bad: Tensor,
+    optimizer: Optimizer, p: Tensor, g: Tensor, memory: list[Tensor], average: Tensor | None, copy: Tensor,
+    values: Tensor, cursor: Tensor, bad: Tensor,
 ) -> None:  # fmt: skip
-    """Change the flat parameters `p`, their `memory` and their `copy` by the mean gradient `g`, unless `bad`."""
+    """Change the flat parameters `p`, their `memory`, `average` and `copy` by the gradient `g`, unless `bad`.
+
+    `values` has a `row` for each step, read at the `cursor`.
+    """
     options = optimizer.options
     first, second = (*memory, None, None)[:2]
     a = options.get("momentum", options.get("alpha", options.get("rho", options.get("beta1", 0.0))))
     _update[(triton.cdiv(len(p), _BLOCK),)](
-        p, g, first, second, copy, values, cursor, bad, len(p),
-        RULE=_RULES[optimizer.name], DECAY=optimizer.weight_decay, A=a, B=options.get("beta2", 0.0),
-        EPS=options.get("eps", 0.0), BLOCK=_BLOCK, enable_fp_fusion=False,
+        p, g, first, second, average, copy, values, cursor, bad, len(p),
+        RULE=_RULES[optimizer.name], AVERAGES=average is not None, DECAY=optimizer.weight_decay,
+        A=a, B=options.get("beta2", 0.0), EPS=options.get("eps", 0.0), BLOCK=_BLOCK, enable_fp_fusion=False,
     )  # fmt: skip
+
+
+def row(optimizer: Optimizer, lr: float, ema: float, step: int) -> list[float]:
+    """What the update reads of a step: the rate, what corrects averages, what decays weights and averages."""
+    options = optimizer.options
+    beta1, beta2 = options.get("beta1", 0.0), options.get("beta2", 0.0)
+    decay = 1.0 - lr * optimizer.weight_decay
+    return [lr, 1.0 - beta1 ** (step + 1), 1.0 - beta2 ** (step + 1), decay, ema, 1.0 - ema, 0.0, 0.0]
 
 
 def advance(cursor: Tensor, bad: Tensor, loss: Tensor, right: Tensor, results: Tensor) -> None:

@@ -1,0 +1,159 @@
+"""What a whole step needs on the device, and the step as kernels: compute, then commit.
+
+A gradient's way is the same as in `step`, and so is every bit. State, order, keys and rates lie in flat
+tables, filled when an epoch begins; the step reads them at a cursor of its own. A step that is not finite
+changes nothing, and neither does any after it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lockstep.data.augment import Augment
+from lockstep.data.order import epoch_ids
+from lockstep.data.store import MemorySplit
+from lockstep.kernels.device.gather import Move, gather
+from lockstep.kernels.device.tree import tree_sum
+from lockstep.kernels.device.update import advance, row, update
+from lockstep.spec import Run
+from lockstep.train.clip import clip_gradients, gradient_norm
+from lockstep.train.fused import Fused
+from lockstep.train.schedule import learning_rate
+from lockstep.train.state import TrainState
+from lockstep.train.step import averaging
+
+_MOST = 0.5  # of the device's free memory may hold images
+
+
+class DeviceStep:
+    """The tables of a Run on the device, and the kernels of its step for the lanes of one worker."""
+
+    def __init__(
+        self, run: Run, state: TrainState, fused: Fused, split: MemorySplit, augment: Augment, own: range
+    ) -> None:
+        self.run, self.state, self._fused, self._augment, self._own = run, state, fused, augment, own
+        device = next(iter(fused.params.values())).device
+        self.device, self.steps = device, len(split) // run.train.batch
+        self.network = fused.network(len(own), device)
+        self._layout, self._chain = self.network.layout, fused.chain
+        self._images, self._labels = split.images.to(device), split.labels.to(device)
+        size, count = self._layout.size, len(own) * self.network.lane_size
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.heights = [height for _, height in fused.roots(own)]
+        self.roots = [zeros(size) for _ in self.heights]
+        self.grads = zeros(size)
+        self._memory = [zeros(size) for _ in state.memory]
+        self._average = zeros(size) if state.ema else None
+        self._order = zeros(self.steps, count, dtype=torch.int64)
+        self._values = zeros(self.steps, 8) + 1
+        self._keys = zeros(self.steps, len(fused.chain.drops), len(own), dtype=torch.int64)
+        self._augment_keys = zeros(5, dtype=torch.int64)
+        self._normal = augment.normal(self._images)
+        self._ignored = zeros(1, dtype=torch.int32)
+        self.results = zeros(self.steps, 2)
+        self.status = zeros(2, dtype=torch.int32)  # the cursor, whether a step was not finite
+        self._cursor, self._bad = self.status[:1], self.status[1:]
+        self._clipped = [torch.empty_like(p) for p in fused.params.values()] if run.train.clip else []
+
+    @property
+    def num_summed(self) -> int:
+        """How much of a flat table is gradients; the loss and the right answers follow."""
+        return self._layout.loss
+
+    def compute(self) -> None:
+        """Gather, forward, backward, and the lane tree as far as this worker's lanes make it up."""
+        network, augment = self.network, self._augment
+        gather(
+            self._images, self._labels, self._order, self._cursor, self._augment_keys, self._normal,
+            network.x[0], network.labels, Move(augment.crop_padding, augment.flip, augment.cutout),
+            network.layers[0].pad,
+        )  # fmt: skip
+        if any(self._chain.drops):
+            network.keys.copy_(self._keys.index_select(0, self._cursor)[0])
+        network.forward()
+        network.backward()
+        first = 0
+        for root, height in zip(self.roots, self.heights, strict=True):
+            network.sum_lanes(range(first, first + (1 << height)), root, self._ignored)
+            first += 1 << height
+
+    def commit(self, sums: Tensor, scale: float) -> None:
+        """Clip and update by the gradient `sums` times `scale`, if it is finite; then on to the next step."""
+        tree_sum(sums.view(1, -1), self.grads, self._bad, scale)
+        if self.run.train.clip:
+            self._clip()
+        update(
+            self.run.optimizer, self.network.weights, self.grads, self._memory, self._average,
+            self.network.copy, self._values, self._cursor, self._bad,
+        )  # fmt: skip
+        ends = self.grads[self._layout.loss :], self.grads[self._layout.right :]
+        advance(self._cursor, self._bad, *ends, self.results)
+
+    def _clip(self) -> None:
+        grads = self._clipped
+        self._chain.from_flat(self._layout, self.grads, grads)
+        norm = gradient_norm(dict(zip(self._fused.params, grads, strict=True)))
+        torch.maximum(self._bad, (~norm.isfinite()).int(), out=self._bad)
+        clip_gradients([self.grads[: self.num_summed]], norm, self.run.train.clip)
+
+    def run_alone(self) -> None:
+        """A whole step of the only worker."""
+        self.compute()
+        self.commit(self.roots[0], 1.0 / self.run.train.lanes)
+
+    def dry_run(self) -> None:
+        """Compile every kernel by a step that changes nothing, as one that is not finite."""
+        self._bad.fill_(1)
+        self.compute()
+        self.commit(self.roots[0], 1.0)
+
+    @torch.no_grad()
+    def begin_epoch(self) -> None:
+        """Order, keys and rates of the epoch, and the state, to where the kernels read them."""
+        run, state, train = self.run, self.state, self.run.train
+        ids = epoch_ids(run.seed, state.epoch, len(self._labels), train.batch, train.lanes, self.device)
+        lanes = ids.view(self.steps, train.lanes, -1)[:, self._own.start : self._own.stop]
+        self._order.copy_(lanes.flatten(1))
+        self._augment_keys.copy_(torch.tensor(self._augment.keys(state.epoch)))
+        steps = range(state.step - state.step_in_epoch, state.step - state.step_in_epoch + self.steps)
+        rows = [row(run.optimizer, self.rate(n), averaging(train.ema, n), n) for n in steps]
+        self._values.copy_(torch.tensor(rows))
+        if any(self._chain.drops):
+            self._keys.copy_(torch.stack([self._fused.dropout_keys(self._own, n) for n in steps]))
+        for tensors, flat in self._pairs():
+            self._chain.to_flat(self._layout, tensors, flat)
+        self.network.copy.copy_(self.network.weights)
+        self.status.copy_(torch.tensor([state.step_in_epoch, 0]))
+
+    @torch.no_grad()
+    def flush(self) -> None:
+        """The state's tensors from where the kernels keep them."""
+        for tensors, flat in self._pairs():
+            self._chain.from_flat(self._layout, flat, tensors)
+
+    def _pairs(self) -> list[tuple[list[Tensor], Tensor]]:
+        """The state's tensors, and the flat table of each kind."""
+        params = {name: p.detach() for name, p in self._fused.params.items()}
+        pairs = [(list(params.values()), self.network.weights)]
+        pairs += zip(self.state.memory.values(), self._memory, strict=True)
+        if self._average is not None:
+            pairs.append(([self.state.ema[name] for name in params], self._average))
+        return pairs
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step."""
+        run = self.run
+        total = self.steps * run.train.epochs
+        return learning_rate(run.schedule, run.optimizer.lr, step, total, self.steps)
+
+
+def fits(split: MemorySplit, device: torch.device) -> bool:
+    """Whether a split can lie on the device beside the step."""
+    if device.type != "cuda":
+        return True
+    free, _ = torch.cuda.mem_get_info(device)
+    return split.images.numel() * split.images.element_size() <= free * _MOST

@@ -1,0 +1,70 @@
+"""A model lowered to fused kernels against itself in float64, by Triton's interpreter or on a GPU."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lockstep.data.loader import Lanes
+from lockstep.kernels.device.table import find_table
+from lockstep.models import build
+from lockstep.spec import Run
+from lockstep.spec.run import Train
+from lockstep.train.fused import Fused, find_chain
+from lockstep.train.lane import LaneByLane, LaneOutput
+from lockstep.train.loss import CrossEntropy
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+ERRORS = {"fp32": 2e-6, "tf32": 2e-3, "bf16": 3e-2}
+
+
+def make(name: str, shape: tuple[int, int, int], lanes: int, size: int) -> tuple[nn.Module, Lanes]:
+    torch.manual_seed(0)
+    model = build(name, in_channels=shape[0], num_classes=10, image_size=shape[1:], options={}).to(DEVICE)
+    images = torch.randn(lanes * size, *shape, device=DEVICE)
+    return model, Lanes(images, torch.randint(0, 10, (lanes * size,), device=DEVICE), lanes)
+
+
+def fuse(model: nn.Module, lanes: Lanes, precision: str, smoothing: float = 0.0) -> Fused:
+    shape = tuple(lanes.images.shape[1:])
+    chain = find_chain(model, (shape[0], shape[1], shape[2]))
+    assert chain
+    train = Train(
+        batch=len(lanes.labels), lanes=lanes.num_lanes, precision=precision, label_smoothing=smoothing
+    )
+    return Fused(model, chain, Run(train=train), find_table(DEVICE))
+
+
+def total(outputs: list[LaneOutput]) -> list[Tensor]:
+    """Loss and gradients summed over lanes, then all logits."""
+    sums = [
+        torch.stack(tensors).sum(0) for tensors in zip(*([o.loss, *o.grads] for o in outputs), strict=True)
+    ]
+    return [*sums, torch.cat([o.logits for o in outputs])]
+
+
+def compare(model: nn.Module, lanes: Lanes, precision: str, smoothing: float = 0.0) -> None:
+    found = total(list(fuse(model, lanes, precision, smoothing).run(lanes, 0)))
+    exact = LaneByLane(deepcopy(model).double(), CrossEntropy(smoothing), 0, bf16=False)
+    double = Lanes(lanes.images.double(), lanes.labels, lanes.num_lanes)
+    expected = total(list(exact.run(double, 0)))
+    for name, one, other in zip(["loss", *exact.params, "logits"], found, expected, strict=True):
+        error = float((one.double() - other).norm() / other.norm().clamp_min(1e-30))
+        assert error < ERRORS[precision], (name, error)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [("emotion48", (1, 16, 16)), ("lenet5", (3, 17, 14)), ("emotion48", (3, 9, 11))]
+)
+def test_a_model_is_the_reference(name: str, shape: tuple[int, int, int]) -> None:
+    compare(*make(name, shape, 2, 3), "fp32", smoothing=0.1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ERRORS)
+@pytest.mark.parametrize(("name", "side"), [("emotion48", 48), ("vgg11", 32), ("lenet5", 28)])
+def test_a_whole_model_on_the_gpu(name: str, side: int, precision: str) -> None:
+    compare(*make(name, (1 if name == "emotion48" else 3, side, side), 4, 32), precision)

@@ -1,0 +1,92 @@
+"""Whole steps on the device, by Triton's interpreter: the bits of steps that go through the host."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+import torch
+from small import rows, small_run, train
+from torch import nn
+
+from lockstep.errors import Interrupted, ModelError, NumericsError
+from lockstep.train.event import StepDone
+
+SIZES = ("data.size=8", "data.num_train=14", "data.num_test=4", "train.batch=4", "train.lanes=2")
+KEYS = (*SIZES, "kernels.set=fused")
+
+
+def tiny(**options):
+    """Two fused convolutions and two fully connected layers, the first with dropout."""
+    torch.manual_seed(0)
+    channels, classes = 1, 10
+    layers = [nn.Conv2d(channels, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 5, 3), nn.ReLU()]
+    head = [nn.Flatten(), nn.Linear(20, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, classes)]
+    return nn.Sequential(*layers, *head)
+
+
+def fused(tmp_path, *overrides, **arguments):
+    return train(small_run(*KEYS, *overrides), tmp_path, model=tiny(), **arguments)
+
+
+def hashes(result):
+    return {key: value for key, value in result.summary.items() if key.endswith("sha256")}
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("optimizer.name=nag", "train.label_smoothing=0.1", 'data.augment=["flip","crop:1","cutout:2"]'),
+        ("optimizer.name=adamw", "optimizer.lr=0.01", "train.clip=0.5", "train.ema=0.9"),
+        ("optimizer.name=sgd", "train.wire=bf16"),
+    ],
+    ids=["nag", "adamw", "wire"],
+)
+def test_a_step_on_the_device_is_the_step_through_the_host(tmp_path, overrides):
+    device, _ = fused(tmp_path, *overrides)
+    host, _ = fused(tmp_path, *overrides, launch={"audit": 10_000})  # audited runs go through the host
+    assert device.summary["identity"] == host.summary["identity"]
+    assert hashes(device) == hashes(host)
+    assert [row["loss"] for row in rows(device.directory, "step")] == [
+        row["loss"] for row in rows(host.directory, "step")
+    ]
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adagrad", "rmsprop", "adadelta", "adam"])
+def test_every_rule_is_the_hosts(tmp_path, name):
+    keys = (
+        f"optimizer.name={name}",
+        "train.epochs=1",
+        "optimizer.weight_decay=0.01",
+    )
+    device, _ = fused(tmp_path, *keys)
+    host, _ = fused(tmp_path, *keys, launch={"audit": 10_000})
+    assert hashes(device) == hashes(host)
+
+
+def test_a_stop_between_steps_loses_nothing(tmp_path):
+    whole, _ = fused(tmp_path, launch={"name": "whole"})
+
+    def stop(event):
+        if isinstance(event, StepDone) and event.step == 2:
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(Interrupted, match="after step"):
+        fused(tmp_path, launch={"name": "cut"}, on_event=stop)
+    resumed, _ = fused(tmp_path, launch={"name": "cut", "resume": "auto"})
+    assert hashes(resumed) == hashes(whole)
+    assert [row["step"] for row in rows(resumed.directory, "step")] == list(range(1, 7))
+
+
+@pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarning")
+def test_a_loss_that_is_not_finite_changes_nothing(tmp_path):
+    with pytest.raises(NumericsError, match="not finite") as found:
+        fused(tmp_path, "optimizer.lr=1e30")
+    step = int(str(found.value).split(":")[0].split()[-1])
+    assert [row["step"] for row in rows(tmp_path / "run", "step")] == list(range(1, step + 1))
+
+
+def test_what_cannot_be_fused_says_why(tmp_path):
+    model = nn.Sequential(nn.Conv2d(1, 4, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(36, 10))
+    with pytest.raises(ModelError, match=r"kernels.set=fused: the model is no chain .* use kernels.set=auto"):
+        train(small_run(*KEYS), tmp_path, model=model)
