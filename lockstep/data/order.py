@@ -17,8 +17,7 @@ _ROUNDS = 6
 
 def sample_ids(seed: int, epoch: int, positions: Tensor, length: int) -> Tensor:
     """The sample id at each position of `epoch`, for a set of `length` samples."""
-    half_bits = max((max(length - 1, 1).bit_length() + 1) // 2, 1)
-    keys = [random.key("order", seed, epoch, turn) for turn in range(_ROUNDS)]
+    half_bits, keys = half_width(length), order_keys(seed, epoch)
     ids = _permute(positions, half_bits, keys)
     outside = torch.nonzero(ids >= length).flatten()
     while len(outside):  # cycle walking: apply the permutation again until it lands inside
@@ -27,19 +26,22 @@ def sample_ids(seed: int, epoch: int, positions: Tensor, length: int) -> Tensor:
     return ids
 
 
+def half_width(length: int) -> int:
+    """Bits of one half of a number that is permuted."""
+    return max((max(length - 1, 1).bit_length() + 1) // 2, 1)
+
+
+def order_keys(seed: int, epoch: int) -> list[int]:
+    """The keys of an epoch's permutation."""
+    return [random.key("order", seed, epoch, turn) for turn in range(_ROUNDS)]
+
+
 def _permute(x: Tensor, half_bits: int, keys: list[int]) -> Tensor:
     mask = (1 << half_bits) - 1
     left, right = x >> half_bits, x & mask
     for key in keys:
         left, right = right, left ^ (random.bits(key, right) & mask)
     return (left << half_bits) | right
-
-
-def epoch_ids(seed: int, epoch: int, length: int, batch: int, lanes: int, device: torch.device) -> Tensor:
-    """The sample ids of all steps of an epoch as [step, lane · sample], computed on `device`."""
-    steps = length // batch
-    positions = torch.arange(steps * batch, device=device).view(steps, batch // lanes, lanes)
-    return sample_ids(seed, epoch, positions.transpose(1, 2).flatten(), length).view(steps, batch)
 
 
 def lane_positions(step_in_epoch: int, batch: int, lanes: int) -> Tensor:

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from lockstep.data.augment import Augment
-from lockstep.data.order import epoch_ids
+from lockstep.data.order import half_width, lane_positions, order_keys
 from lockstep.data.store import MemorySplit
 from lockstep.kernels.device.gather import Move, gather
+from lockstep.kernels.device.order import order
 from lockstep.kernels.device.tree import tree_sum
 from lockstep.kernels.device.update import advance, row, update
 from lockstep.spec import Run
@@ -48,6 +49,9 @@ class DeviceStep:
         self.grads = zeros(size)
         self._memory = [zeros(size) for _ in state.memory]
         self._average = zeros(size) if state.ema else None
+        first = lane_positions(0, run.train.batch, run.train.lanes)[own.start : own.stop].flatten()
+        steps = torch.arange(self.steps)[:, None] * run.train.batch
+        self._positions = (first + steps).to(device)
         self._order = zeros(self.steps, count, dtype=torch.int64)
         self._values = zeros(self.steps, 8) + 1
         self._keys = zeros(self.steps, len(fused.chain.drops), len(own), dtype=torch.int64)
@@ -115,9 +119,9 @@ class DeviceStep:
     def begin_epoch(self) -> None:
         """Order, keys and rates of the epoch, and the state, to where the kernels read them."""
         run, state, train = self.run, self.state, self.run.train
-        ids = epoch_ids(run.seed, state.epoch, len(self._labels), train.batch, train.lanes, self.device)
-        lanes = ids.view(self.steps, train.lanes, -1)[:, self._own.start : self._own.stop]
-        self._order.copy_(lanes.flatten(1))
+        length = len(self._labels)
+        keys = torch.tensor(order_keys(run.seed, state.epoch), device=self.device)
+        order(self._positions, keys, self._order, length, half_width(length))
         self._augment_keys.copy_(torch.tensor(self._augment.keys(state.epoch)))
         steps = range(state.step - state.step_in_epoch, state.step - state.step_in_epoch + self.steps)
         rows = [row(run.optimizer, self.rate(n), averaging(train.ema, n), n) for n in steps]

@@ -7,10 +7,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lockstep.comm.tree import tree_sum as lane_tree
+from lockstep.data.augment import Augment
+from lockstep.data.order import half_width, order_keys, sample_ids
 from lockstep.kernels.device.forward import forward
+from lockstep.kernels.device.gather import Move, gather
 from lockstep.kernels.device.gradient import input_grad, weight_grad
 from lockstep.kernels.device.layer import Layer
+from lockstep.kernels.device.order import order
 from lockstep.kernels.device.tile import Tile
+from lockstep.kernels.device.tree import tree_sum
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TILE = Tile(32, 16, 16, warps=1, stages=1)
@@ -150,3 +156,38 @@ def test_input_gradient_is_ready_for_the_layer_before(name: str, compact: bool) 
     found = x.new_zeros(3, *shape)
     input_grad(layer, before, g, as_kernel(weight), out, code, found, TILE, compact=compact)
     near(found, bordered(by_hidden, (0, 0)) if compact else bordered(by_conv, before.grad_border))
+
+
+@pytest.mark.parametrize("length", [1, 2, 65, 300])
+def test_the_order_is_the_hosts(length: int) -> None:
+    positions = torch.arange(length, device=DEVICE)
+    found = torch.full_like(positions, -1)
+    keys = torch.tensor(order_keys(3, 7), device=DEVICE)
+    order(positions, keys, found, length, half_width(length))
+    assert torch.equal(found, sample_ids(3, 7, positions, length))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_gathered_images_are_the_hosts(channels: int) -> None:
+    augment = Augment(5, True, 2, 3, (0.4,) * channels, (0.3,) * channels)
+    images = torch.randint(0, 256, (9, channels, 7, 6), dtype=torch.uint8, device=DEVICE)
+    labels, numbers = torch.arange(9, device=DEVICE), torch.tensor([[1, 2, 3], [8, 0, 4]], device=DEVICE)
+    out = torch.full((3, 9, 10, channels), torch.nan, device=DEVICE)
+    found = torch.zeros(3, dtype=torch.int32, device=DEVICE)
+    keys, cursor = torch.tensor(augment.keys(2), device=DEVICE), torch.tensor([1], device=DEVICE)
+    move = Move(augment.crop_padding, augment.flip, augment.cutout)
+    gather(images, labels, numbers, cursor, keys, augment.normal(images), out, found, move, border=(1, 2))
+    expected = augment.apply(images[numbers[1]], numbers[1], 2)
+    assert torch.equal(out[:, 1:-1, 2:-2], expected.permute(0, 2, 3, 1))
+    assert found.tolist() == [8, 0, 4]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 16])
+def test_the_tree_is_the_lane_tree(rows: int) -> None:
+    parts = torch.randn(rows, 77, device=DEVICE)
+    out, bad = torch.empty(77, device=DEVICE), torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    tree_sum(parts, out, bad, 0.5)
+    assert torch.equal(out, lane_tree(parts) * 0.5) and not bad
+    parts[rows // 2, 76] = torch.inf
+    tree_sum(parts, out, bad, 0.5)
+    assert bad.tolist() == [1]

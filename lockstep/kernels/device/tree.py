@@ -22,8 +22,7 @@ def _tree_sum(parts, out, size, scale, bad, ROWS: tl.constexpr, BLOCK: tl.conste
             value = left + right
     total = tl.reshape(value, (BLOCK,)) * scale
     tl.store(out + i, total, mask=i < size)
-    worst = tl.max(tl.where(total - total == 0.0, 0, 1))  # 0 for a finite number, NaN for any other
-    if worst > 0:
+    if tl.max(tl.where(tl.abs(total) < float("inf"), 0, 1)) > 0:
         tl.store(bad, 1)
 
 

@@ -1,0 +1,86 @@
+"""Compiles every kernel of a step for an NVIDIA H200, which needs no GPU; prints the name of each.
+
+The interpreter runs kernels as Python: what Triton's compiler refuses, it does not see.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from lockstep.data.augment import Augment
+from lockstep.data.store import MemorySplit
+from lockstep.kernels.device import table
+from lockstep.models import build
+from lockstep.spec import Model, Optimizer, Run, Train
+from lockstep.spec.run import OPTIMIZERS
+from lockstep.train.device import DeviceStep
+from lockstep.train.fused import Fused, find_chain
+from lockstep.train.state import TrainState
+
+TYPES = {
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.uint8: "u8",
+    torch.int32: "i32",
+    torch.int64: "i64",
+}
+OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
+H200 = Path(table.__file__).parent / "tables" / "nvidia-h200.toml"
+seen: set[str] = set()
+
+
+def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **given: Any) -> None:
+    """In place of a launch."""
+    options = {name: given.pop(name) for name in OPTIONS if name in given}
+    values = {**dict(zip(self.arg_names, args, strict=False)), **given}
+    signature, constants, hints = {}, {}, {}
+    for index, name in enumerate(self.arg_names):
+        value = values[name]
+        if isinstance(value, torch.Tensor):
+            signature[name] = "*" + TYPES[value.dtype]
+            hints[(index,)] = [["tt.divisibility", 16]]
+        elif self.params[index].is_constexpr or value is None:
+            signature[name], constants[(index,)] = "constexpr", value
+        else:
+            signature[name] = "i32" if isinstance(value, int) else "fp32"
+    key = repr((self.fn.__name__, signature, constants, options))
+    if key not in seen:
+        seen.add(key)
+        source = ASTSource(self, signature, constants, hints)
+        compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+        assert compiled.metadata.shared <= 227 * 1024, (self.fn.__name__, compiled.metadata.shared)
+        print(self.fn.__name__, flush=True)
+
+
+def main(model_name: str, precision: str) -> None:
+    JITFunction.run = compile_only
+    channels = 1 if model_name == "emotion48" else 3
+    size = 48 if model_name == "emotion48" else 32
+    shape = (channels, size, size)
+    model = build(
+        model_name, in_channels=channels, num_classes=7, image_size=(size, size), options={"dropout": 0.5}
+    )
+    split = MemorySplit(torch.zeros(16, *shape, dtype=torch.uint8), torch.zeros(16, dtype=torch.int64))
+    chain = find_chain(model, shape)
+    assert chain
+    tiles = table.find_table(torch.device("cpu"), H200)
+    for number, name in enumerate(OPTIMIZERS):
+        train = Train(batch=16, lanes=2, precision=precision, ema=0.9 if number else 0.0)
+        run = Run(model=Model(model_name), train=train, optimizer=Optimizer(name, weight_decay=0.1))
+        state = TrainState.begin(model, run.optimizer, train.ema)
+        augment = Augment(0, True, 2, 4, (0.5,) * channels, (0.5,) * channels)
+        step = DeviceStep(run, state, Fused(model, chain, run, tiles), split, augment, range(2))
+        step.begin_epoch()
+        step.run_alone()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

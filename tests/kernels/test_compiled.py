@@ -1,0 +1,26 @@
+"""Every kernel of a step compiles for a GPU."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.parametrize("precision", ["bf16", "tf32"])
+def test_kernels_compile(precision: str, tmp_path: Path) -> None:
+    script = Path(__file__).parent / "compiled.py"
+    env = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, str(script), "emotion48", precision],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert set(done.stdout.split()) == {
+        "_forward", "_cross_entropy", "_lane_means", "_weight_grad", "_input_grad", "_tree_sum", "_update",
+        "_advance", "_gather", "_order",
+    }  # fmt: skip
