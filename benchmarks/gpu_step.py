@@ -162,7 +162,8 @@ def measure(job: Job, limit_s: float) -> Record:
     start = time.perf_counter()
     result = time_apart(job, limit_s)
     elapsed_s = round(time.perf_counter() - start, 1)
-    name = f"{case.model} B={case.batch} {case.precision}: {job.variant}"
+    lanes = f", {job.lanes} lanes" if job.variant == OURS else ""
+    name = f"{case.model} B={case.batch} {case.precision}: {job.variant}{lanes}"
     details: dict[str, Any] = {"elapsed_s": elapsed_s, "num_images": case.num_images}
     if job.variant == OURS:
         details["lanes"] = job.lanes
