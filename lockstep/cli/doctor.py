@@ -16,6 +16,8 @@ from lockstep.cli.comm import COLUMNS, examine_comm
 from lockstep.cli.flag import add_json
 
 if TYPE_CHECKING:
+    import torch
+
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _PACKAGES = ("torch", "numpy", "safetensors", "rich", "pillow", "matplotlib")
@@ -86,9 +88,31 @@ def gather(data_dir: Path) -> dict[str, dict[str, Any]]:
             name: "yes" if getattr(torch.distributed, f"is_{name}_available", lambda: False)() else "no"
             for name in ("gloo", "nccl")
         },
+        "kernels": _kernels(device),
         "data": {name: _data(name, data_dir / name) for name in ("mnist", "fashion", "cifar10")},
         f"fingerprint on {device.type}": fingerprint(device),
     }
+
+
+def _kernels(device: torch.device) -> dict[str, str]:
+    """Which kernels `kernels.set=auto` takes for each model, and why; with dropout, on 64x64 colours."""
+    import torch
+
+    from lockstep.models import build, names
+
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        missing = "a GPU" if device.type != "cuda" else "the package triton"
+        return {"all models": f"stock: fused ones need {missing}"}
+    from lockstep.kernels.device.table import find_table
+    from lockstep.train.fused import find_chain
+
+    num_tiles, found = len(find_table(device).entries), {}
+    for name in names():
+        with torch.device("meta"):
+            model = build(name, in_channels=3, num_classes=10, image_size=(64, 64))
+        fused = find_chain(model, (3, 64, 64))
+        found[name] = "fused in bf16 and tf32, stock in fp32" if fused else "stock, lane by lane"
+    return {**found, "tiles": f"{num_tiles} measured on this device, others by rule"}
 
 
 def _version(name: str) -> str:

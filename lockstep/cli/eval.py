@@ -27,8 +27,6 @@ def add_parser(verbs: Verbs) -> None:
 
 def evaluate(options: argparse.Namespace) -> int:
     """Evaluate and print loss and accuracy."""
-    from lockstep.train.evaluate import Evaluator
-    from lockstep.train.loss import make_loss
     from lockstep.train.setup import open_data
     from lockstep.train.trained import check_same_data
 
@@ -38,17 +36,7 @@ def evaluate(options: argparse.Namespace) -> int:
         run = replace(run, data=replace(run.data, dir=options.data_dir))
     store = open_data(run)
     check_same_data(trained, store)
-    evaluator = Evaluator(
-        store.test,
-        trained.augment,
-        make_loss(run.train),
-        run.train.batch // run.train.lanes,
-        trained.device,
-        trained.memory_format,
-        run.train.precision == "bf16",
-        seed=run.seed,
-    )
-    result = evaluator(trained.model)
+    result = trained.evaluate(store)
     row = {
         "run": str(trained.directory),
         "step": trained.step,

@@ -8,6 +8,20 @@ from pathlib import Path
 from lockstep.spec.launch import BACKENDS, DEVICES
 
 
+def add_run_keys(parser: argparse.ArgumentParser) -> None:
+    """What becomes a Run: a recipe, then a file's keys, then overrides."""
+    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="where to start from; default: shapes")
+    parser.add_argument("-c", "--config", type=Path, metavar="FILE.toml", help="keys of a Run")
+    parser.add_argument(
+        "-o",
+        "--override",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="set one key, e.g. -o optimizer.lr=0.1",
+    )
+
+
 def add_runs_dir(parser: argparse.ArgumentParser) -> None:
     """Where runs lie."""
     parser.add_argument("--runs-dir", type=Path, default=Path("runs"), metavar="DIR", help="default: runs")

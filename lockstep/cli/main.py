@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from lockstep import __version__
 from lockstep.errors import LockstepError
 
-VERBS = ("train", "eval", "predict", "export", "verify", "data", "doctor")
+VERBS = ("train", "eval", "predict", "export", "verify", "data", "doctor", "bench")
 _DESCRIPTION = """\
 Train convolutional networks to the same bits: by any number of workers, killed and resumed.
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.cli.flag import add_device, add_elastic, add_runs_dir, add_workers
+from lockstep.cli.flag import add_device, add_elastic, add_run_keys, add_runs_dir, add_workers
 from lockstep.cli.workers import place
 from lockstep.recipes import RECIPES, recipe
 from lockstep.spec import Launch, Run
@@ -37,16 +36,7 @@ def add_parser(verbs: Verbs) -> None:
         epilog=_EPILOG.format(recipes="\n".join(lines)),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="where to start from; default: shapes")
-    parser.add_argument("-c", "--config", type=Path, metavar="FILE.toml", help="keys of a Run")
-    parser.add_argument(
-        "-o",
-        "--override",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="set one key, e.g. -o optimizer.lr=0.1",
-    )
+    add_run_keys(parser)
     parser.add_argument("--name", help="the run's name; one that exists gets a suffix")
     add_runs_dir(parser)
     add_device(parser)

@@ -111,7 +111,8 @@ class Control:
             found = self._news.wait_for(
                 lambda: key in self._values or self._newest_number() > generation or self._is_over(), _FORM_S
             )
-            if not found or key not in self._values:
+            left = self._entered != generation  # by a thread that forms a group nobody waits for any more
+            if left or not found or key not in self._values:
                 raise RuntimeError(
                     "another generation has begun" if found else f"no '{key}' in {_FORM_S:g} s"
                 )

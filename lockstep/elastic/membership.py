@@ -25,8 +25,7 @@ class Membership:
     def __init__(self, lanes: int, min_workers: int = 1, min_nodes: int = 1) -> None:
         self._lanes, self._min_workers, self._min_nodes = lanes, min_workers, min_nodes
         self._members: dict[str, Member] = {}
-        self._changes: list[tuple[int, Change]] = []  # since which generation, and what
-        self._since = 0.0
+        self._changes: list[tuple[int, float, Change]] = []  # since which generation, when, and what
         self._ages = 0
         self._again = False
         self.over = 0  # the last training that has ended, well or not
@@ -91,7 +90,7 @@ class Membership:
     @property
     def changes(self) -> tuple[Change, ...]:
         """What has happened since the last step that was completed."""
-        return tuple(change for _, change in self._changes)
+        return tuple(change for _, _, change in self._changes)
 
     @property
     def shortage(self) -> str:
@@ -136,7 +135,7 @@ class Membership:
             tuple(m.node for m in able),
             planned,
             halt,
-            self._since or now,
+            self._changes[0][1] if self._changes else now,
             self.changes,
         )
         self._again = False
@@ -144,12 +143,10 @@ class Membership:
 
     def confirm(self, number: int) -> None:
         """A generation has completed a step, and its changes were told."""
-        self._changes = [(since, change) for since, change in self._changes if since > number]
-        self._since = 0.0
+        self._changes = [row for row in self._changes if row[0] > number]
 
     def _note(self, change: Change, now: float) -> None:
-        self._changes.append((self.number + 1, change))
-        self._since = self._since or now
+        self._changes.append((self.number + 1, now, change))
 
 
 def _names(members: list[Member]) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ class DeviceStep:
         self.run, self.state, self._fused, self._augment, self._own = run, state, fused, augment, own
         device = next(iter(fused.params.values())).device
         self.device, self.steps = device, len(split) // run.train.batch
-        self.network = fused.network(len(own), device)
+        self.network = fused.network(len(own))
         self._layout, self._chain = self.network.layout, fused.chain
         self._images, self._labels = split.images.to(device), split.labels.to(device)
         size, count = self._layout.size, len(own) * self.network.lane_size

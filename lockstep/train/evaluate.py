@@ -15,8 +15,9 @@ from lockstep.data.augment import Augment
 from lockstep.data.loader import eval_blocks
 from lockstep.data.store import Split
 from lockstep.kernels import random
+from lockstep.spec import Run
 from lockstep.train.loss import Loss
-from lockstep.train.numerics import half_precision, seed_stream
+from lockstep.train.numerics import half_precision, memory_format, seed_stream
 from lockstep.train.state import float_state
 
 
@@ -37,15 +38,17 @@ class Evaluation:
 class Evaluator:
     """Evaluates a model on a split; the same for training, `lockstep eval` and the API."""
 
+    run: Run
     split: Split
     augment: Augment
     loss: Loss
-    block: int
     device: torch.device
-    memory_format: torch.memory_format
-    bf16: bool
     group: Group = field(default_factory=Group)
-    seed: int = 0
+
+    @property
+    def block(self) -> int:
+        """Samples of a block: those of a lane."""
+        return self.run.train.batch // self.run.train.lanes
 
     @torch.no_grad()
     def __call__(self, model: nn.Module) -> Evaluation:
@@ -54,27 +57,34 @@ class Evaluator:
         Every worker takes each W-th block.
         """
         model.eval()
-        losses: list[Tensor] = []
+        num_blocks, size = -(-len(self.split) // self.block), self.group.size
+        own = range(self.group.rank, num_blocks, size)
+        mine = torch.zeros(-(-num_blocks // size), device=self.device)
         correct = torch.zeros((), dtype=torch.int64, device=self.device)
-        num_blocks = -(-len(self.split) // self.block)
-        own = range(self.group.rank, num_blocks, self.group.size)
-        blocks = eval_blocks(self.split, self.augment, self.block, self.device, own)
-        for number, (images, labels, real) in zip(own, blocks, strict=True):
-            seed_stream(self.device, random.key("evaluate", self.seed, number))  # a model or loss may draw
-            with half_precision(self.device, self.bf16):
-                logits = model(images.contiguous(memory_format=self.memory_format))
-            logits, truth = logits[:real].float(), labels[:real]
-            losses.append(self.loss(logits, truth).float() * real)
-            correct += (logits.argmax(1) == truth).sum()
-        rows = -(-num_blocks // self.group.size)
-        mine = torch.zeros(rows, device=self.device)
-        if losses:
-            mine[: len(losses)] = torch.stack(losses)
-        every, counts = mine.new_zeros(self.group.size, rows), correct.new_zeros(self.group.size)
+        if own:
+            mine[: len(own)], correct = self.measure(model, own)
+        every, counts = mine.new_zeros(size, len(mine)), correct.new_zeros(size)
         self.group.all_gather(every, mine)
         self.group.all_gather(counts, correct)
         total = tree_sum(every.t().flatten()[:num_blocks]) / len(self.split)
         return Evaluation(float(total), int(counts.sum()), len(self.split))
+
+    def measure(self, model: nn.Module, own: range) -> tuple[Tensor, Tensor]:
+        """The summed loss of each of some blocks, and how many samples of all of them are right."""
+        losses: list[Tensor] = []
+        correct = torch.zeros((), dtype=torch.int64, device=self.device)
+        lying, bf16 = memory_format(self.run), self.run.train.precision == "bf16"
+        blocks = eval_blocks(self.split, self.augment, self.block, self.device, own)
+        for number, (images, labels, real) in zip(own, blocks, strict=True):
+            seed_stream(
+                self.device, random.key("evaluate", self.run.seed, number)
+            )  # a model or loss may draw
+            with half_precision(self.device, bf16):
+                logits = model(images.contiguous(memory_format=lying))
+            logits, truth = logits[:real].float(), labels[:real]
+            losses.append(self.loss(logits, truth).float() * real)
+            correct += (logits.argmax(1) == truth).sum()
+        return torch.stack(losses), correct
 
 
 @contextmanager

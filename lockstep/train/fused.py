@@ -17,10 +17,9 @@ from lockstep.data.loader import Lanes
 from lockstep.kernels import random
 from lockstep.kernels.device.layer import Layer
 from lockstep.kernels.device.network import Layout, Network
-from lockstep.kernels.device.table import Table
-from lockstep.spec import Run
 from lockstep.train.lane import Early, LaneByLane, LaneOutput
 from lockstep.train.loss import CrossEntropy
+from lockstep.train.lower import FusedPlan
 from lockstep.train.together import chain_of
 
 _Shape = tuple[int, int, int]
@@ -140,24 +139,21 @@ def _extend(layer: Layer, part: nn.Module) -> Layer | None:
 class Fused(LaneByLane):
     """Runs the lanes of a chain with fused kernels, all of a worker's at once."""
 
-    def __init__(self, model: nn.Module, chain: Chain, run: Run, table: Table) -> None:
-        train = run.train
-        super().__init__(model, CrossEntropy(train.label_smoothing), run.seed, train.precision == "bf16")
-        self.chain, self._run, self._table = chain, run, table
-        self._networks: dict[int, Network] = {}
+    def __init__(self, model: nn.Module, plan: FusedPlan, seed: int) -> None:
+        train = plan.train
+        super().__init__(model, CrossEntropy(train.label_smoothing), seed, train.precision == "bf16")
+        self.chain, self._plan = plan.chain, plan
 
-    def network(self, lanes: int, device: torch.device) -> Network:
+    def network(self, lanes: int) -> Network:
         """Buffers and kernels for so many lanes."""
-        if lanes not in self._networks:
-            self._networks[lanes] = Network(self.chain.layers, lanes, self._run.train, device, self._table)
-        return self._networks[lanes]
+        return self._plan.network(lanes)
 
     @torch.no_grad()
     def run(self, lanes: Lanes, step: int, early: Early | None = None) -> Iterator[LaneOutput]:
         """One output for each maximal aligned subtree of the lanes: the sum over it."""
         self.model.train()
         own = range(lanes.first, lanes.first + lanes.num_lanes)
-        network = self.network(lanes.num_lanes, lanes.images.device)
+        network = self.network(lanes.num_lanes)
         self._fill(network, lanes, self.dropout_keys(own, step))
         network.forward()
         network.backward()
@@ -166,7 +162,7 @@ class Fused(LaneByLane):
 
     def roots(self, own: range) -> list[tuple[int, int]]:
         """What a worker sums by itself; with a wire type that rounds every node, nothing."""
-        return subtrees(own) if self._run.train.wire == "fp32" else [(lane, 0) for lane in own]
+        return subtrees(own) if self._plan.train.wire == "fp32" else [(lane, 0) for lane in own]
 
     def _fill(self, network: Network, lanes: Lanes, keys: Tensor) -> None:
         """Images, labels, weights and keys to where the kernels read them."""
@@ -193,9 +189,8 @@ class Fused(LaneByLane):
 
     def dropout_keys(self, lanes: range, step: int) -> Tensor:
         """A key for each layer and lane of a step."""
-        seed = self._run.seed
         keys = [
-            [random.key("dropout", seed, step, lane, name) if name else 0 for lane in lanes]
+            [random.key("dropout", self._seed, step, lane, name) if name else 0 for lane in lanes]
             for name in self.chain.drops
         ]
         return torch.tensor(keys, dtype=torch.int64)

@@ -8,37 +8,29 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
 from lockstep.comm.crew import Crew
 from lockstep.comm.group import Group
-from lockstep.comm.tree import worker_lanes
-from lockstep.data.loader import Lanes, TrainLoader
 from lockstep.errors import AuditFailed, Interrupted, NumericsError
 from lockstep.spec import Launch
 from lockstep.spec.generation import Generation
-from lockstep.train.audit import Audit
 from lockstep.train.check import explain_memory
-from lockstep.train.evaluate import averaged_weights
+from lockstep.train.engine import Engine
+from lockstep.train.evaluate import Evaluator, averaged_weights
 from lockstep.train.event import EpochDone, StepDone
 from lockstep.train.handshake import prove_state
 from lockstep.train.interrupt import Interrupt
 from lockstep.train.journal import Journal
-from lockstep.train.lane import LaneByLane
 from lockstep.train.setup import Setup
 from lockstep.train.state import Totals, TrainState
-from lockstep.train.step import NotFinite, Step, StepResult
-
-if TYPE_CHECKING:
-    from lockstep.train.resident import Resident
 
 
 @dataclass(frozen=True)
@@ -69,21 +61,9 @@ class Loop:
     ) -> None:
         self._setup, self._state, self._launch, self._group = setup, state, launch, group
         self._journal, self._interrupt, self._crew = journal, interrupt, crew
-        self._loader = self._make_loader(worker_lanes(setup.run.train.lanes, group.size, group.rank))
+        self._steps = len(setup.store.train) // setup.run.train.batch  # of an epoch
         self._first_step = state.step
         self._is_new = True  # nothing was done in this generation yet
-
-    def _make_loader(self, lanes: range) -> TrainLoader:
-        setup, train = self._setup, self._setup.run.train
-        return TrainLoader(
-            setup.store.train,
-            setup.augment(),
-            batch=train.batch,
-            lanes=train.lanes,
-            own=lanes,
-            device=setup.device,
-            memory_format=setup.memory_format,
-        )
 
     def run(self) -> Result:
         """All that is left of the run."""
@@ -93,16 +73,19 @@ class Loop:
                 journal.notice("the run is finished already; nothing to do")
             return self._finish(journal.found["summary"], write=False)
         changes = self._generation.changes if self._generation else ()
-        journal.start(state, len(self._loader), self._group.size, takes_over=bool(changes))
+        journal.start(state, self._steps, self._group.size, takes_over=bool(changes))
         if self._is_due() and journal.is_open and not journal.is_saved(state):
             journal.save(state)  # from here on a run that dies can be resumed
         if self._generation and self._generation.halt:
             self._report_generation()
             self._stop(signal.SIGTERM, "stopped because too few workers are left")
         try:
-            with self._lower(), explain_memory(self._setup.run.train, self._setup.device):
-                while self._state.epoch < self._setup.run.train.epochs:
-                    self._train_epoch()
+            with (
+                explain_memory(self._setup.run.train, self._setup.device),
+                closing(Engine(self._setup, state, self._launch, self._group)) as engine,
+            ):
+                while state.epoch < self._setup.run.train.epochs:
+                    self._train_epoch(engine)
                     self._end_epoch()
         except (NumericsError, AuditFailed):
             prove_state(self._group, self._state)  # what is wrong may be the state itself
@@ -112,10 +95,10 @@ class Loop:
         hashes = prove_state(self._group, self._state)
         return self._finish(self._journal.summarize(self._state, self._group, hashes), write=True)
 
-    def _train_epoch(self) -> None:
+    def _train_epoch(self, engine: Engine) -> None:
         state, run, journal = self._state, self._setup.run, self._journal
         last = time.perf_counter()
-        for result in self._results():
+        for result in engine.epoch(self._is_due_at, self._wishes):
             state.totals.loss += result.loss
             state.totals.correct += result.correct
             state.totals.samples += run.train.batch
@@ -135,29 +118,15 @@ class Loop:
             self._report_generation()
             if result.stop:
                 self._stop(self._interrupt.signal or signal.SIGTERM)
-            if self._is_due() and state.step_in_epoch < len(self._loader):
+            if self._is_due() and state.step_in_epoch < self._steps:
                 self._journal.save(state)
                 last = time.perf_counter()
             if result.move:
                 raise Moved
-        if state.step_in_epoch < len(self._loader):  # asked to leave before a step was begun
+        if state.step_in_epoch < self._steps:  # asked to leave before a step was begun
             if self._interrupt.signal:
                 self._stop(self._interrupt.signal)
             raise Moved
-
-    def _results(self) -> Iterator[StepResult]:
-        """The steps that are left of the epoch; what one changed is there when it says to stop or is due."""
-        state, alone = self._state, self._group.size == 1
-        if self._resident:
-            try:
-                yield from self._resident.epoch(self._is_due_at, self._wishes, synced=self._launch.trace)
-            except NotFinite as error:
-                lanes = next(self._loader.epoch(state.epoch, state.step_in_epoch))
-                raise self._step.not_finite(error.loss, lanes) from None
-            return
-        for lanes in self._loader.epoch(state.epoch, state.step_in_epoch):
-            result = self._step(lanes, *self._wishes())
-            yield replace(result, stop=True) if alone and self._interrupt.signal else result
 
     def _wishes(self) -> tuple[bool, bool]:
         """Whether this worker is asked to stop, and whether it knows of a generation to move to."""
@@ -167,7 +136,7 @@ class Loop:
         """Evaluate, move the cursor to the next epoch, report and save."""
         state, totals = self._state, self._state.totals
         with averaged_weights(state.model, state.ema):
-            evaluation = self._setup.evaluator(self._group)(state.model)
+            evaluation = self._evaluate(state.model)
         state.evaluation = evaluation.loss, evaluation.accuracy
         best = evaluation.accuracy > state.best_accuracy
         if best:
@@ -175,7 +144,7 @@ class Loop:
         done = EpochDone(
             state.epoch,
             state.step,
-            totals.loss / len(self._loader),
+            totals.loss / self._steps,
             totals.correct / totals.samples,
             evaluation.loss,
             evaluation.accuracy,
@@ -185,6 +154,10 @@ class Loop:
         state.epoch, state.step_in_epoch, state.totals = state.epoch + 1, 0, Totals()
         self._journal.epoch(done)
         self._journal.save(state)
+
+    @cached_property
+    def _evaluate(self) -> Evaluator:
+        return self._setup.evaluator(self._group)
 
     def _is_due(self) -> bool:
         """Whether a checkpoint belongs to the step that was committed last."""
@@ -222,52 +195,3 @@ class Loop:
         self._journal.finish(summary, write)
         self._group.barrier()
         return Result(self._journal.path, summary, self._setup.model)
-
-    @contextmanager
-    def _lower(self) -> Iterator[None]:
-        """The model made ready to run lanes, and given back as it was."""
-        setup = self._setup
-        lowered = setup.lower(lambda: next(self._loader.epoch(0)))
-        self._step = Step(
-            setup.run,
-            self._state,
-            lowered,
-            len(self._loader),
-            self._group,
-            bucket_mb=self._launch.bucket_mb,
-            overlap=self._launch.overlap,
-        )
-        self._step.audit = self._make_audit(lowered) if self._launch.audit else None
-        self._resident = self._make_resident(lowered)
-        try:
-            yield
-        finally:
-            self._step.close()
-            if self._resident:
-                self._resident.close()
-            lowered.release()
-
-    def _make_resident(self, lowered: LaneByLane) -> Resident | None:
-        """Steps that never leave the device, where kernels and data allow it."""
-        if not self._setup.fused or self._launch.audit:
-            return None
-        from lockstep.train.resident import make_resident
-
-        return make_resident(self._setup, self._state, lowered, self._group, self._launch)
-
-    def _make_audit(self, lowered: LaneByLane) -> Audit:
-        setup, state, world = self._setup, self._state, self._launch.world
-        name = (world.name if world else "") or str(self._group.rank)
-
-        def read(lanes: range) -> Lanes:
-            return next(self._make_loader(lanes).epoch(state.epoch, state.step_in_epoch))
-
-        return Audit(
-            self._launch.audit,
-            setup.run.seed,
-            setup.run.train.lanes,
-            self._group,
-            lowered,
-            read,
-            f"worker {name} on {socket.gethostname()}",
-        )

@@ -17,14 +17,15 @@ from torch import nn
 
 from lockstep.data.loader import Lanes
 from lockstep.errors import ModelError
-from lockstep.spec import Run
+from lockstep.spec import Run, Train
 from lockstep.train.lane import LaneByLane
 from lockstep.train.loss import CrossEntropy, Loss
 from lockstep.train.together import Together, chain_of, same_bits
 
 if TYPE_CHECKING:
+    from lockstep.kernels.device.network import Network
     from lockstep.kernels.device.table import Table
-    from lockstep.train.fused import Chain, Fused
+    from lockstep.train.fused import Chain
 
 
 @dataclass(frozen=True)
@@ -66,19 +67,24 @@ class FusedPlan:
 
     chain: Chain
     table: Table
-    precision: str
+    train: Train
+    device: torch.device
+    _networks: dict[int, Network] = field(default_factory=dict)
 
-    def lower(self, model: nn.Module, run: Run) -> Fused:
-        """The model made ready to run lanes with fused kernels."""
-        from lockstep.train.fused import Fused
+    def network(self, lanes: int) -> Network:
+        """Buffers and kernels for so many lanes; training and evaluation share them."""
+        from lockstep.kernels.device.network import Network
 
-        return Fused(model, self.chain, run, self.table)
+        if lanes not in self._networks:
+            self._networks.clear()
+            self._networks[lanes] = Network(self.chain.layers, lanes, self.train, self.device, self.table)
+        return self._networks[lanes]
 
     def facts(self) -> dict[str, str]:
         """What of it may change bits."""
         import triton
 
-        tiles = self.table.digest(self.chain.layers, self.precision)
+        tiles = self.table.digest(self.chain.layers, self.train.precision)
         return {"set": "fused", "tiles": tiles, "triton": triton.__version__}
 
 
@@ -116,5 +122,7 @@ def _plan(
             "the model is no chain of convolutions (stride 1, with bias), ReLU, 2x2 max pooling, fully "
             "connected layers and dropout after them"
         )
+    if max(layer.num_values for layer in chain.layers) * run.train.batch >= 2**31:
+        raise ModelError(f"train.batch={run.train.batch} is too large: a layer has more than 2^31 values")
     path = Path(run.kernels.table) if run.kernels.table else None
-    return FusedPlan(chain, find_table(device, path), run.train.precision)
+    return FusedPlan(chain, find_table(device, path), run.train, device)

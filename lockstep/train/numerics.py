@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 
 from lockstep.errors import SpecError
+from lockstep.spec import Run
 
 _MMAP_THRESHOLD, _TRIM_THRESHOLD, _TOP_PAD = -3, -1, -2  # of mallopt(3)
 
@@ -42,6 +43,11 @@ def prepare_device(
     if use_gpu and local_rank is not None:
         torch.cuda.set_device(local_rank % torch.cuda.device_count())
     return torch.device("cuda", torch.cuda.current_device()) if use_gpu else torch.device("cpu")
+
+
+def memory_format(run: Run) -> torch.memory_format:
+    """How images and weights lie in memory."""
+    return torch.channels_last if run.train.channels_last else torch.contiguous_format
 
 
 def seed_stream(device: torch.device, key: int) -> None:

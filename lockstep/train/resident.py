@@ -175,8 +175,10 @@ def make_resident(
     """Steps that never leave the device; None if the images do not fit there."""
     split = setup.store.train
     assert isinstance(fused, Fused)
-    if not isinstance(split, MemorySplit) or not fits(split, setup.device):
+    can = isinstance(split, MemorySplit) and fits(split, setup.device)
+    if not all(map(bool, map(int, group.all_gather_bytes(b"%d" % can)))):  # all workers, or none
         return None
+    assert isinstance(split, MemorySplit)
     own = worker_lanes(setup.run.train.lanes, group.size, group.rank)
     step = DeviceStep(setup.run, state, fused, split, setup.augment(), own)
     reduction = _make_reduction(step, group, launch)

@@ -15,10 +15,12 @@ import torch
 from torch import nn
 
 from lockstep.comm.group import Group
+from lockstep.comm.tree import worker_lanes
 from lockstep.data import Store, open_store
 from lockstep.data.augment import Augment
 from lockstep.data.loader import Lanes
 from lockstep.data.mapped import from_map_style
+from lockstep.data.store import Split
 from lockstep.errors import DataError, ModelError
 from lockstep.kernels import random
 from lockstep.measure.fingerprint import fingerprint
@@ -31,6 +33,7 @@ from lockstep.train.evaluate import Evaluator
 from lockstep.train.lane import LaneByLane
 from lockstep.train.loss import Loss, make_loss
 from lockstep.train.lower import FusedPlan, Sample, lower, plan_fused
+from lockstep.train.numerics import memory_format
 from lockstep.train.state import model_tensors, tensors_sha256
 
 
@@ -66,7 +69,9 @@ class Setup:
         """The model made ready to run lanes; `read` gives those of a step, for their shapes."""
         run = self.run
         if self.fused:
-            return self.fused.lower(self.model, run)
+            from lockstep.train.fused import Fused
+
+            return Fused(self.model, self.fused, run.seed)
         return lower(
             self.model,
             self.loss,
@@ -82,18 +87,8 @@ class Setup:
 
     def evaluator(self, group: Group) -> Evaluator:
         """Evaluation on the test split, in blocks of one lane, by all workers."""
-        block = self.run.train.batch // self.run.train.lanes
-        return Evaluator(
-            self.store.test,
-            self.augment(),
-            self.loss,
-            block,
-            self.device,
-            self.memory_format,
-            self.bf16,
-            group,
-            self.run.seed,
-        )
+        parts = self.run, self.store.test, self.augment(), self.loss, self.device, group
+        return make_evaluator(*parts, fused=self.fused)
 
 
 def set_up(
@@ -153,6 +148,24 @@ def set_up(
     return Setup(run, device, store, model, chosen_loss, identity, warnings, notices, fused)
 
 
+def make_evaluator(
+    run: Run,
+    split: Split,
+    augment: Augment,
+    loss: Loss,
+    device: torch.device,
+    group: Group,
+    fused: FusedPlan | None = None,
+) -> Evaluator:
+    """Evaluation on a split, with the kernels that trained."""
+    if fused is None:
+        return Evaluator(run, split, augment, loss, device, group)
+    from lockstep.train.fused_evaluator import FusedEvaluator
+
+    network = fused.network(len(worker_lanes(run.train.lanes, group.size, group.rank)))
+    return FusedEvaluator(run, split, augment, loss, device, group, chain=fused.chain, network=network)
+
+
 def open_data(run: Run) -> Store:
     """The data set a Run names."""
     return open_store(run.data.name, Path(run.data.dir) if run.data.dir else None, run.data.options)
@@ -169,11 +182,6 @@ def build_model(run: Run, shape: tuple[int, int, int], num_classes: int) -> nn.M
             image_size=(shape[1], shape[2]),
             options=run.model.options,
         )
-
-
-def memory_format(run: Run) -> torch.memory_format:
-    """How images and weights lie in memory."""
-    return torch.channels_last if run.train.channels_last else torch.contiguous_format
 
 
 def place(model: nn.Module, device: torch.device, run: Run) -> nn.Module:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from lockstep.comm.group import Group
 from lockstep.data import Store
 from lockstep.data.augment import Augment
 from lockstep.errors import BadInput, CheckpointError, DataError, ModelError
@@ -16,9 +17,12 @@ from lockstep.spec.identity import Identity, differences, flatten
 from lockstep.train import checkpoint
 from lockstep.train.checkpoint import Saved
 from lockstep.train.directory import RunDirectory
-from lockstep.train.numerics import plain_torch, prepare_device
+from lockstep.train.evaluate import Evaluation
+from lockstep.train.loss import make_loss
+from lockstep.train.lower import plan_fused
+from lockstep.train.numerics import memory_format, plain_torch, prepare_device
 from lockstep.train.resume import check_checkpoint, newest_checkpoint
-from lockstep.train.setup import build_model, data_facts, make_augment, memory_format, place
+from lockstep.train.setup import build_model, data_facts, make_augment, make_evaluator, place
 from lockstep.train.state import model_tensors
 
 
@@ -39,6 +43,15 @@ class Trained:
     @property
     def memory_format(self) -> torch.memory_format:
         return memory_format(self.run)
+
+    def evaluate(self, store: Store) -> Evaluation:
+        """Loss and accuracy on the test images, with the kernels that trained it where they run."""
+        run, loss = self.run, make_loss(self.run.train)
+        fused = None
+        if self.identity.get("kernels.set") == "fused" and self.device.type == "cuda":
+            fused = plan_fused(run, self.model, loss, self.shape, self.device)
+        parts = run, store.test, self.augment, loss, self.device, Group()
+        return make_evaluator(*parts, fused=fused)(self.model)
 
 
 def open_trained(

@@ -50,6 +50,17 @@ def test_what_was_not_confirmed_is_told_again():
     assert [change.worker for change in again.changes] == ["a", "b"] and again.since == 5.0
 
 
+def test_a_loss_before_the_confirmation_keeps_its_time():
+    membership = job()
+    ready(membership, "abc")
+    membership.remove("a", "was killed", 5.0)
+    second = membership.next(5.0)
+    membership.remove("b", "was killed", 6.0)
+    membership.confirm(second.number)
+    third = membership.next(8.0)
+    assert [change.worker for change in third.changes] == ["b"] and third.since == 6.0
+
+
 def test_more_workers_than_lanes_are_spares():
     membership = job("abc", lanes=2)
     (first,) = ready(membership, "abc")

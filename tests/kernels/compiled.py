@@ -23,6 +23,7 @@ from lockstep.spec import Model, Optimizer, Run, Train
 from lockstep.spec.run import OPTIMIZERS
 from lockstep.train.device import DeviceStep
 from lockstep.train.fused import Fused, find_chain
+from lockstep.train.lower import FusedPlan
 from lockstep.train.state import TrainState
 
 TYPES = {
@@ -77,7 +78,14 @@ def main(model_name: str, precision: str) -> None:
         run = Run(model=Model(model_name), train=train, optimizer=Optimizer(name, weight_decay=0.1))
         state = TrainState.begin(model, run.optimizer, train.ema)
         augment = Augment(0, True, 2, 4, (0.5,) * channels, (0.5,) * channels)
-        step = DeviceStep(run, state, Fused(model, chain, run, tiles), split, augment, range(2))
+        step = DeviceStep(
+            run,
+            state,
+            Fused(model, FusedPlan(chain, tiles, train, torch.device("cpu")), 0),
+            split,
+            augment,
+            range(2),
+        )
         step.begin_epoch()
         step.run_alone()
 

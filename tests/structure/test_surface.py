@@ -20,6 +20,7 @@ FLAGS = {
     "data get": "NAME --dir --mirror",
     "data info": "NAME --dir --json --override -o",
     "doctor": "--comm --data-dir --json",
+    "bench tune": "RECIPE --config --output --override -c -o",
 }
 
 

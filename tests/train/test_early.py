@@ -159,6 +159,7 @@ def losses(model, split, augment, blocks):
     def loss(logits, labels):
         return entropy(logits, labels)
 
-    evaluator = Evaluator(split, augment, loss, 4, torch.device("cpu"), torch.contiguous_format, False, group)
+    run = Run(train=Train(batch=4, lanes=1))
+    evaluator = Evaluator(run, split, augment, loss, torch.device("cpu"), group)
     evaluator(model)
     return values[0][: len(blocks)].tolist()

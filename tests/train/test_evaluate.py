@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from lockstep.data.augment import Augment
 from lockstep.data.store import MemorySplit
+from lockstep.spec import Run, Train
 from lockstep.train.evaluate import Evaluation, Evaluator, averaged_weights
 from lockstep.train.state import float_state
 
@@ -31,10 +32,8 @@ def augment() -> Augment:
 
 
 def evaluate(model: nn.Module, length: int, block: int, bf16: bool = False) -> Evaluation:
-    evaluator = Evaluator(
-        split(length), augment(), F.cross_entropy, block, CPU, torch.contiguous_format, bf16
-    )
-    return evaluator(model)
+    run = Run(train=Train(batch=block, lanes=1, precision="bf16" if bf16 else "fp32"))
+    return Evaluator(run, split(length), augment(), F.cross_entropy, CPU)(model)
 
 
 @pytest.mark.parametrize(("length", "block"), [(40, 8), (37, 8), (41, 8), (3, 8), (37, 1), (37, 37)])

@@ -8,14 +8,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lockstep.comm.group import Group
+from lockstep.data.augment import Augment
 from lockstep.data.loader import Lanes
+from lockstep.data.store import MemorySplit
 from lockstep.kernels.device.table import find_table
 from lockstep.models import build
-from lockstep.spec import Run
-from lockstep.spec.run import Train
+from lockstep.spec import Run, Train
 from lockstep.train.fused import Fused, find_chain
 from lockstep.train.lane import LaneByLane, LaneOutput
 from lockstep.train.loss import CrossEntropy
+from lockstep.train.lower import FusedPlan
+from lockstep.train.setup import make_evaluator
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ERRORS = {"fp32": 2e-6, "tf32": 2e-3, "bf16": 3e-2}
@@ -35,7 +39,7 @@ def fuse(model: nn.Module, lanes: Lanes, precision: str, smoothing: float = 0.0)
     train = Train(
         batch=len(lanes.labels), lanes=lanes.num_lanes, precision=precision, label_smoothing=smoothing
     )
-    return Fused(model, chain, Run(train=train), find_table(DEVICE))
+    return Fused(model, FusedPlan(chain, find_table(DEVICE), train, DEVICE), 0)
 
 
 def total(outputs: list[LaneOutput]) -> list[Tensor]:
@@ -68,3 +72,19 @@ def test_a_model_is_the_reference(name: str, shape: tuple[int, int, int]) -> Non
 @pytest.mark.parametrize(("name", "side"), [("emotion48", 48), ("vgg11", 32), ("lenet5", 28)])
 def test_a_whole_model_on_the_gpu(name: str, side: int, precision: str) -> None:
     compare(*make(name, (1 if name == "emotion48" else 3, side, side), 4, 32), precision)
+
+
+@pytest.mark.parametrize(("length", "lanes", "size"), [(7, 2, 2), (3, 4, 1)])
+def test_evaluation_is_the_stock_one(length: int, lanes: int, size: int) -> None:
+    model, _ = make("emotion48", (1, 8, 8), 1, 1)
+    images = torch.randint(0, 256, (length, 1, 8, 8), dtype=torch.uint8)
+    split = MemorySplit(images, torch.arange(length) % 10)
+    train = Train(batch=lanes * size, lanes=lanes)
+    run, augment, loss = Run(train=train), Augment(0, False, 0, 0, (0.5,), (0.3,)), CrossEntropy()
+    chain = find_chain(model, (1, 8, 8))
+    assert chain
+    plan = FusedPlan(chain, find_table(DEVICE), train, DEVICE)
+    stock = make_evaluator(run, split, augment, loss, DEVICE, Group())(model)
+    fused = make_evaluator(run, split, augment, loss, DEVICE, Group(), plan)(model)
+    assert (fused.correct, fused.samples) == (stock.correct, stock.samples)
+    assert fused.loss == pytest.approx(stock.loss, rel=1e-5)

@@ -10,6 +10,7 @@ looks past the edge, so that no load needs a mask.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,11 @@ class Layer:
         """The gradient of one sample's convolution with its border."""
         (height, width), (bh, bw) = self.conv_size, self.grad_border
         return height + 2 * bh, width + 2 * bw, self.out_channels
+
+    @property
+    def num_values(self) -> int:
+        """The most values of one sample that lie in one table; kernels count them in 32 bits."""
+        return max(prod(self.in_shape), prod(self.grad_shape))
 
     @property
     def out_shape(self) -> tuple[int, int, int]:

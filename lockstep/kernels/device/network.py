@@ -7,7 +7,7 @@ layers: parameters, their copy in the kernels' type, and the parts of their grad
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -84,8 +84,8 @@ class Network:
         self.layers, self.lanes, self.lane_size = list(layers), lanes, train.batch // train.lanes
         self._smoothing = train.label_smoothing
         self._dtype, self._input_precision = _TYPES[train.precision]
-        self._tiles = [table.tiles(layer, train.precision) for layer in layers]
-        chunks = [_chunks(tiles["weight_grad"].parts, train.lanes, self.lane_size) for tiles in self._tiles]
+        self.tiles = [table.tiles(layer, train.precision) for layer in layers]
+        chunks = [_chunks(tiles["weight_grad"].parts, train.lanes, self.lane_size) for tiles in self.tiles]
         self.layout = Layout(layers, chunks)
         count = lanes * self.lane_size
 
@@ -104,7 +104,7 @@ class Network:
             for layer, compact in zip(layers, self._compact, strict=True)
         ]
         self._g = [zeros(count, *shape) for shape in shapes]
-        self._loss, self._right = zeros(count, dtype=torch.float32), zeros(count, dtype=torch.float32)
+        self.loss, self.right = zeros(count, dtype=torch.float32), zeros(count, dtype=torch.float32)
         size = self.layout.size
         self._parts = [
             zeros(lanes * group.chunks, group.stop - group.first, dtype=torch.float32)
@@ -114,40 +114,51 @@ class Network:
         self.weights = zeros(size, dtype=torch.float32)  # the master weights; biases are read from here
         self.keys = zeros(len(layers), lanes, dtype=torch.int64)
 
-    def forward(self) -> None:
-        """x[0] and the weights' copy → logits."""
-        last = len(self.layers) - 1
-        for i, layer in enumerate(self.layers):
-            after = self.layers[min(i + 1, last)]
-            forward(
-                layer, self.x[i], self._weight(i), self.weights[self.layout.places[i].bias],
-                self.logits if i == last else self.x[i + 1], self._code[i], self._tiles[i]["forward"],
-                out_border=(0, 0) if i == last else after.pad, keys=self.keys[i], lane_size=self.lane_size,
-                precision=self._input_precision,
-            )  # fmt: skip
+    def forward(self, training: bool = True) -> None:
+        """x[0] and the weights' copy → logits; dropout only in training."""
+        for i in range(len(self.layers)):
+            self.run("forward", i, training)
+
+    def score(self) -> None:
+        """logits and labels → each sample's loss, whether it is right, and the gradient of its logits."""
+        cross_entropy(
+            self.logits, self.labels, self.loss, self.right, self._g[-1].view(len(self.logits), -1),
+            self.lane_size, self._smoothing,
+        )  # fmt: skip
 
     def backward(self) -> None:
         """logits and labels → the parts of all gradients, each lane's loss and its right answers."""
-        cross_entropy(
-            self.logits, self.labels, self._loss, self._right, self._g[-1].view(len(self.logits), -1),
-            self.lane_size, self._smoothing,
-        )  # fmt: skip
+        self.score()
         layout = self.layout
         ends = [self._part(slice(at, at + 1)).squeeze(1) for at in (layout.loss, layout.right)]
-        lane_means(self._loss, self._right, *ends)
+        lane_means(self.loss, self.right, *ends)
         for i in reversed(range(len(self.layers))):
-            layer, place = self.layers[i], layout.places[i]
+            self.run("weight_grad", i)
+            if i:
+                self.run("input_grad", i)
+
+    def run(self, operation: str, i: int, training: bool = True) -> None:
+        """One launch, of layer i."""
+        layer, place, tile = self.layers[i], self.layout.places[i], self.tiles[i][operation]
+        precision, is_last = self._input_precision, i == len(self.layers) - 1
+        if operation == "forward":
+            forward(
+                layer if training else replace(layer, dropout=0.0),
+                self.x[i], self.copy[place.weight], self.weights[place.bias],
+                self.logits if is_last else self.x[i + 1], self._code[i], tile,
+                out_border=(0, 0) if is_last else self.layers[i + 1].pad,
+                keys=self.keys[i], lane_size=self.lane_size, precision=precision,
+            )  # fmt: skip
+        elif operation == "weight_grad":
             weight_grad(
                 layer, self._g[i], self._code[i], self.x[i], self._part(place.weight), self._part(place.bias),
-                self.lanes, self._tiles[i]["weight_grad"],
-                compact=self._compact[i], precision=self._input_precision,
+                self.lanes, tile, compact=self._compact[i], precision=precision,
             )  # fmt: skip
-            if i:
-                input_grad(
-                    layer, self.layers[i - 1], self._g[i], self._weight(i), self.x[i], self._code[i - 1],
-                    self._g[i - 1], self._tiles[i]["input_grad"],
-                    compact=self._compact[i - 1], precision=self._input_precision,
-                )  # fmt: skip
+        else:
+            input_grad(
+                layer, self.layers[i - 1], self._g[i], self.copy[place.weight], self.x[i], self._code[i - 1],
+                self._g[i - 1], tile, compact=self._compact[i - 1], precision=precision,
+            )  # fmt: skip
 
     def sum_lanes(self, lanes: range, out: Tensor, bad: Tensor, scale: float = 1.0) -> None:
         """The lane tree over the parts of a power of two of lanes, times `scale`, into one flat table."""
@@ -161,6 +172,3 @@ class Network:
             if group.first <= place.start < group.stop:
                 return parts[:, place.start - group.first : place.stop - group.first]
         raise AssertionError(place)
-
-    def _weight(self, i: int) -> Tensor:
-        return self.copy[self.layout.places[i].weight]

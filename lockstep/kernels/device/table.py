@@ -35,7 +35,8 @@ class Table:
     def tiles(self, layer: Layer, precision: str) -> dict[str, Tile]:
         """A tile for each operation of a layer."""
         return {
-            name: self.entries.get(key(name, layer, precision)) or rule(name, layer) for name in OPERATIONS
+            name: self.entries.get(key(name, layer, precision)) or rule(name, layer, precision)
+            for name in OPERATIONS
         }
 
 
@@ -60,24 +61,29 @@ def key(operation: str, layer: Layer, precision: str) -> str:
     return f"{operation} {shape} {kh}x{kw} pool{layer.pool} {precision}"
 
 
-def rule(operation: str, layer: Layer) -> Tile:
-    """A tile that fits: powers of two near the shapes, at most as large as pays."""
+def rule(operation: str, layer: Layer, precision: str) -> Tile:
+    """A tile that fits: powers of two near the shapes, at most as large as pays.
+
+    IEEE fp32 has no matrix units: its products are written out one by one, and a large tile takes minutes
+    to compile.
+    """
     ci, co = layer.in_channels, layer.out_channels
+    rows, cols, deepest = (64, 32, 16) if precision == "fp32" else (128, 64, 64)
     if operation == "forward":
-        return Tile(128, _near(co, 16, 64), _divisor(ci, layer.depth))
+        return Tile(rows, _near(co, 16, cols), _divisor(ci, layer.depth, deepest))
     if operation == "input_grad":
-        return Tile(128, _near(ci, 16, 64), _divisor(co, layer.depth // ci * co))
+        return Tile(rows, _near(ci, 16, cols), _divisor(co, layer.depth // ci * co, deepest))
     parts = 1 if layer.height * layer.width == 1 else 64 if layer.depth > 64 else 1024
-    return Tile(_near(co, 16, 128), _near(layer.depth, 16, 64), 64, parts=parts)
+    return Tile(_near(co, 16, rows), _near(layer.depth, 16, cols), deepest, parts=parts)
 
 
 def _near(size: int, least: int, most: int) -> int:
     return min(max(1 << (size - 1).bit_length(), least), most)
 
 
-def _divisor(channels: int, depth: int) -> int:
+def _divisor(channels: int, depth: int, most: int) -> int:
     """Columns read at a time: within one tap where channels allow it."""
     for step in (64, 32, 16):
-        if channels % step == 0:
+        if channels % step == 0 and step <= most:
             return step
-    return _near(depth, 16, 32)
+    return _near(depth, 16, min(most, 32))

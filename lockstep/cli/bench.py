@@ -1,0 +1,92 @@
+"""`lockstep bench`: measurements whose results a run can use; `tune` finds tiles for the fused kernels."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lockstep.cli.flag import add_run_keys
+from lockstep.cli.train import resolve
+from lockstep.errors import BadInput, ModelError
+from lockstep.spec import Launch
+
+if TYPE_CHECKING:
+    from lockstep.kernels.device.tile import Tile
+
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_TUNE = """\
+Measure which tile each fused kernel of a run's model is fastest with on this GPU, and write them to a file:
+
+  lockstep bench tune fashion -o train.precision=bf16 --output tiles.toml
+  lockstep train fashion -o train.precision=bf16 -o kernels.table=tiles.toml
+
+Training only looks tiles up, and they are part of its identity: another table is another run.
+"""
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Add the verb, what it measures and the flags."""
+    text = "measure on this machine what a run can use"
+    parser = verbs.add_parser("bench", help=text, description=text.capitalize() + ".")
+    what = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
+    tune = what.add_parser(
+        "tune",
+        help="tiles for the fused kernels",
+        description=_TUNE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_run_keys(tune)
+    tune.add_argument("--output", type=Path, required=True, metavar="FILE.toml", help="must not exist yet")
+    tune.set_defaults(handler=tune_tiles)
+
+
+def tune_tiles(options: argparse.Namespace) -> int:
+    """Find the tiles and write them down."""
+    from lockstep.train.loss import make_loss
+    from lockstep.train.lower import plan_fused
+    from lockstep.train.numerics import prepare_device
+    from lockstep.train.setup import build_model, open_data
+
+    run, _ = resolve(options, Launch())
+    if options.output.exists():
+        raise BadInput(f"--output {options.output} exists: give another name; nothing is overwritten")
+    device = prepare_device("auto", run.train.threads)
+    if device.type != "cuda":
+        raise BadInput("bench tune: torch sees no GPU here, and tiles are for a GPU; run `lockstep doctor`")
+    store = open_data(run)
+    model = build_model(run, store.shape, len(store.classes))
+    plan = plan_fused(run, model, make_loss(run.train), store.shape, device)
+    if plan is None:
+        raise ModelError(
+            f"model.name={run.model.name} in {run.train.precision} runs on stock kernels, which have no "
+            "tiles; -o kernels.set=fused says why"
+        )
+    import torch
+    from rich.progress import Progress
+
+    from lockstep.measure.tune import tune
+
+    processes = max(len(os.sched_getaffinity(0)) - 2, 1)
+    with Progress(transient=True) as bars:
+        tasks = {name: bars.add_task(name, total=None) for name in ("compiling", "timing")}
+        tiles = tune(
+            plan.chain.layers,
+            run.train,
+            lambda name, done, total: bars.update(tasks[name], completed=done, total=total),
+            processes,
+        )
+    options.output.write_text(to_toml(tiles, torch.cuda.get_device_name()))
+    print(f"{len(tiles)} tiles in {options.output}: train with -o kernels.table={options.output}")
+    return 0
+
+
+def to_toml(tiles: dict[str, Tile], device: str) -> str:
+    """A table of tiles as a file."""
+    lines = [f"# Tiles measured on {device}: rows, columns, depth, warps, stages, parts.", "[tiles]"]
+    for name, tile in tiles.items():
+        numbers = tile.rows, tile.cols, tile.depth, tile.warps, tile.stages, tile.parts
+        lines.append(f'"{name}" = {list(numbers)}')
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,137 @@
+"""Measures which tile each fused kernel of a model runs fastest with: a table that a Run can name.
+
+Training only looks tiles up. Every candidate is compiled beforehand, by several processes at once, since
+compiling takes longer than all else.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+
+from lockstep.kernels.device.layer import Layer
+from lockstep.kernels.device.network import Network
+from lockstep.kernels.device.table import OPERATIONS, Table, key, rule
+from lockstep.kernels.device.tile import Tile
+from lockstep.spec import Train
+
+_SHARED_BYTES = 227 * 1024  # of a multiprocessor
+_WARM_MS, _TIMED_MS = 3, 12
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A tile for one operation of one layer."""
+
+    operation: str
+    layer: int
+    tile: Tile
+
+
+def candidates(layers: Sequence[Layer], precision: str) -> Iterator[Candidate]:
+    """Every tile worth a try: those of the rule, and products of powers of two that fit on the chip."""
+    for i, layer in enumerate(layers):
+        for operation in OPERATIONS if i else ("forward", "weight_grad"):
+            base = rule(operation, layer, precision)
+            found = {base}
+            rows, cols, depths = _sizes(operation, layer)
+            for size in product(rows, cols, depths, (4, 8), (2, 3, 4)):
+                tile = Tile(*size, parts=base.parts)
+                if _fits(tile, precision):
+                    found.add(tile)
+            yield from (Candidate(operation, i, tile) for tile in sorted(found, key=repr))
+
+
+def _sizes(operation: str, layer: Layer) -> tuple[list[int], list[int], list[int]]:
+    """Rows, columns and depths that go with the shapes of an operation."""
+    ci, co = layer.in_channels, layer.out_channels
+    if operation == "weight_grad":
+        return _powers(co, 16, 128), _powers(layer.depth, 16, 256), [32, 64, 128]
+    columns, depth = (co, ci) if operation == "forward" else (ci, co)
+    depths = [d for d in (32, 64, 128) if depth % d == 0] or [16]
+    return [32, 64, 128, 256], _powers(columns, 16, 128), depths
+
+
+def _powers(size: int, least: int, most: int) -> list[int]:
+    """Powers of two up to the first that covers `size`, the largest two or three of them."""
+    top = min(max(1 << (size - 1).bit_length(), least), most)
+    return [n for n in (top, top // 2, top // 4) if n >= least]
+
+
+def _fits(tile: Tile, precision: str) -> bool:
+    """Whether the sums fit into registers and what is read ahead into shared memory."""
+    width = 2 if precision == "bf16" else 4
+    ahead = (tile.rows + tile.cols) * tile.depth * width * tile.stages
+    sums = tile.rows * tile.cols
+    return ahead <= _SHARED_BYTES and 1024 <= sums <= 128 * 32 * tile.warps and sums >= 256 * tile.warps
+
+
+def tune(
+    layers: Sequence[Layer], train: Train, progress: Callable[[str, int, int], None], processes: int
+) -> dict[str, Tile]:
+    """The fastest tile of each operation on the current GPU, with all lanes of a batch."""
+    every = list(candidates(layers, train.precision))
+    work = [(tuple(layers), train, every[n::processes]) for n in range(processes)]
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        for number, _ in enumerate(pool.map(_compile, work), 1):
+            progress("compiling", number, processes)
+    network = _network(layers, train)
+    best: dict[str, tuple[float, Tile]] = {}
+    for number, candidate in enumerate(every, 1):
+        name = key(candidate.operation, layers[candidate.layer], train.precision)
+        milliseconds = _time(network, candidate)
+        if milliseconds is not None and milliseconds < best.get(name, (float("inf"),))[0]:
+            best[name] = milliseconds, candidate.tile
+        progress("timing", number, len(every))
+    return {name: tile for name, (_, tile) in best.items()}
+
+
+def _network(layers: Sequence[Layer], train: Train) -> Network:
+    """Buffers with random values: on zeros some kernels are faster."""
+    network = Network(layers, train.lanes, train, torch.device("cuda"), Table())
+    network.x[0].normal_()
+    network.copy.normal_(std=0.05)
+    network.labels.random_(0, layers[-1].out_channels)
+    network.forward()
+    network.backward()
+    return network
+
+
+def _compile(work: tuple[tuple[Layer, ...], Train, list[Candidate]]) -> None:
+    layers, train, every = work
+    network = _network(layers, train)
+    for candidate in every:
+        _launch(network, candidate)
+
+
+def _launch(network: Network, candidate: Candidate) -> bool:
+    """Whether a candidate runs at all: a compiler may refuse it, or a chip have too little for it."""
+    network.tiles[candidate.layer][candidate.operation] = candidate.tile
+    try:
+        network.run(candidate.operation, candidate.layer)
+        torch.cuda.synchronize()
+    except Exception as error:
+        if isinstance(error, torch.OutOfMemoryError) or "CUDA error" in str(error):
+            raise
+        return False
+    return True
+
+
+def _time(network: Network, candidate: Candidate) -> float | None:
+    from triton.testing import do_bench
+
+    if not _launch(network, candidate):
+        return None
+    return float(
+        do_bench(
+            lambda: network.run(candidate.operation, candidate.layer),
+            warmup=_WARM_MS,
+            rep=_TIMED_MS,
+            return_mode="median",
+        )
+    )

@@ -1,0 +1,108 @@
+"""The engine of a generation: the steps of an epoch, on the device where all fits there, or through the host.
+
+A batch's way ends here: store → order → augment → loader → step. Either way gives the same bits.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from lockstep.comm.group import Group
+from lockstep.comm.tree import worker_lanes
+from lockstep.data.loader import Lanes, TrainLoader
+from lockstep.spec import Launch
+from lockstep.train.audit import Audit
+from lockstep.train.setup import Setup
+from lockstep.train.state import TrainState
+from lockstep.train.step import NotFinite, Step, StepResult
+
+if TYPE_CHECKING:
+    from lockstep.train.resident import Resident
+
+Wishes = Callable[[], tuple[bool, bool]]  # to stop, to move to another generation
+
+
+class Engine:
+    """Runs the steps of one worker in one group; to be closed."""
+
+    def __init__(self, setup: Setup, state: TrainState, launch: Launch, group: Group) -> None:
+        self._setup, self._state, self._launch, self._group = setup, state, launch, group
+        self._loader = self._make_loader(worker_lanes(setup.run.train.lanes, group.size, group.rank))
+        self._lowered = setup.lower(lambda: next(self._loader.epoch(0)))
+        self._step = Step(
+            setup.run,
+            state,
+            self._lowered,
+            len(self._loader),
+            group,
+            bucket_mb=launch.bucket_mb,
+            overlap=launch.overlap,
+        )
+        self._step.audit = self._make_audit() if launch.audit else None
+        self._resident = self._make_resident()
+
+    def epoch(self, is_due: Callable[[int], bool], wishes: Wishes) -> Iterator[StepResult]:
+        """The steps that are left of the epoch under way.
+
+        What they changed is in the state after a step that `is_due`, the last one, and one that says to stop
+        or to move.
+        """
+        if self._resident:
+            try:
+                yield from self._resident.epoch(is_due, wishes, synced=self._launch.trace)
+            except NotFinite as error:
+                raise self._step.not_finite(error.loss, self._read(self._loader)) from None
+            return
+        state = self._state
+        for lanes in self._loader.epoch(state.epoch, state.step_in_epoch):
+            result = self._step(lanes, *wishes())
+            if self._group.size == 1 and wishes()[0]:  # it came during the step, and nobody else need know
+                result = replace(result, stop=True)
+            yield result
+
+    def close(self) -> None:
+        """End what runs beside the steps, and give the model back as it was."""
+        self._step.close()
+        if self._resident:
+            self._resident.close()
+        self._lowered.release()
+
+    def _make_loader(self, lanes: range) -> TrainLoader:
+        setup, train = self._setup, self._setup.run.train
+        return TrainLoader(
+            setup.store.train,
+            setup.augment(),
+            batch=train.batch,
+            lanes=train.lanes,
+            own=lanes,
+            device=setup.device,
+            memory_format=setup.memory_format,
+        )
+
+    def _read(self, loader: TrainLoader) -> Lanes:
+        """The lanes of the step under way."""
+        return next(loader.epoch(self._state.epoch, self._state.step_in_epoch))
+
+    def _make_resident(self) -> Resident | None:
+        """Steps that never leave the device, where kernels and data allow it."""
+        if not self._setup.fused or self._launch.audit:
+            return None
+        from lockstep.train.resident import make_resident
+
+        return make_resident(self._setup, self._state, self._lowered, self._group, self._launch)
+
+    def _make_audit(self) -> Audit:
+        setup, world = self._setup, self._launch.world
+        name = (world.name if world else "") or str(self._group.rank)
+        return Audit(
+            self._launch.audit,
+            setup.run.seed,
+            setup.run.train.lanes,
+            self._group,
+            self._lowered,
+            lambda lanes: self._read(self._make_loader(lanes)),
+            f"worker {name} on {socket.gethostname()}",
+        )

@@ -1,0 +1,52 @@
+"""`lockstep bench tune`, as far as it goes without a GPU."""
+
+import pytest
+import torch
+from small import call, command
+
+from lockstep.cli.bench import to_toml
+from lockstep.kernels.device.layer import Layer
+from lockstep.kernels.device.table import OPERATIONS, Table, find_table, key
+from lockstep.kernels.device.tile import Tile
+from lockstep.measure.tune import candidates
+
+LAYERS = [
+    Layer(48, 48, 1, 32, (3, 3), (1, 1), pool=2),
+    Layer(1, 1, 4608, 256),
+    Layer(1, 1, 256, 7, relu=False),
+]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so_and_writes_nothing(tmp_path):
+    path = tmp_path / "tiles.toml"
+    done = call(command("bench", "tune", "emotion", "--output", str(path)))
+    assert (done.returncode, path.exists()) == (2, False)
+    assert "no GPU here" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_nothing_is_overwritten(tmp_path):
+    path = tmp_path / "tiles.toml"
+    path.write_text("mine")
+    done = call(command("bench", "tune", "emotion", "--output", str(path)))
+    assert done.returncode == 2 and "nothing is overwritten" in done.stderr and path.read_text() == "mine"
+
+
+@pytest.mark.parametrize("precision", ["bf16", "tf32", "fp32"])
+def test_candidates_are_powers_of_two_that_fit(precision):
+    every = list(candidates(LAYERS, precision))
+    assert len(set(every)) == len(every) > 100
+    assert {(c.operation, c.layer) for c in every} == {
+        (name, i) for name in OPERATIONS for i in range(3) if i or name != "input_grad"
+    }
+    for tile in (c.tile for c in every):
+        assert all(n & (n - 1) == 0 for n in (tile.rows, tile.cols, tile.depth, tile.parts))
+
+
+def test_a_table_is_written_and_read_back(tmp_path):
+    path, tile = tmp_path / "tiles.toml", Tile(64, 32, 16, 8, 2, 4)
+    path.write_text(to_toml({key("forward", LAYERS[0], "bf16"): tile}, "a GPU"))
+    found = find_table(torch.device("cpu"), path)
+    assert found.tiles(LAYERS[0], "bf16")["forward"] == tile
+    assert found.tiles(LAYERS[0], "tf32") == Table().tiles(LAYERS[0], "tf32")
+    assert found.digest(LAYERS, "bf16") != Table().digest(LAYERS, "bf16")
