@@ -163,7 +163,7 @@ def time_here(job: Job) -> dict[str, Any]:
 def make_step(job: Job) -> Callable[[], Any]:
     """The step of a variant."""
     if job.variant == "lockstep":
-        from gpu_step import lockstep_step
+        from own_step import lockstep_step
 
         return lockstep_step(job.case, job.lanes)
     if job.variant == "jax":

@@ -1,0 +1,131 @@
+"""How near each fused kernel of a model comes to what the GPU can do.
+
+Two ceilings are measured first: bytes by a large copy, products by a large matrix product. For each kernel
+the fewest bytes it must move and the operations it must do are counted from its shapes; the larger of the
+two times is the limit, and its share of the measured time is the fraction.
+
+python benchmarks/roofline.py --model emotion48 --batch 1024 --lanes 8
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+import torch
+from gpu_step import MODELS
+from measure import RESULTS, make_parser, make_record
+from rich.console import Console
+from rich.table import Table as Sheet
+from triton.testing import do_bench
+
+from lockstep.kernels.device.layer import Layer
+from lockstep.kernels.device.network import Network
+from lockstep.kernels.device.table import OPERATIONS, find_table
+from lockstep.models import build
+from lockstep.spec import Train
+from lockstep.spec.record import Record, write_records
+from lockstep.train.fused import find_chain
+
+WIDTH = {"bf16": 2, "tf32": 4, "fp32": 4}
+
+
+def main() -> None:
+    parser = make_parser(__doc__, RESULTS / "roofline.json")
+    parser.add_argument("--model", default="emotion48", choices=sorted(MODELS))
+    parser.add_argument("--batch", type=int, default=1024)
+    parser.add_argument("--lanes", type=int, default=8)
+    parser.add_argument("--precision", default="bf16", choices=tuple(WIDTH))
+    options = parser.parse_args()
+    in_channels, size, num_classes = MODELS[options.model]
+    model = build(
+        options.model, in_channels=in_channels, num_classes=num_classes, image_size=(size, size), options={}
+    )
+    chain = find_chain(model, (in_channels, size, size))
+    if chain is None:
+        parser.error(f"{options.model} has no fused kernels")
+    train = Train(batch=options.batch, lanes=options.lanes, precision=options.precision)
+    device = torch.device("cuda")
+    network = Network(chain.layers, train.lanes, train, device, find_table(device))
+    network.x[0].normal_()
+    network.copy.normal_(std=0.05)
+    network.forward()
+    network.backward()
+    bytes_s, flop_s = ceilings(options.precision)
+    records = [
+        measure(network, operation, i, train, (bytes_s, flop_s))
+        for i in range(len(chain.layers))
+        for operation in (OPERATIONS if i else ("forward", "weight_grad"))
+    ]
+    Console(width=110).print(sheet(records, bytes_s, flop_s))
+    write_records(options.output, records)
+
+
+def ceilings(precision: str) -> tuple[float, float]:
+    """Bytes and operations a second that this GPU reaches."""
+    big = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    other = torch.empty_like(big)
+    copy_s = milliseconds(lambda: other.copy_(big)) / 1e3
+    side = 8192
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    a, b = (torch.randn(side, side, device="cuda", dtype=dtype) for _ in range(2))
+    return 2 * big.numel() / copy_s, 2 * side**3 / (milliseconds(lambda: a @ b) / 1e3)
+
+
+def milliseconds(launch: Callable[[], object]) -> float:
+    return float(do_bench(launch, warmup=10, rep=50, return_mode="median"))
+
+
+def measure(network: Network, operation: str, i: int, train: Train, ceiling: tuple[float, float]) -> Record:
+    """One kernel: its time, and how much of it is the limit."""
+    layer = network.layers[i]
+    moved, done = traffic(operation, layer, train), work(layer, train.batch)
+    values = [milliseconds(lambda: network.run(operation, i)) * 1e3 for _ in range(5)]
+    limit_us = 1e6 * max(moved / ceiling[0], done / ceiling[1])
+    name = f"{operation} of layer {i}: {layer.height}x{layer.width}x{layer.in_channels}-{layer.out_channels}"
+    record = make_record(name, values, "us", bytes=moved, flop=done, limit_us=round(limit_us, 2))
+    record.details["fraction"] = round(limit_us / record.value, 3)
+    record.details["bound"] = "bytes" if moved / ceiling[0] > done / ceiling[1] else "products"
+    return record
+
+
+def work(layer: Layer, samples: int) -> float:
+    """Operations of any of the three: each product once, with its sum."""
+    return 2.0 * samples * prod(layer.conv_size) * layer.depth * layer.out_channels
+
+
+def traffic(operation: str, layer: Layer, train: Train) -> float:
+    """The fewest bytes: each input read once, each output written once; borders are not counted."""
+    width, samples = WIDTH[train.precision], train.batch
+    seen = layer.height * layer.width * layer.in_channels * width
+    given = prod(layer.out_shape) * (width + (layer.pool > 1))
+    full = prod(layer.conv_size) * layer.out_channels * width
+    weights = layer.depth * layer.out_channels
+    if operation == "forward":
+        return samples * (seen + given) + weights * width
+    if operation == "input_grad":
+        return samples * (full + seen) + weights * width
+    return samples * (seen + full) + weights * 4 * train.lanes
+
+
+def sheet(records: list[Record], bytes_s: float, flop_s: float) -> Sheet:
+    found = Sheet(title=f"ceilings: {bytes_s / 1e12:.2f} TB/s, {flop_s / 1e12:.0f} TFLOP/s")
+    for column in ("kernel", "µs", "limit, µs", "fraction", "bound by", "TB/s", "TFLOP/s"):
+        found.add_column(column, justify="left" if column == "kernel" else "right")
+    for record in records:
+        facts, seconds = record.details, record.value / 1e6
+        found.add_row(
+            record.name,
+            f"{record.value:.1f}",
+            f"{facts['limit_us']:.1f}",
+            f"{facts['fraction']:.2f}",
+            facts["bound"],
+            f"{facts['bytes'] / seconds / 1e12:.2f}",
+            f"{facts['flop'] / seconds / 1e12:.0f}",
+        )
+    return found
+
+
+if __name__ == "__main__":
+    main()
