@@ -8,6 +8,8 @@ import pytest
 import torch
 from small import OVERRIDES, call, small_run, summary, train, train_command
 
+from lockstep.train.event import StepDone
+
 pytestmark = pytest.mark.gpu
 
 CASES = {
@@ -134,3 +136,34 @@ def test_a_killed_worker_is_replaced_and_the_bits_are_the_same(backend, tmp_path
     found, expected = summary(tmp_path / "run"), summary(tmp_path / "alone" / "run")
     assert found["weights_sha256"] == expected["weights_sha256"]
     assert [row["workers"] for row in found["generations"]] == [2, 1, 2], found["generations"]
+
+
+FUSED = (*CASES["emotion48"], "train.precision=bf16", "data.size=48", "train.clip=1.0")
+
+
+@pytest.mark.parametrize("wire", ["fp32", "bf16"])
+def test_whole_steps_on_the_device_are_the_same_bits_however_they_run(wire, tmp_path):
+    found = {}
+    ways = {"graph": (), "launches": ("--no-graph",), "host": ("--audit", "10000")}
+    ways |= {f"{n} workers": ("--workers", str(n)) for n in (2, 3, 4)}
+    for name, flags in ways.items():
+        command = train_command(tmp_path / name, overrides=(*FUSED, f"train.wire={wire}"))
+        command[command.index("cpu")] = "cuda"
+        done = call([*command, *flags])
+        assert done.returncode == 0, (name, done.stderr)
+        found[name] = tuple(summary(tmp_path / name / "run")[key] for key in ("weights_sha256", "loss"))
+    assert len(set(found.values())) == 1, found
+
+
+def test_steps_on_the_device_allocate_nothing(tmp_path):
+    """Between two steps in the middle of an epoch the allocator's own counters stand still."""
+    counts = []
+
+    def watch(event):
+        if isinstance(event, StepDone) and event.step_in_epoch > 1:
+            counts.append(torch.cuda.memory_stats()["allocation.all.allocated"])
+
+    run = small_run(*FUSED, "data.num_train=2048", "train.epochs=1", "checkpoint.every_steps=1000")
+    train(run, tmp_path, launch={"device": "cuda"}, on_event=watch)
+    middle = counts[: len(counts) // 2]
+    assert len(middle) > 20 and len(set(middle)) == 1
