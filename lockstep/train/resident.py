@@ -200,7 +200,7 @@ def _capture(launch: Callable[[], object], graph: bool) -> Callable[[], object]:
     if not graph:
         return launch
     captured = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(captured, capture_error_mode="thread_local"):  # others may talk to the GPU meanwhile
+    with torch.cuda.graph(captured, capture_error_mode="thread_local"):  # NCCL has threads of its own
         launch()
     replay: Callable[[], object] = captured.replay
     return replay

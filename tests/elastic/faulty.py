@@ -14,7 +14,7 @@ from pathlib import Path
 import lockstep
 from lockstep.elastic import launcher
 from lockstep.spec.file import from_table, merge, parse_overrides, to_table
-from lockstep.train import checkpoint, journal, loop, worker
+from lockstep.train import checkpoint, journal, loop, setup, worker
 from lockstep.train import optimizer as rules
 from lockstep.train.evaluate import Evaluator
 from lockstep.train.event import StepDone
@@ -79,7 +79,7 @@ around(checkpoint, "_prune", "before the pruning")
 around(Evaluator, "__call__", "before the evaluation", "after the evaluation")
 around(journal.Journal, "epoch", "before the epoch's row", "after the epoch's row")
 around(worker, "call_roll", "in the recovery", "in the recovery, after the roll call")
-around(loop, "lower", "in the recovery, before the step")
+around(setup, "lower", "in the recovery, before the step")
 around(loop, "prove_state", "at the end")
 around(journal.Journal, "finish", "before the summary", "after the summary")
 

@@ -5,15 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 
-
-@pytest.mark.parametrize("precision", ["bf16", "tf32"])
-def test_kernels_compile(precision: str, tmp_path: Path) -> None:
+def test_kernels_compile(tmp_path: Path) -> None:
     script = Path(__file__).parent / "compiled.py"
     env = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, str(script), "emotion48", precision],
+        [sys.executable, str(script), "emotion48", "bf16"],
         env=env,
         capture_output=True,
         text=True,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from lockstep.errors import SpecError
 from lockstep.spec import Checkpoint, Data, Kernels, Model, Optimizer, Run, Schedule, Train
 from lockstep.spec.file import dump_toml, from_table, merge, parse_overrides, read_toml, to_table
-from lockstep.spec.run import KERNEL_SETS, LOSSES, OPTIMIZERS, PRECISIONS, SCHEDULES
+from lockstep.spec.run import KERNEL_SETS, LOSSES, OPTIMIZERS, PRECISIONS, SCHEDULES, WIRES
 
 NASTY = "\"'\\\n\r\t\b\f\x00\x1f\x7f\x85\u2028€😀#=[]{}"
 TEXT = st.text() | st.text(alphabet=NASTY)
@@ -38,7 +38,7 @@ def runs(draw):
         batch=lanes * draw(st.integers(1, 2**18)),
         lanes=lanes,
         precision=draw(st.sampled_from(PRECISIONS)),
-        wire=draw(st.sampled_from(PRECISIONS)),
+        wire=draw(st.sampled_from(WIRES)),
         loss=loss,
         label_smoothing=draw(SHARE) if loss == "cross_entropy" else 0.0,
         clip=draw(st.floats(0, 1e300)),
@@ -56,7 +56,7 @@ def runs(draw):
         train=train,
         optimizer=Optimizer(rule, draw(SIZE), draw(st.floats(0, 1e300)), rule_options),
         schedule=Schedule(curve, 0 if curve == "onecycle" else train.epochs * draw(SHARE), curve_options),
-        kernels=Kernels(draw(st.sampled_from(KERNEL_SETS))),
+        kernels=Kernels(draw(st.sampled_from(KERNEL_SETS)), draw(st.none() | TEXT)),
         checkpoint=Checkpoint(draw(st.integers(1, 10**9)), draw(st.integers(1, 99))),
     )
 

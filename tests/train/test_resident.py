@@ -52,18 +52,6 @@ def test_a_step_on_the_device_is_the_step_through_the_host(tmp_path, overrides):
     ]
 
 
-@pytest.mark.parametrize("name", ["sgd", "momentum", "adagrad", "rmsprop", "adadelta", "adam"])
-def test_every_rule_is_the_hosts(tmp_path, name):
-    keys = (
-        f"optimizer.name={name}",
-        "train.epochs=1",
-        "optimizer.weight_decay=0.01",
-    )
-    device, _ = fused(tmp_path, *keys)
-    host, _ = fused(tmp_path, *keys, launch={"audit": 10_000})
-    assert hashes(device) == hashes(host)
-
-
 def test_a_stop_between_steps_loses_nothing(tmp_path):
     whole, _ = fused(tmp_path, launch={"name": "whole"})
 
