@@ -122,7 +122,7 @@ def _image(layer: Layer) -> _Shape:
 
 def _extend(layer: Layer, part: nn.Module) -> Layer | None:
     """A layer with what follows it; None if kernels cannot do both in one."""
-    done = layer.pool > 1 or layer.dropout
+    done, is_flat = layer.pool > 1 or layer.dropout, layer.height * layer.width == 1
     if isinstance(part, nn.Identity):
         return layer
     if isinstance(part, nn.ReLU) and not done:
@@ -131,7 +131,7 @@ def _extend(layer: Layer, part: nn.Module) -> Layer | None:
         sizes = [part.kernel_size, part.stride]
         is_half = all(size in (2, (2, 2)) for size in sizes) and part.padding in (0, (0, 0))
         return replace(layer, pool=2) if is_half and not part.ceil_mode and part.dilation == 1 else None
-    if isinstance(part, nn.Dropout) and part.p < 1 and not done and layer.height * layer.width == 1:
+    if isinstance(part, nn.Dropout) and part.p < 1 and not done and layer.relu and is_flat:
         return replace(layer, dropout=part.p)
     return None
 
@@ -168,7 +168,7 @@ class Fused(LaneByLane):
         """Images, labels, weights and keys to where the kernels read them."""
         images, first = lanes.images.permute(0, 2, 3, 1), network.layers[0]
         (top, left), (high, wide) = first.pad, images.shape[1:3]
-        if first.height * first.width > 1:
+        if isinstance(self.chain.modules[0], nn.Conv2d):
             network.x[0][:, top : top + high, left : left + wide].copy_(images)
         else:
             network.x[0].copy_(images.reshape(network.x[0].shape))

@@ -86,3 +86,20 @@ def test_evaluation_is_the_stock_one(length: int, lanes: int, size: int) -> None
     fused = make_evaluator(run, split, augment, loss, DEVICE, Group(), plan)(model)
     assert (fused.correct, fused.samples) == (stock.correct, stock.samples)
     assert fused.loss == pytest.approx(stock.loss, rel=1e-5)
+
+
+CHAINS = {
+    "dropout without ReLU": ([nn.Flatten(), nn.Linear(64, 8), nn.Dropout(0.5), nn.Linear(8, 3)], False),
+    "fully connected": ([nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3)], True),
+    "stride": ([nn.Conv2d(1, 2, 3, stride=2), nn.Flatten(), nn.Linear(18, 3)], False),
+    "no bias": ([nn.Conv2d(1, 2, 3, bias=False), nn.Flatten(), nn.Linear(72, 3)], False),
+    "ReLU at the end": ([nn.Flatten(), nn.Linear(64, 3), nn.ReLU()], False),
+    "pooling by three": ([nn.Conv2d(1, 2, 3), nn.MaxPool2d(3), nn.Flatten(), nn.Linear(8, 3)], False),
+    "no flattening": ([nn.Conv2d(1, 2, 8), nn.Linear(1, 3)], False),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_what_is_a_chain(name: str) -> None:
+    layers, is_one = CHAINS[name]
+    assert (find_chain(nn.Sequential(*layers), (1, 8, 8)) is not None) == is_one

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_ROWS = 32
+_ROWS, _VALUES = 32, 8192  # of a block, at most
 
 
 @triton.jit
@@ -54,9 +54,11 @@ def cross_entropy(
 ) -> None:  # fmt: skip
     """logits [N, C] in fp32 → loss [N], right [N] (1.0 or 0.0), grad [N, C] of the mean over each lane."""
     total, num_classes = logits.shape
-    _cross_entropy[(triton.cdiv(total, _ROWS),)](
+    padded = max(triton.next_power_of_2(num_classes), 2)
+    rows = max(min(_ROWS, _VALUES // padded), 1)
+    _cross_entropy[(triton.cdiv(total, rows),)](
         logits, labels, loss, right, grad, total, 1.0 / lane_size,
-        C=num_classes, CP=max(triton.next_power_of_2(num_classes), 2), SMOOTHING=smoothing, ROWS=_ROWS,
+        C=num_classes, CP=padded, SMOOTHING=smoothing, ROWS=rows,
     )  # fmt: skip
 
 

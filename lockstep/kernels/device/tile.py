@@ -18,3 +18,8 @@ class Tile:
     warps: int = 4
     stages: int = 3
     parts: int = 1
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value < 1 or (name != "stages" and value & (value - 1)):
+                raise ValueError(f"{name}={value} of a tile must be a power of two")
