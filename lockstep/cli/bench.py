@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
+_PROCESSES = 8  # each has the whole batch on the GPU
 _TUNE = """\
 Measure which tile each fused kernel of a run's model is fastest with on this GPU, and write them to a file:
 
@@ -45,6 +46,7 @@ def add_parser(verbs: Verbs) -> None:
 
 def tune_tiles(options: argparse.Namespace) -> int:
     """Find the tiles and write them down."""
+    from lockstep.train.check import explain_memory
     from lockstep.train.loss import make_loss
     from lockstep.train.lower import plan_fused
     from lockstep.train.numerics import prepare_device
@@ -53,6 +55,8 @@ def tune_tiles(options: argparse.Namespace) -> int:
     run, _ = resolve(options, Launch())
     if options.output.exists():
         raise BadInput(f"--output {options.output} exists: give another name; nothing is overwritten")
+    if not options.output.resolve().parent.is_dir():
+        raise BadInput(f"--output {options.output}: there is no such folder; make it first")
     device = prepare_device("auto", run.train.threads)
     if device.type != "cuda":
         raise BadInput("bench tune: torch sees no GPU here, and tiles are for a GPU; run `lockstep doctor`")
@@ -69,8 +73,8 @@ def tune_tiles(options: argparse.Namespace) -> int:
 
     from lockstep.measure.tune import tune
 
-    processes = max(len(os.sched_getaffinity(0)) - 2, 1)
-    with Progress(transient=True) as bars:
+    processes = max(min(len(os.sched_getaffinity(0)) - 2, _PROCESSES), 1)
+    with explain_memory(run.train, device), Progress(transient=True) as bars:
         tasks = {name: bars.add_task(name, total=None) for name in ("compiling", "timing")}
         tiles = tune(
             plan.chain.layers,

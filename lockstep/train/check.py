@@ -10,7 +10,7 @@ from torch import nn
 
 from lockstep.data import Store
 from lockstep.data.loader import Lanes
-from lockstep.errors import ModelError, OutOfMemory
+from lockstep.errors import ModelError, OutOfMemory, SpecError
 from lockstep.spec import Run, Train
 from lockstep.train.lane import LaneByLane
 from lockstep.train.loss import Loss
@@ -62,10 +62,16 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 @contextmanager
 def explain_memory(train: Train, device: torch.device) -> Iterator[None]:
-    """Let an error for want of memory say which settings need less."""
+    """Let an error for want of memory say which settings need less, and one of a kernel which do without."""
     try:
         yield
-    except (RuntimeError, MemoryError) as error:
+    except Exception as error:
+        if type(error).__module__.startswith("triton."):
+            first = str(error).strip().splitlines()[0]
+            raise SpecError(
+                f"a fused kernel does not run on {device}: {first}; use kernels.set=stock, or tiles for this "
+                "device: lockstep bench tune"
+            ) from error
         if not _is_out_of_memory(error):
             raise
         raise OutOfMemory(

@@ -38,7 +38,7 @@ class DeviceStep:
         self.device, self.steps = device, len(split) // run.train.batch
         self.network = fused.network(len(own))
         self._layout, self._chain = self.network.layout, fused.chain
-        self._images, self._labels = split.images.to(device), split.labels.to(device)
+        self._images, self._labels = split.images.contiguous().to(device), split.labels.to(device)
         size, count = self._layout.size, len(own) * self.network.lane_size
 
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -53,7 +53,7 @@ class DeviceStep:
         steps = torch.arange(self.steps)[:, None] * run.train.batch
         self._positions = (first + steps).to(device)
         self._order = zeros(self.steps, count, dtype=torch.int64)
-        self._values = zeros(self.steps, 8) + 1
+        self._values = zeros(self.steps, 6) + 1  # the interpreter warns of 0 / 0
         self._keys = zeros(self.steps, len(fused.chain.drops), len(own), dtype=torch.int64)
         self._augment_keys = zeros(5, dtype=torch.int64)
         self._normal = augment.normal(self._images)
@@ -159,5 +159,6 @@ def fits(split: MemorySplit, device: torch.device) -> bool:
     """Whether a split can lie on the device beside the step."""
     if device.type != "cuda":
         return True
+    torch.cuda.empty_cache()  # what an earlier generation left
     free, _ = torch.cuda.mem_get_info(device)
     return split.images.numel() * split.images.element_size() <= free * _MOST

@@ -17,12 +17,10 @@ from lockstep.spec import Launch
 from lockstep.train.audit import Audit
 from lockstep.train.setup import Setup
 from lockstep.train.state import TrainState
-from lockstep.train.step import NotFinite, Step, StepResult
+from lockstep.train.step import NotFinite, Step, StepResult, Wishes
 
 if TYPE_CHECKING:
     from lockstep.train.resident import Resident
-
-Wishes = Callable[[], tuple[bool, bool]]  # to stop, to move to another generation
 
 
 class Engine:

@@ -66,8 +66,10 @@ class Evaluator:
         every, counts = mine.new_zeros(size, len(mine)), correct.new_zeros(size)
         self.group.all_gather(every, mine)
         self.group.all_gather(counts, correct)
-        total = tree_sum(every.t().flatten()[:num_blocks]) / len(self.split)
-        return Evaluation(float(total), int(counts.sum()), len(self.split))
+        total = float(tree_sum(every.t().flatten()[:num_blocks]) / len(self.split))
+        correct_everywhere = int(counts.sum())
+        self.group.check()  # on a GPU a group that was cut leaves what lay there
+        return Evaluation(total, correct_everywhere, len(self.split))
 
     def measure(self, model: nn.Module, own: range) -> tuple[Tensor, Tensor]:
         """The summed loss of each of some blocks, and how many samples of all of them are right."""

@@ -99,6 +99,9 @@ def find_chain(model: nn.Module, shape: _Shape) -> Chain | None:
     last = layers[-1] if layers else None
     if last is None or last.height * last.width > 1 or last.relu or last.dropout or image:
         return None
+    pairs = [id(p) for module in modules for p in (module.weight, module.bias)]
+    if pairs != [id(p) for p in model.parameters()]:  # a bias may have been registered first
+        return None
     return Chain(tuple(layers), tuple(modules), tuple(drops), tuple(seen))
 
 

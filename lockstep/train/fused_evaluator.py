@@ -47,7 +47,7 @@ class FusedEvaluator(Evaluator):
     def _fill(self, ids: Tensor) -> None:
         """Images and labels to where the kernels read them."""
         network, device = self.network, self.device
-        images, labels = (tensor.to(device) for tensor in self.split.read(ids))
+        images, labels = (tensor.contiguous().to(device) for tensor in self.split.read(ids))
         order = torch.arange(len(ids), device=device)
         nothing = torch.zeros(5, dtype=torch.int64, device=device)
         gather(

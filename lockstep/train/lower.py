@@ -85,7 +85,8 @@ class FusedPlan:
         import triton
 
         tiles = self.table.digest(self.chain.layers, self.train.precision)
-        return {"set": "fused", "tiles": tiles, "triton": triton.__version__}
+        triton_facts = triton.__version__ + (" interpreted" if triton.knobs.runtime.interpret else "")
+        return {"set": "fused", "tiles": tiles, "triton": triton_facts}
 
 
 def plan_fused(
@@ -120,7 +121,7 @@ def _plan(
     if chain is None:
         raise ModelError(
             "the model is no chain of convolutions (stride 1, with bias), ReLU, 2x2 max pooling, fully "
-            "connected layers and dropout after them"
+            "connected layers, and dropout after the ReLU of one"
         )
     if max(layer.num_values for layer in chain.layers) * run.train.batch >= 2**31:
         raise ModelError(f"train.batch={run.train.batch} is too large: a layer has more than 2^31 values")

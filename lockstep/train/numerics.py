@@ -32,12 +32,11 @@ def prepare_device(
     # costs time and changes no result
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
+    torch.set_float32_matmul_precision("highest")  # on a CPU with AMX the others mean bf16
     torch.backends.cudnn.allow_tf32 = tf32
     torch.backends.cuda.matmul.allow_tf32 = tf32
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-    if not tf32:
-        torch.set_float32_matmul_precision("highest")  # on a CPU with AMX the others mean bf16
     torch.set_flush_denormal(False)
     use_gpu = name == "cuda" or (name == "auto" and torch.cuda.is_available())
     if use_gpu and local_rank is not None:

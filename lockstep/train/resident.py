@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -19,15 +18,15 @@ from lockstep.comm.group import Group
 from lockstep.comm.reduction import Reduction
 from lockstep.comm.tree import worker_lanes
 from lockstep.data.store import MemorySplit
+from lockstep.errors import GroupLost
 from lockstep.spec import Launch
 from lockstep.train.device import DeviceStep, fits
 from lockstep.train.fused import Fused
 from lockstep.train.lane import LaneByLane
 from lockstep.train.setup import Setup
 from lockstep.train.state import TrainState
-from lockstep.train.step import NotFinite, StepResult
+from lockstep.train.step import NotFinite, StepResult, Wishes
 
-Wishes = Callable[[], tuple[bool, bool]]  # to stop, to move to another generation
 _AHEAD = 8  # steps that are started together
 
 
@@ -69,12 +68,8 @@ class Resident:
         ends = [n for n in range(1, step.steps + 1) if synced or n == step.steps or is_due(offset + n)]
         try:
             yield from self._in_group(set(ends), wishes) if self._reduction else self._alone(ends, wishes)
-        except NotFinite:
+        except (NotFinite, GroupLost):
             step.flush()
-            raise
-        except Exception:
-            with suppress(Exception):  # a device that failed has nothing to give
-                step.flush()
             raise
 
     def close(self) -> None:
@@ -152,9 +147,9 @@ class Resident:
             reduction.add([*self._parts(root), root.new_tensor([stop, move])], height)
         *sums, wishes = reduction.finish()
         torch._foreach_copy_(self._parts(self._sums), sums)
+        stops, moves = (wishes > 0).tolist()  # the exchange is over now, or the group was cut
         self._group.check()
         self._commit()
-        stops, moves = (wishes > 0).tolist()
         return stops, moves
 
     def _parts(self, flat: Tensor) -> list[Tensor]:
@@ -192,7 +187,7 @@ def _make_reduction(step: DeviceStep, group: Group, launch: Launch) -> Reduction
     wire = torch.bfloat16 if step.run.train.wire == "bf16" else None
     parts = step.grads[: step.num_summed], step.grads[step.num_summed :]
     entries = [Entry(parts[0], wire), Entry(parts[1]), Entry(step.grads[:2])]
-    return Reduction(group, step.run.train.lanes, entries, launch.bucket_mb, launch.overlap)
+    return Reduction(group, step.run.train.lanes, entries, launch.bucket_mb, overlap=False)
 
 
 def _capture(launch: Callable[[], object], graph: bool) -> Callable[[], object]:

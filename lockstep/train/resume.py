@@ -64,11 +64,15 @@ def _held(directory: RunDirectory, patience_s: float = 0.0) -> Iterator[None]:
 
 def _with_whole_paths(run: Run) -> Run:
     """Paths that mean the same from any folder, for run.toml."""
-    folder, weights = run.data.dir, run.model.weights
+
+    def whole(path: str | None) -> str | None:
+        return str(Path(path).resolve()) if path else None
+
     return replace(
         run,
-        data=replace(run.data, dir=str(Path(folder).resolve()) if folder else None),
-        model=replace(run.model, weights=str(Path(weights).resolve()) if weights else None),
+        data=replace(run.data, dir=whole(run.data.dir)),
+        model=replace(run.model, weights=whole(run.model.weights)),
+        kernels=replace(run.kernels, table=whole(run.kernels.table)),
     )
 
 

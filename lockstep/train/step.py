@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -27,6 +28,7 @@ from lockstep.train.lane import LaneByLane
 from lockstep.train.schedule import learning_rate
 from lockstep.train.state import TrainState, float_state, tensors_sha256
 
+Wishes = Callable[[], tuple[bool, bool]]  # of this worker: to stop, to move to another generation
 _INTEGER = (
     "buffer '{}' is an integer and differs between {}, so it has no mean: make it a function of the step, "
     "or a float"

@@ -114,7 +114,7 @@ def test_weight_gradients_are_each_lanes_own(name: str, lanes: int, chunks: int,
     parts = x.new_full((lanes * chunks, size + layer.out_channels), torch.nan)
     out, out_bias = parts[:, :size], parts[:, size:]
     weight_grad(layer, g, code, bordered(x, layer.pad), out, out_bias, lanes, TILE, compact=compact)
-    out = out.reshape(lanes, chunks, *layer.weight_shape)
+    out = out.reshape(lanes, chunks, -1, layer.out_channels, layer.in_channels)
     out_bias = out_bias.reshape(lanes, chunks, -1)
     for lane in range(lanes):
         part = slice(3 * lane, 3 * lane + 3)

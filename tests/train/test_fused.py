@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from lockstep.comm.group import Group
 from lockstep.data.augment import Augment
 from lockstep.data.loader import Lanes
 from lockstep.data.store import MemorySplit
+from lockstep.errors import SpecError
 from lockstep.kernels.device.table import find_table
 from lockstep.models import build
 from lockstep.spec import Run, Train
@@ -103,3 +105,27 @@ CHAINS = {
 def test_what_is_a_chain(name: str) -> None:
     layers, is_one = CHAINS[name]
     assert (find_chain(nn.Sequential(*layers), (1, 8, 8)) is not None) == is_one
+
+
+def test_a_bias_before_its_weight_is_no_chain() -> None:
+    layer = nn.Linear(64, 3)
+    weight = layer.weight
+    del layer.weight
+    layer.weight = weight  # as prune.remove leaves it
+    assert find_chain(nn.Sequential(nn.Flatten(), layer), (1, 8, 8)) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('"forward 8x8x1-4 3x3 pool2 bf16" = [16, 32, 16]', "at least 32 rows"),
+        ('"forward 8x8x1-4 3x3 pool1 bf16" = [32, 8, 16]', "at least 16"),
+        ('"forward 8x8x1-4 3x3 pool1 bf16" = [48, 32, 16]', "power of two"),
+        ('"forward" = "wide"', "invalid literal"),
+    ],
+)
+def test_a_table_that_cannot_be_used_is_refused(line: str, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "tiles.toml"
+    path.write_text(f"[tiles]\n{line}\n")
+    with pytest.raises(SpecError, match=why):
+        find_table(DEVICE, path)

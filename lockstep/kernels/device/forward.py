@@ -123,5 +123,5 @@ def forward(
         HP=hp, WP=wp, CI=ci, CO=co, KH=layer.kernel[0], KW=layer.kernel[1], PH=ph, PW=pw,
         BH=out_border[0], BW=out_border[1], POOL=layer.pool, RELU=layer.relu, DROPOUT=layer.dropout,
         PRECISION=precision, BM=bm, BN=bn, BK=bk,
-        num_warps=tile.warps, num_stages=tile.stages,
+        num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=True,
     )  # fmt: skip

@@ -171,7 +171,7 @@ def input_grad(
         PW=before.out_size[1], PC=before.out_channels, OH=oh, OW=ow, BH=bh, BW=bw,
         POOL=before.pool, RELU=before.relu, SCALE=1.0 / (1.0 - before.dropout), COMPACT=compact,
         PRECISION=precision, BM=tile.rows, BN=tile.cols, BK=tile.depth,
-        num_warps=tile.warps, num_stages=tile.stages,
+        num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=True,
     )  # fmt: skip
 
 
@@ -194,5 +194,5 @@ def weight_grad(
         OH=oh, OW=ow, BH=layer.grad_border[0], BW=layer.grad_border[1],
         PH=layer.out_size[0], PW=layer.out_size[1], COMPACT=compact, LANE=len(x) // lanes,
         CHUNKS=chunks, PRECISION=precision, BM=tile.depth, BC=tile.rows, BK=tile.cols,
-        num_warps=tile.warps, num_stages=tile.stages,
+        num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=True,
     )  # fmt: skip

@@ -69,8 +69,3 @@ class Layer:
     def out_shape(self) -> tuple[int, int, int]:
         """One sample's output without a border."""
         return *self.out_size, self.out_channels
-
-    @property
-    def weight_shape(self) -> tuple[int, int, int]:
-        """How kernels see the weight: KH · KW, CO, CI."""
-        return self.kernel[0] * self.kernel[1], self.out_channels, self.in_channels

@@ -37,7 +37,7 @@ def _cross_entropy(
 
 @triton.jit
 def _lane_means(loss, right, out_loss, out_right, row, LANE: tl.constexpr, BLOCK: tl.constexpr):
-    lane = tl.program_id(0)
+    lane = tl.program_id(0).to(tl.int64)
     total = tl.zeros((BLOCK,), tl.float32)
     hits = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, LANE, BLOCK):
@@ -58,7 +58,7 @@ def cross_entropy(
     rows = max(min(_ROWS, _VALUES // padded), 1)
     _cross_entropy[(triton.cdiv(total, rows),)](
         logits, labels, loss, right, grad, total, 1.0 / lane_size,
-        C=num_classes, CP=padded, SMOOTHING=smoothing, ROWS=rows,
+        C=num_classes, CP=padded, SMOOTHING=smoothing, ROWS=rows, enable_fp_fusion=True,
     )  # fmt: skip
 
 
@@ -67,5 +67,12 @@ def lane_means(loss: Tensor, right: Tensor, out_loss: Tensor, out_right: Tensor)
     lane_size = len(loss) // len(out_loss)
     block = min(triton.next_power_of_2(lane_size), 1024)
     _lane_means[(len(out_loss),)](
-        loss, right, out_loss, out_right, out_loss.stride(0), LANE=lane_size, BLOCK=block
+        loss,
+        right,
+        out_loss,
+        out_right,
+        out_loss.stride(0),
+        LANE=lane_size,
+        BLOCK=block,
+        enable_fp_fusion=True,
     )

@@ -49,7 +49,10 @@ def find_table(device: torch.device, path: Path | None = None) -> Table:
             return Table()
     try:
         rows = tomllib.loads(path.read_text())
-        return Table({name: Tile(*map(int, numbers)) for name, numbers in rows["tiles"].items()})
+        tiles = {name: Tile(*map(int, numbers)) for name, numbers in rows["tiles"].items()}
+        if small := [name for name, tile in tiles.items() if "pool2" in name and tile.rows < 32]:
+            raise ValueError(f"{small[0]}: a tile with pooling needs at least 32 rows")
+        return Table(tiles)
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise SpecError(f"kernels.table={path}: no table of tiles: {error}") from None
 

@@ -23,3 +23,5 @@ class Tile:
         for name, value in vars(self).items():
             if value < 1 or (name != "stages" and value & (value - 1)):
                 raise ValueError(f"{name}={value} of a tile must be a power of two")
+        if min(self.rows, self.cols, self.depth) < 16:
+            raise ValueError("rows, columns and depth of a tile must be at least 16")

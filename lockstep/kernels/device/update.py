@@ -21,9 +21,9 @@ def _update(
     RULE: tl.constexpr, AVERAGES: tl.constexpr, DECAY: tl.constexpr,
     A: tl.constexpr, B: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`values` [steps, 8]: see `row`."""
+    """`values` [steps, 6]: see `row`."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    values += tl.load(cursor) * 8
+    values += tl.load(cursor) * 6
     inside = (i < size) & (tl.load(bad) == 0)
     lr = tl.load(values)
     weight = tl.load(p + i, mask=inside, other=0.0)
@@ -103,7 +103,7 @@ def row(optimizer: Optimizer, lr: float, ema: float, step: int) -> list[float]:
     options = optimizer.options
     beta1, beta2 = options.get("beta1", 0.0), options.get("beta2", 0.0)
     decay = 1.0 - lr * optimizer.weight_decay
-    return [lr, 1.0 - beta1 ** (step + 1), 1.0 - beta2 ** (step + 1), decay, ema, 1.0 - ema, 0.0, 0.0]
+    return [lr, 1.0 - beta1 ** (step + 1), 1.0 - beta2 ** (step + 1), decay, ema, 1.0 - ema]
 
 
 def advance(cursor: Tensor, bad: Tensor, loss: Tensor, right: Tensor, results: Tensor) -> None:
