@@ -6,7 +6,8 @@ import signal
 
 import pytest
 import torch
-from small import rows, small_run, train
+from job import Job, assert_no_step_lost
+from small import rows, small_run, summary, train
 from torch import nn
 
 from lockstep.errors import Interrupted, ModelError, NumericsError
@@ -78,3 +79,17 @@ def test_what_cannot_be_fused_says_why(tmp_path):
     model = nn.Sequential(nn.Conv2d(1, 4, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(36, 10))
     with pytest.raises(ModelError, match=r"kernels.set=fused: the model is no chain .* use kernels.set=auto"):
         train(small_run(*KEYS), tmp_path, model=model)
+
+
+@pytest.mark.gloo
+def test_a_worker_is_killed_and_replaced(tmp_path):
+    """Two workers, one of them killed; the other goes on alone, ahead of the host, and then in a group."""
+    keys = (*KEYS, "data.size=12", "data.num_train=64", "train.epochs=1", "checkpoint.every_steps=100")
+    alone, _ = train(small_run(*keys), tmp_path / "alone")
+    with Job(tmp_path, "--workers", "2", overrides=keys) as job:
+        job.wait_for_steps(3)
+        job.kill(max(job.workers()))
+        job.finish()
+    assert_no_step_lost(job.run)
+    assert summary(job.run)["weights_sha256"] == alone.summary["weights_sha256"]
+    assert "was killed by SIGKILL" in str(summary(job.run)["generations"])
