@@ -243,7 +243,7 @@ def cost(options: Namespace, folder: Path) -> list[Record]:
         for pid in watchers:
             os.kill(pid, signal.SIGCONT)
     ratios = [a / b for a, b in zip(*found.values(), strict=True)]
-    logs = [math.log(ratio) for ratio in ratios]  # the mean of ratios of noisy times is above that of the times
+    logs = [math.log(ratio) for ratio in ratios]  # the plain mean of ratios of noisy times is too high
     mean, error = statistics.mean(logs), statistics.stdev(logs) / len(logs) ** 0.5
     facts = {
         "geometric_mean": math.exp(mean),

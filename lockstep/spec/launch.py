@@ -41,6 +41,7 @@ class Launch:
     world: World | None = None  # what the environment says, if a launcher started this process
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "runs_dir", Path(self.runs_dir))  # people write it as text
         if self.device not in DEVICES:
             raise SpecError(f"--device: {unknown('device', self.device, DEVICES)}")
         if self.backend not in BACKENDS:

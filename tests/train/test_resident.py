@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -81,12 +83,26 @@ def test_what_cannot_be_fused_says_why(tmp_path):
         train(small_run(*KEYS), tmp_path, model=model)
 
 
+SCRIPT = """
+import sys
+sys.path[:0] = {path}
+import lockstep
+from small import small_run
+from test_resident import LONGER, tiny
+launch = lockstep.Launch(name="run", runs_dir={runs_dir!r}, device="cpu", workers=2)
+lockstep.train(small_run(*LONGER), model=tiny(), launch=launch)
+"""
+LONGER = (*KEYS, "data.num_train=36", "train.epochs=1", "checkpoint.every_steps=100")
+
+
 @pytest.mark.gloo
 def test_a_worker_is_killed_and_replaced(tmp_path):
-    """Two workers, one of them killed; the other goes on alone, ahead of the host, and then in a group."""
-    keys = (*KEYS, "data.size=12", "data.num_train=64", "train.epochs=1", "checkpoint.every_steps=100")
-    alone, _ = train(small_run(*keys), tmp_path / "alone")
-    with Job(tmp_path, "--workers", "2", overrides=keys) as job:
+    """Two workers, one of them killed; the other goes on alone, and with the next one in a group."""
+    alone, _ = train(small_run(*LONGER), tmp_path / "alone", model=tiny())
+    here = Path(__file__).parent
+    path, script = [str(here), str(here.parent)], tmp_path / "script.py"
+    script.write_text(SCRIPT.format(path=path, runs_dir=str(tmp_path)))
+    with Job(tmp_path, command=[sys.executable, str(script)]) as job:
         job.wait_for_steps(3)
         job.kill(max(job.workers()))
         job.finish()
