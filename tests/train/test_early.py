@@ -155,6 +155,7 @@ def losses(model, split, augment, blocks):
     values = []
     group = type("Share", (), {"rank": blocks.start, "size": blocks.step})()
     group.all_gather = lambda output, tensor: values.append(tensor.clone())
+    group.check = lambda: None
 
     def loss(logits, labels):
         return entropy(logits, labels)
