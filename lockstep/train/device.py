@@ -63,10 +63,9 @@ class DeviceStep:
         self._cursor, self._bad = self.status[:1], self.status[1:]
         self._clipped = [torch.empty_like(p) for p in fused.params.values()] if run.train.clip else []
 
-    @property
-    def num_summed(self) -> int:
-        """How much of a flat table is gradients; the loss and the right answers follow."""
-        return self._layout.loss
+    def parts(self, flat: Tensor) -> list[Tensor]:
+        """The gradients of a flat table, which travel in the wire's type; loss and counts, which do not."""
+        return [flat[: self._layout.loss], flat[self._layout.loss :]]
 
     def compute(self) -> None:
         """Gather, forward, backward, and the lane tree as far as this worker's lanes make it up."""
@@ -102,7 +101,7 @@ class DeviceStep:
         self._chain.from_flat(self._layout, self.grads, grads)
         norm = gradient_norm(dict(zip(self._fused.params, grads, strict=True)))
         torch.maximum(self._bad, (~norm.isfinite()).int(), out=self._bad)
-        clip_gradients([self.grads[: self.num_summed]], norm, self.run.train.clip)
+        clip_gradients(self.parts(self.grads)[:1], norm, self.run.train.clip)
 
     def run_alone(self) -> None:
         """A whole step of the only worker."""

@@ -40,6 +40,11 @@ class Chain:
             flat[place.weight].copy_(self._to_kernel(i, tensors[2 * i]).flatten())
             flat[place.bias].copy_(tensors[2 * i + 1])
 
+    def load(self, network: Network, params: Sequence[Tensor]) -> None:
+        """Let a network compute with these parameters."""
+        self.to_flat(network.layout, params, network.weights)
+        network.copy.copy_(network.weights)
+
     def from_flat(self, layout: Layout, flat: Tensor, tensors: Sequence[Tensor]) -> None:
         """Copy a flat table into tensors shaped as the parameters."""
         for i, place in enumerate(layout.places):
@@ -176,8 +181,7 @@ class Fused(LaneByLane):
         else:
             network.x[0].copy_(images.reshape(network.x[0].shape))
         network.labels.copy_(lanes.labels)
-        self.chain.to_flat(network.layout, [p.detach() for p in self.params.values()], network.weights)
-        network.copy.copy_(network.weights)
+        self.chain.load(network, [p.detach() for p in self.params.values()])
         network.keys.copy_(keys)
 
     def _output(self, network: Network, lanes: range, height: int) -> LaneOutput:

@@ -26,8 +26,7 @@ class FusedEvaluator(Evaluator):
 
     def measure(self, model: nn.Module, own: range) -> tuple[Tensor, Tensor]:
         network = self.network
-        self.chain.to_flat(network.layout, [p.detach() for p in model.parameters()], network.weights)
-        network.copy.copy_(network.weights)
+        self.chain.load(network, [p.detach() for p in model.parameters()])
         losses, rights = [], []
         for start in range(0, len(own), network.lanes):
             ids, real = self._ids(own[start : start + network.lanes])

@@ -144,17 +144,13 @@ class Resident:
         reduction.begin()
         self._compute()
         for root, height in zip(step.roots, step.heights, strict=True):
-            reduction.add([*self._parts(root), root.new_tensor([stop, move])], height)
+            reduction.add([*step.parts(root), root.new_tensor([stop, move])], height)
         *sums, wishes = reduction.finish()
-        torch._foreach_copy_(self._parts(self._sums), sums)
+        torch._foreach_copy_(step.parts(self._sums), sums)
         stops, moves = (wishes > 0).tolist()  # the exchange is over now, or the group was cut
         self._group.check()
         self._commit()
         return stops, moves
-
-    def _parts(self, flat: Tensor) -> list[Tensor]:
-        """Gradients, which travel in the wire's type, and the rest, which does not."""
-        return [flat[: self._step.num_summed], flat[self._step.num_summed :]]
 
     def _result(self, loss: float, right: float, stop: bool, move: bool, seconds: float) -> StepResult:
         state, step = self._step.state, self._step
@@ -185,8 +181,8 @@ def _make_reduction(step: DeviceStep, group: Group, launch: Launch) -> Reduction
     if group.size == 1 and step.run.train.wire == "fp32":
         return None
     wire = torch.bfloat16 if step.run.train.wire == "bf16" else None
-    parts = step.grads[: step.num_summed], step.grads[step.num_summed :]
-    entries = [Entry(parts[0], wire), Entry(parts[1]), Entry(step.grads[:2])]
+    grads, rest = step.parts(step.grads)
+    entries = [Entry(grads, wire), Entry(rest), Entry(step.grads[:2])]
     return Reduction(group, step.run.train.lanes, entries, launch.bucket_mb, overlap=False)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.comm.group import Group
+from lockstep.comm.tree import LaneTree, worker_lanes
 from lockstep.data.augment import Augment
 from lockstep.data.loader import Lanes
 from lockstep.data.store import MemorySplit
@@ -65,6 +66,24 @@ def compare(model: nn.Module, lanes: Lanes, precision: str, smoothing: float = 0
 @pytest.mark.parametrize(("name", "shape"), [("emotion48", (1, 8, 9)), ("lenet5", (1, 13, 12))])
 def test_a_model_is_the_reference(name: str, shape: tuple[int, int, int]) -> None:
     compare(*make(name, shape, 2, 3), "fp32", smoothing=0.1)
+
+
+def test_gradients_are_the_same_at_any_number_of_workers() -> None:
+    """Each worker's lanes by themselves, joined in the lane tree: every bit of loss and gradients."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 10)]
+    images, labels = torch.randn(8, 1, 4, 4, device=DEVICE), torch.arange(8, device=DEVICE)
+    lanes = Lanes(images, labels, 8)
+    fused = fuse(nn.Sequential(*layers).to(DEVICE), lanes, "fp32")
+    found = []
+    for workers in (1, 2, 3, 4, 8):
+        tree = LaneTree()
+        for own in (worker_lanes(8, workers, rank) for rank in range(workers)):
+            for output in fused.run(lanes.range(own.start, len(own)), 0):
+                tree.add([output.loss, *output.grads], output.height)
+        found.append(tree.root()[1])
+    for sums in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], sums, strict=True))
 
 
 @pytest.mark.gpu

@@ -12,7 +12,7 @@ from lockstep.kernels.device.tile import Tile
 
 
 @triton.jit
-def _columns(k, CI: tl.constexpr, KW: tl.constexpr, ROW: tl.constexpr):
+def columns(k, CI: tl.constexpr, KW: tl.constexpr, ROW: tl.constexpr):
     """Where column k of im2col lies, from the upper left pixel of its window."""
     tap = k // CI
     return (tap // KW) * ROW + (tap % KW) * CI + k % CI
@@ -58,7 +58,7 @@ def _forward(
         else:
             k = k0 + tl.arange(0, BK)
             known = k < K
-            here = tl.where(known, _columns(k, CI, KW, WP * CI), 0)
+            here = tl.where(known, columns(k, CI, KW, WP * CI), 0)
             xt = tl.load(x + corner[:, None] + here[None, :])
             place = k // CI * (CO * CI) + k % CI
             wt = tl.load(

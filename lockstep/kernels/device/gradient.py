@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lockstep.kernels.device.forward import columns
 from lockstep.kernels.device.layer import Layer
 from lockstep.kernels.device.tile import Tile
 
@@ -110,7 +111,7 @@ def _weight_grad(
     count = (tl.minimum(first + SIZE, LANE) - first) * (MH * MW)
     k = tl.program_id(0) * BK + tl.arange(0, BK)
     tap = k // CI
-    here = tl.where(k < K, (tap // KW) * (WP * CI) + (tap % KW) * CI + k % CI, 0)
+    here = tl.where(k < K, columns(k, CI, KW, WP * CI), 0)
     if CI % 16 == 0:
         here = tl.multiple_of(tl.max_contiguous(here, 16), 16)
     co = tl.program_id(1) * BC + tl.arange(0, BC)

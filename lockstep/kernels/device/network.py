@@ -160,11 +160,11 @@ class Network:
                 self._g[i - 1], tile, compact=self._compact[i - 1], precision=precision,
             )  # fmt: skip
 
-    def sum_lanes(self, lanes: range, out: Tensor, bad: Tensor, scale: float = 1.0) -> None:
-        """The lane tree over the parts of a power of two of lanes, times `scale`, into one flat table."""
+    def sum_lanes(self, lanes: range, out: Tensor, bad: Tensor) -> None:
+        """The lane tree over the parts of a power of two of lanes, into one flat table."""
         for group, parts in zip(self.layout.groups, self._parts, strict=True):
             own = parts[lanes.start * group.chunks : lanes.stop * group.chunks]
-            tree_sum(own, out[group.first : group.stop], bad, scale)
+            tree_sum(own, out[group.first : group.stop], bad, 1.0)
 
     def _part(self, place: slice) -> Tensor:
         """The columns of the parts that hold the gradients of `place`."""

@@ -50,7 +50,10 @@ def find_table(device: torch.device, path: Path | None = None) -> Table:
     try:
         rows = tomllib.loads(path.read_text())
         tiles = {name: Tile(*map(int, numbers)) for name, numbers in rows["tiles"].items()}
-        if small := [name for name, tile in tiles.items() if "pool2" in name and tile.rows < 32]:
+        pooled = {
+            name: tile for name, tile in tiles.items() if name.startswith("forward") and "pool2" in name
+        }
+        if small := [name for name, tile in pooled.items() if tile.rows < 32]:
             raise ValueError(f"{small[0]}: a tile with pooling needs at least 32 rows")
         return Table(tiles)
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
