@@ -15,8 +15,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from lockstep.comm.endpoint import form, in_thread
+from lockstep.comm.endpoint import form
 from lockstep.comm.group import Group
+from lockstep.comm.hand import in_thread
 from lockstep.comm.message import Message, pack, unpack
 from lockstep.errors import GroupLost, SpecError
 from lockstep.spec.generation import Generation

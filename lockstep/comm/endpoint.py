@@ -10,10 +10,8 @@ from __future__ import annotations
 import functools
 import itertools
 import socket
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -22,7 +20,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from lockstep.comm.group import Group
-from lockstep.comm.transport import MpiTransport, TorchTransport
+from lockstep.comm.hand import in_thread
+from lockstep.comm.mpi import MpiTransport
+from lockstep.comm.transport import TorchTransport
 from lockstep.errors import GroupLost, LockstepError, SpecError
 from lockstep.spec.world import World
 
@@ -142,20 +142,6 @@ def _within(seconds: float, make: Callable[[], T]) -> T:
         return in_thread(make).result(seconds)
     except TimeoutError:
         raise TimeoutError(f"no answer within {seconds:.0f} s") from None
-
-
-def in_thread(make: Callable[[], T]) -> Future[T]:
-    """What `make` will give; its thread is left alone if nobody waits for that any longer."""
-    found: Future[T] = Future()
-
-    def work() -> None:
-        try:
-            found.set_result(make())
-        except Exception as error:  # it is raised where the result is asked for
-            found.set_exception(error)
-
-    threading.Thread(target=work, name="lockstep-form", daemon=True).start()
-    return found
 
 
 def _resolve(address: str) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 
@@ -11,6 +9,7 @@ from torch import Tensor
 
 from lockstep.comm.bucket import Bucket, Entry, split
 from lockstep.comm.group import Group
+from lockstep.comm.hand import Hand
 from lockstep.comm.tree import Leaf
 
 BUCKET_MB = 25.0
@@ -38,7 +37,7 @@ class Reduction:
             for indices in split(entries, bucket_mb * 1e6)
         ]
         self._home = {i: (bucket, n) for bucket in self._buckets for n, i in enumerate(bucket.indices)}
-        self._thread = _Thread() if self.overlaps else None
+        self._hand: Hand[Leaf] | None = Hand("reduce") if self.overlaps else None
         self._ready = 0  # buckets before this one are on their way
         self._futures: list[Future[Leaf]] = []
 
@@ -83,38 +82,14 @@ class Reduction:
 
     def close(self) -> None:
         """End the thread that sends."""
-        if self._thread:
-            self._thread.close()
+        if self._hand:
+            self._hand.close()
 
     def _send(self) -> None:
         """Send the buckets that are whole, in their order, which is the same on every worker."""
-        assert self._thread is not None
+        assert self._hand is not None
         while self._ready < len(self._buckets) and self._buckets[self._ready].is_whole():
             bucket = self._buckets[self._ready]
             bucket.pack()
-            self._futures.append(self._thread.submit(bucket))
+            self._futures.append(self._hand.submit(bucket.reduce))
             self._ready += 1
-
-
-class _Thread:
-    """Reduces buckets one after another beside the computation; ends with the process."""
-
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[tuple[Bucket, Future[Leaf]] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._work, name="lockstep-reduce", daemon=True).start()
-
-    def submit(self, bucket: Bucket) -> Future[Leaf]:
-        future: Future[Leaf] = Future()
-        self._queue.put((bucket, future))
-        return future
-
-    def close(self) -> None:
-        self._queue.put(None)
-
-    def _work(self) -> None:
-        while (item := self._queue.get()) is not None:
-            bucket, future = item
-            try:
-                future.set_result(bucket.reduce())
-            except Exception as error:  # it is raised where the result is asked for
-                future.set_exception(error)

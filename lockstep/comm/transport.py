@@ -1,18 +1,16 @@
-"""How bytes travel between workers: torch.distributed's process groups (gloo, nccl) or mpi4py.
+"""How bytes travel between workers: torch.distributed's process groups (gloo, nccl) here, `mpi` beside it.
 
-Both transports know the same operations on tensors that lie where they can reach them; `Group` is the
+All transports know the same operations on tensors that lie where they can reach them; `Group` is the
 only caller, and stages what lies elsewhere. Nothing is pickled: every message is the bytes of a tensor.
 """
 
 from __future__ import annotations
 
-import atexit
 import os
 import socket
 import stat
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -23,11 +21,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lockstep.comm.hand import Hand
 from lockstep.spec.launch import RESTART_CODE
 
 _TIMEOUT = timedelta(minutes=30)  # of one collective: a peer may be saving, or reading a slow disk
 _ABORT_S = 10.0
-_LAST_WORDS_S = 0.3  # an mpirun drops what it has not read when a process ends the job
+_LOOK_S = 0.2  # while waiting, how often to see whether the group was cut
 _MOVE, _GATHER = 0, 1  # tags, so that two operations on one pair never meet
 
 
@@ -63,30 +62,32 @@ class TorchTransport:
         self._group = (
             _make_gloo(store, rank, size, address) if name == "gloo" else _make_nccl(store, rank, size)
         )
+        self._hand: Hand[None] | None = Hand("wait") if name == "gloo" else None
+        self._is_cut = False
         self._own = {fd: inode for fd, inode in _sockets().items() if before.get(fd) != inode}
 
     def send(self, tensor: Tensor, to: int) -> None:
-        self._group.send([tensor], to, _MOVE).wait()
+        self._wait(self._group.send([tensor], to, _MOVE))
 
     def recv(self, tensor: Tensor, source: int) -> None:
-        self._group.recv([tensor], source, _MOVE).wait()
+        self._wait(self._group.recv([tensor], source, _MOVE))
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
         options = dist.BroadcastOptions()
         options.rootRank = source
-        self._group.broadcast([tensor], options).wait()
+        self._wait(self._group.broadcast([tensor], options))
 
     def all_reduce(self, tensor: Tensor) -> None:
-        self._group.allreduce([tensor]).wait()
+        self._wait(self._group.allreduce([tensor]))
 
     def reduce(self, tensor: Tensor, to: int) -> None:
         options = dist.ReduceOptions()
         options.rootRank = to
-        self._group.reduce([tensor], options).wait()
+        self._wait(self._group.reduce([tensor], options))
 
     def all_gather(self, output: Tensor, tensor: Tensor) -> None:
         if self.name == "nccl":
-            self._group._allgather_base(output, tensor).wait()
+            self._wait(self._group._allgather_base(output, tensor))
             return
         # gloo's own all-gather is a ring that waits at each hop: a third of the speed at 100 MB
         parts, works = output.view(self._size, -1), []
@@ -95,40 +96,43 @@ class TorchTransport:
             works += [self._group.recv([parts[source]], source, _GATHER)]
             works += [self._group.send([tensor], to, _GATHER)]
         parts[self._rank].copy_(tensor.view(-1))
-        for work in works:
-            work.wait()
+        self._wait(*works)
 
     def gather(self, output: Tensor | None, tensor: Tensor, to: int) -> None:
         options = dist.GatherOptions()
         options.rootRank = to
         outputs = [] if output is None else [list(output.view(self._size, *tensor.shape))]
-        self._group.gather(outputs, [tensor], options).wait()
+        self._wait(self._group.gather(outputs, [tensor], options))
 
     def scatter(self, output: Tensor, tensor: Tensor | None, source: int) -> None:
         options = dist.ScatterOptions()
         options.rootRank = source
         inputs = [] if tensor is None else [list(tensor.view(self._size, *output.shape))]
-        self._group.scatter([output], inputs, options).wait()
+        self._wait(self._group.scatter([output], inputs, options))
 
     def reduce_scatter(self, output: Tensor, tensor: Tensor) -> None:
-        self._group._reduce_scatter_base(output, tensor).wait()
+        self._wait(self._group._reduce_scatter_base(output, tensor))
 
     def all_to_all(
         self, output: Tensor, tensor: Tensor, received: Sequence[int], sent: Sequence[int]
     ) -> None:
-        self._group.alltoall_base(output, tensor, list(received), list(sent)).wait()
+        self._wait(self._group.alltoall_base(output, tensor, list(received), list(sent)))
 
     def barrier(self) -> None:
-        self._group.barrier().wait()
+        self._wait(self._group.barrier())
 
     def close(self) -> None:
-        if self.name == "nccl":
+        if self._hand:
+            self._hand.close()
+        else:
             self._group.shutdown()
         self._group = None
 
     def abort(self) -> None:
         """Let the others know at once; taking a group apart takes a while, and nobody waits for that."""
         self.cut()
+        if self._hand:
+            self._hand.close()
         held, self._group = [self._group], None
         threading.Thread(target=held.clear, name="lockstep-drop", daemon=True).start()
 
@@ -138,12 +142,32 @@ class TorchTransport:
             self._abort_nccl()
             return
         # gloo's own abort does not wake a thread that waits; its listener must be left alone
+        self._is_cut = True
         now = _sockets()
         for fd, inode in self._own.items():
             if now.get(fd) == inode:
                 with suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
                     connection.getpeername()
                     connection.shutdown(socket.SHUT_RDWR)
+
+    def _wait(self, *works: Any) -> None:
+        """Until operations are done, or the group is cut.
+
+        gloo forgets what it had begun to write or to read when a connection ends, and then wakes nobody.
+        """
+
+        def work() -> None:
+            for each in works:
+                each.wait()
+
+        if self._hand is None:
+            return work()
+        done = self._hand.submit(work)
+        while True:
+            with suppress(TimeoutError):
+                return done.result(_LOOK_S)
+            if self._is_cut:
+                raise RuntimeError("the connection was cut")
 
     def _abort_nccl(self) -> None:
         """NCCL may hang in its own abort: then this worker is started anew, with the state of another."""
@@ -159,67 +183,6 @@ class TorchTransport:
         threading.Thread(target=work, name="lockstep-abort", daemon=True).start()
         if not done.wait(_ABORT_S):
             os._exit(RESTART_CODE)
-
-
-class MpiTransport:
-    """MPI_COMM_WORLD by mpi4py, on CPU memory."""
-
-    name = "mpi"
-
-    def __init__(self) -> None:
-        from mpi4py import MPI
-
-        self._sum, self._comm = MPI.SUM, MPI.COMM_WORLD
-
-    def send(self, tensor: Tensor, to: int) -> None:
-        self._comm.Send(tensor.numpy(), to)
-
-    def recv(self, tensor: Tensor, source: int) -> None:
-        self._comm.Recv(tensor.numpy(), source)
-
-    def broadcast(self, tensor: Tensor, source: int) -> None:
-        self._comm.Bcast(tensor.numpy(), source)
-
-    def all_reduce(self, tensor: Tensor) -> None:
-        self._comm.Allreduce(tensor.clone().numpy(), tensor.numpy(), self._sum)
-
-    def reduce(self, tensor: Tensor, to: int) -> None:
-        self._comm.Reduce(tensor.clone().numpy(), tensor.numpy(), self._sum, to)
-
-    def all_gather(self, output: Tensor, tensor: Tensor) -> None:
-        self._comm.Allgather(tensor.numpy(), output.numpy())
-
-    def gather(self, output: Tensor | None, tensor: Tensor, to: int) -> None:
-        self._comm.Gather(tensor.numpy(), None if output is None else output.numpy(), to)
-
-    def scatter(self, output: Tensor, tensor: Tensor | None, source: int) -> None:
-        self._comm.Scatter(None if tensor is None else tensor.numpy(), output.numpy(), source)
-
-    def reduce_scatter(self, output: Tensor, tensor: Tensor) -> None:
-        self._comm.Reduce_scatter_block(tensor.numpy(), output.numpy(), self._sum)
-
-    def all_to_all(
-        self, output: Tensor, tensor: Tensor, received: Sequence[int], sent: Sequence[int]
-    ) -> None:
-        self._comm.Alltoallv((tensor.numpy(), list(sent)), (output.numpy(), list(received)))
-
-    def barrier(self) -> None:
-        self._comm.Barrier()
-
-    def close(self) -> None:
-        """MPI ends with the process."""
-
-    def abort(self) -> None:
-        """End all processes of the job once this one has said why: MPI_Finalize would wait for them."""
-        atexit.register(self._end)
-
-    def cut(self) -> None:
-        """MPI has nothing of the kind."""
-
-    def _end(self) -> None:
-        sys.stderr.flush()
-        time.sleep(_LAST_WORDS_S)
-        self._comm.Abort(1)
 
 
 def _sockets() -> dict[int, int]:
