@@ -49,6 +49,10 @@ class Job:
         self.process.kill()
         self.process.communicate()
 
+    def hurry(self) -> None:
+        """Enough was done to a job that waits a little after each step: it need not any more."""
+        (self.run.parent / "hurry").touch()
+
     def workers(self) -> dict[str, int]:
         """The workers that live, by name; zombies are dead."""
         found = {}

@@ -86,7 +86,7 @@ def test_a_death_at_every_point_of_a_step(rank, reference, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["marks", "run"]
 
 
-PACED = ("train.epochs=40", "checkpoint.every_steps=200", "data.num_test=10")
+PACED = ("train.epochs=20", "checkpoint.every_steps=80", "data.num_test=10")
 
 
 def four_workers(job):
@@ -97,7 +97,7 @@ def four_workers(job):
 
 def test_kills_from_outside(reference, tmp_path):
     """While it starts; any worker; worker 0; two at once."""
-    with faulty_job(tmp_path, PACED, PACE="0.04", WORKERS="4") as job:
+    with faulty_job(tmp_path, PACED, PACE="0.15", WORKERS="4") as job:
         job.wait_for_workers("0")
         job.kill("0")
         job.wait_for_steps(3)
@@ -105,6 +105,7 @@ def test_kills_from_outside(reference, tmp_path):
             names, before = four_workers(job), job.steps()
             job.kill(*(names[place] for place in places))
             job.wait_for_steps(before + 3)
+        job.hurry()
         _, errors = job.finish()
     assert not errors
     assert_same(summary(job.run), reference(*PACED))
@@ -115,7 +116,7 @@ def test_kills_from_outside(reference, tmp_path):
 
 
 def test_a_frozen_worker_and_a_kill_while_another_joins(reference, tmp_path):
-    with faulty_job(tmp_path, PACED, PACE="0.04", WORKERS="4") as job:
+    with faulty_job(tmp_path, PACED, PACE="0.15", WORKERS="4") as job:
         job.wait_for_steps(3)
         frozen = four_workers(job)[0]
         pid = job.workers()[frozen]
@@ -127,6 +128,7 @@ def test_a_frozen_worker_and_a_kill_while_another_joins(reference, tmp_path):
         job.kill(newest)
         joiner = str(int(newest) + 1)
         job.kill(joiner, min(job.wait_for_workers(joiner), key=int))
+        job.hurry()
         job.finish()
     assert_same(summary(job.run), reference(*PACED))
     assert_no_step_lost(job.run)

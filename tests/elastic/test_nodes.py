@@ -150,7 +150,7 @@ def test_a_worker_of_another_run_is_refused_and_the_job_does_not_notice(expected
 def test_the_cable_is_cut_and_healed(expected, tmp_path):
     """The side without the store stops and writes nothing; healed, it joins again."""
     with two_nodes() as (names, ends):
-        env = {**TOKEN, "WORKERS": "2", "RDZV": "10.77.0.1:29541", "NODES": "1:2", "PACE": "0.03"}
+        env = {**TOKEN, "WORKERS": "2", "RDZV": "10.77.0.1:29541", "NODES": "1:2", "PACE": "0.15"}
         sides = [
             faulty_job(folder, PACED, inside=tuple(inside(name, [])), **env)
             for name, folder in zip(names, (tmp_path, tmp_path / "other"), strict=True)
@@ -169,6 +169,7 @@ def test_the_cable_is_cut_and_healed(expected, tmp_path):
                 count = len(first.generations())
                 ip("-n", names[0], "link", "set", ends[0], "up")
                 first.wait_for(lambda: len(first.generations()) > count, "the healed side to join")
+                first.hurry()
                 first.finish()
                 second.finish()
     alone, _ = train(small_run(*PACED), tmp_path / "alone")
@@ -177,4 +178,4 @@ def test_the_cable_is_cut_and_healed(expected, tmp_path):
     assert not (tmp_path / "other").exists(), "the side without the store writes nothing"
 
 
-PACED = ("train.epochs=40", "checkpoint.every_steps=500", "data.num_test=10")
+PACED = ("train.epochs=20", "checkpoint.every_steps=500", "data.num_test=10")

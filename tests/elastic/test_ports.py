@@ -8,8 +8,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from job import Job
-from small import small_run, summary, train, train_command
+from job import Job, faulty_job
+from small import small_run, summary, train
 
 from lockstep.comm.message import LIMIT_BYTES, is_proof, pack, prove, unpack
 
@@ -80,11 +80,9 @@ def messages(rng):
 
 def test_a_thousand_messages_to_every_port_change_nothing(tmp_path):
     port = free_port()
-    keys = ("train.epochs=60", "checkpoint.every_steps=300", "data.num_test=10")
-    command = train_command(
-        tmp_path, "--workers", "2", "--rdzv", f"127.0.0.1:{port}", "--nodes", "1:3", overrides=keys
-    )
-    with Job(tmp_path, command=command, env=TOKEN) as job:
+    keys = ("train.epochs=20", "checkpoint.every_steps=100", "data.num_test=10")
+    given = {**TOKEN, "WORKERS": "2", "RDZV": f"127.0.0.1:{port}", "NODES": "1:3", "PACE": "0.15"}
+    with faulty_job(tmp_path, keys, **given) as job:
         job.wait_for_steps(1)
         pids = [job.process.pid, *job.workers().values()]
         ports = {number for pid in pids for _, number in listeners(pid)}
@@ -102,6 +100,7 @@ def test_a_thousand_messages_to_every_port_change_nothing(tmp_path):
                     else:
                         stay.enter_context(stranger)  # some say nothing more, and stay
             assert job.process.poll() is None
+            job.hurry()
             _, errors = job.finish()
     alone, _ = train(small_run(*keys), tmp_path / "alone")
     found = summary(job.run)

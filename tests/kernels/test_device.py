@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from images import DEVICE, TILE, as_kernel, bordered, inputs, near
 from torch import Tensor
 
 from lockstep.comm.tree import tree_sum as lane_tree
@@ -15,11 +16,8 @@ from lockstep.kernels.device.gather import Move, gather
 from lockstep.kernels.device.gradient import input_grad, weight_grad
 from lockstep.kernels.device.layer import Layer
 from lockstep.kernels.device.order import order
-from lockstep.kernels.device.tile import Tile
 from lockstep.kernels.device.tree import tree_sum
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-TILE = Tile(32, 16, 16, warps=1, stages=1)
 LAYERS = {
     "first": Layer(9, 7, 1, 5, (3, 3), (1, 1), pool=2),
     "colour": Layer(8, 10, 3, 18, (3, 3), (1, 1), pool=2),
@@ -31,27 +29,10 @@ LAYERS = {
 }
 
 
-def bordered(images: Tensor, border: tuple[int, int]) -> Tensor:
-    """N C H W → N H W C with zeros around."""
-    return F.pad(images, (border[1],) * 2 + (border[0],) * 2).permute(0, 2, 3, 1).contiguous()
-
-
 def reference(layer: Layer, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     out = F.conv2d(x, weight, bias, padding=layer.pad)
     out = out.relu() if layer.relu else out
     return F.max_pool2d(out, 2) if layer.pool == 2 else out
-
-
-def inputs(layer: Layer, samples: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    torch.manual_seed(seed)
-    x = torch.randn(samples, layer.in_channels, layer.height, layer.width, device=DEVICE)
-    weight = torch.randn(layer.out_channels, layer.in_channels, *layer.kernel, device=DEVICE)
-    return x, weight / layer.depth**0.5, torch.randn(layer.out_channels, device=DEVICE)
-
-
-def as_kernel(weight: Tensor) -> Tensor:
-    """CO CI KH KW → KH · KW, CO, CI."""
-    return weight.permute(2, 3, 0, 1).reshape(-1, *weight.shape[:2]).contiguous()
 
 
 def run_forward(
@@ -62,12 +43,6 @@ def run_forward(
     code = torch.full((len(x), *layer.out_shape), 9, dtype=torch.uint8, device=DEVICE)
     forward(layer, bordered(x, layer.pad), as_kernel(weight), bias, out, code, TILE, out_border=border)
     return out, code
-
-
-def near(found: Tensor, expected: Tensor) -> None:
-    assert found.isfinite().all()
-    error = (found.double() - expected).norm() / expected.norm().clamp_min(1e-30)
-    assert error < 1e-6, float(error)
 
 
 @pytest.mark.parametrize("samples", [1, 3])

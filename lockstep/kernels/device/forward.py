@@ -24,6 +24,7 @@ def _forward(
     HP: tl.constexpr, WP: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     BH: tl.constexpr, BW: tl.constexpr,
+    STRIDE: tl.constexpr, BIAS: tl.constexpr,
     POOL: tl.constexpr, RELU: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
@@ -44,7 +45,7 @@ def _forward(
     q = tl.minimum(q, total - 1)
     n, pixel = q // (PH * PW), q % (PH * PW)
     oy, ox = pixel // PW * POOL + a, pixel % PW * POOL + b
-    corner = ((n * HP + oy) * WP + ox) * CI
+    corner = ((n * HP + oy * STRIDE) * WP + ox * STRIDE) * CI
     co = tl.program_id(1) * BN + tl.arange(0, BN)
     inside = co < CO
     acc = tl.zeros((BM, BN), tl.float32)
@@ -65,7 +66,8 @@ def _forward(
                 w + place[:, None] + co[None, :] * CI, mask=known[:, None] & inside[None, :], other=0.0
             )
         acc = tl.dot(xt, wt, acc, input_precision=PRECISION)
-    acc += tl.load(bias + co, mask=inside, other=0.0)[None, :]
+    if BIAS:
+        acc += tl.load(bias + co, mask=inside, other=0.0)[None, :]
     if POOL == 2:
         parts = tl.permute(tl.reshape(acc, (2, BM // 32, 2, 8, BN)), (1, 3, 4, 0, 2))
         left, right = tl.split(parts)
@@ -106,22 +108,30 @@ def _larger(best, which, value, number):
 
 
 def forward(
-    layer: Layer, x: Tensor, weight: Tensor, bias: Tensor, out: Tensor, code: Tensor | None, tile: Tile,
-    *, out_border: tuple[int, int] = (0, 0), keys: Tensor | None = None, lane_size: int = 1,
+    layer: Layer, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, code: Tensor | None,
+    tile: Tile, *, out_border: tuple[int, int] = (0, 0), keys: Tensor | None = None, lane_size: int = 1,
     precision: str = "ieee",
 ) -> None:  # fmt: skip
     """x [N, *in_shape] → out [N, PH, PW, CO] inside its border, and which pixel was taken (4: none).
 
-    `weight` is [KH · KW, CO, CI] in the type of x; `keys` has a key for each lane's dropout.
+    `weight` is [KH · KW, CO, CI] in the type of x; `keys` has a key for each lane's dropout. x may have
+    a wider border than the layer reads: then it is a view that begins where the layer does.
     """
-    (hp, wp, ci), (ph, pw), co = layer.in_shape, layer.out_size, layer.out_channels
+    (hp, wp), (ph, pw), ci, co = padded(x), layer.out_size, layer.in_channels, layer.out_channels
     total = len(x) * ph * pw
     bm, bn, bk = tile.rows, tile.cols, tile.depth
     grid = (triton.cdiv(total, bm // layer.pool**2), triton.cdiv(co, bn))
     _forward[grid](
         x, weight, bias, out, code, keys, total, lane_size,
         HP=hp, WP=wp, CI=ci, CO=co, KH=layer.kernel[0], KW=layer.kernel[1], PH=ph, PW=pw,
-        BH=out_border[0], BW=out_border[1], POOL=layer.pool, RELU=layer.relu, DROPOUT=layer.dropout,
-        PRECISION=precision, BM=bm, BN=bn, BK=bk,
+        BH=out_border[0], BW=out_border[1], STRIDE=layer.stride, BIAS=layer.bias,
+        POOL=layer.pool, RELU=layer.relu, DROPOUT=layer.dropout, PRECISION=precision,
+        BM=bm, BN=bn, BK=bk,
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=True,
     )  # fmt: skip
+
+
+def padded(image: Tensor) -> tuple[int, int]:
+    """The sides of the images in memory, of which `image` [N, H, W, C] may be a part."""
+    samples, rows, pixels, _ = image.stride()
+    return samples // rows, rows // pixels

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lockstep.kernels.device.forward import columns
+from lockstep.kernels.device.forward import columns, padded
 from lockstep.kernels.device.layer import Layer
 from lockstep.kernels.device.tile import Tile
 
@@ -96,7 +96,7 @@ def _weight_grad(
     KH: tl.constexpr, KW: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     BH: tl.constexpr, BW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     COMPACT: tl.constexpr, LANE: tl.constexpr, CHUNKS: tl.constexpr, PRECISION: tl.constexpr,
-    BM: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr,
+    STRIDE: tl.constexpr, BIAS: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """BC channels by BK columns of im2col, summed over the pixels of one chunk of one lane."""
     K: tl.constexpr = KH * KW * CI
@@ -119,7 +119,7 @@ def _weight_grad(
     acc = tl.zeros((BC, BK), tl.float32)
     ones = tl.full((BM, 16), 1.0, x.dtype.element_ty)
     acc_bias = tl.zeros((BC, 16), tl.float32)
-    with_bias = tl.program_id(0) == 0
+    with_bias = BIAS and tl.program_id(0) == 0
     for m0 in range(0, SIZE * MH * MW, BM):
         m = m0 + tl.arange(0, BM)
         real = m < count
@@ -139,7 +139,7 @@ def _weight_grad(
                 gt = tl.where(which < 4, value, 0.0).to(value.dtype)
                 acc_bias = tl.dot(tl.trans(gt), ones, acc_bias, input_precision=PRECISION)
         else:
-            corner = ((n * HP + y) * WP + x_) * CI
+            corner = ((n * HP + y * STRIDE) * WP + x_ * STRIDE) * CI
             xt = tl.load(x + corner[:, None] + here[None, :])
             place = ((n * GH + y + BH) * GW + x_ + BW) * CO
             gt = tl.load(g + place[:, None] + co[None, :], mask=real[:, None] & inside[None, :], other=0.0)
@@ -177,7 +177,7 @@ def input_grad(
 
 
 def weight_grad(
-    layer: Layer, g: Tensor, code: Tensor | None, x: Tensor, out: Tensor, out_bias: Tensor, lanes: int,
+    layer: Layer, g: Tensor, code: Tensor | None, x: Tensor, out: Tensor, out_bias: Tensor | None, lanes: int,
     tile: Tile, *, compact: bool = False, precision: str = "ieee",
 ) -> None:  # fmt: skip
     """Parts of each lane's gradient: out [lanes · chunks, KH · KW · CO · CI], out_bias [lanes · chunks, CO].
@@ -185,15 +185,16 @@ def weight_grad(
     Both are columns of one table of parts. g is [N, *grad_shape], or with `compact` [N, *out_shape], placed
     by `code`.
     """
-    (hp, wp, ci), (oh, ow), co = layer.in_shape, layer.conv_size, layer.out_channels
+    (hp, wp), (oh, ow), ci, co = padded(x), layer.conv_size, layer.in_channels, layer.out_channels
     chunks = len(out) // lanes
-    assert out.stride(0) == out_bias.stride(0)
+    assert out_bias is None or out.stride(0) == out_bias.stride(0)
     grid = (triton.cdiv(layer.depth, tile.cols), triton.cdiv(co, tile.rows), lanes * chunks)
     _weight_grad[grid](
         g, code, x, out, out_bias, out.stride(0),
         HP=hp, WP=wp, CI=ci, CO=co, KH=layer.kernel[0], KW=layer.kernel[1],
         OH=oh, OW=ow, BH=layer.grad_border[0], BW=layer.grad_border[1],
         PH=layer.out_size[0], PW=layer.out_size[1], COMPACT=compact, LANE=len(x) // lanes,
-        CHUNKS=chunks, PRECISION=precision, BM=tile.depth, BC=tile.rows, BK=tile.cols,
+        CHUNKS=chunks, PRECISION=precision, STRIDE=layer.stride, BIAS=layer.bias,
+        BM=tile.depth, BC=tile.rows, BK=tile.cols,
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=True,
     )  # fmt: skip

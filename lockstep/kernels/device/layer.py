@@ -26,12 +26,14 @@ class Layer:
     pool: int = 1  # 2: the largest of 2x2
     relu: bool = True
     dropout: float = 0.0
+    stride: int = 1
+    bias: bool = True
 
     @property
     def conv_size(self) -> tuple[int, int]:
         """OH, OW."""
-        (kh, kw), (ph, pw) = self.kernel, self.pad
-        return self.height + 2 * ph - kh + 1, self.width + 2 * pw - kw + 1
+        (kh, kw), (ph, pw), stride = self.kernel, self.pad, self.stride
+        return (self.height + 2 * ph - kh) // stride + 1, (self.width + 2 * pw - kw) // stride + 1
 
     @property
     def out_size(self) -> tuple[int, int]:
@@ -52,7 +54,15 @@ class Layer:
     @property
     def grad_border(self) -> tuple[int, int]:
         """Zeros around the gradient of the convolution's output, for the data gradient."""
-        return self.kernel[0] - 1 - self.pad[0], self.kernel[1] - 1 - self.pad[1]
+        (kh, kw), (ph, pw), (oh, ow) = self.kernel, self.pad, self.conv_size
+        return self._reach(self.height, kh, ph, oh), self._reach(self.width, kw, pw, ow)
+
+    def _reach(self, side: int, kernel: int, pad: int, out_side: int) -> int:
+        """How far past an edge of the gradient the taps of some pixel of the input lie."""
+        ends = {*range(min(side, self.stride)), *range(max(side - self.stride, 0), side)}
+        taps = [y + pad - k for y in ends for k in range(kernel)]
+        reached = [tap // self.stride for tap in taps if tap % self.stride == 0]
+        return max(0, -min(reached), max(reached) - out_side + 1)
 
     @property
     def grad_shape(self) -> tuple[int, int, int]:

@@ -64,7 +64,8 @@ def key(operation: str, layer: Layer, precision: str) -> str:
     """What a tile is looked up by."""
     kh, kw = layer.kernel
     shape = f"{layer.height}x{layer.width}x{layer.in_channels}-{layer.out_channels}"
-    return f"{operation} {shape} {kh}x{kw} pool{layer.pool} {precision}"
+    stride = f" stride{layer.stride}" if layer.stride > 1 else ""
+    return f"{operation} {shape} {kh}x{kw}{stride} pool{layer.pool} {precision}"
 
 
 def rule(operation: str, layer: Layer, precision: str) -> Tile:
