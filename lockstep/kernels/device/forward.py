@@ -21,7 +21,8 @@ def columns(k, CI: tl.constexpr, KW: tl.constexpr, ROW: tl.constexpr):
 @triton.jit
 def _forward(
     x, w, bias, out, code, keys, total, lane_size,
-    HP: tl.constexpr, WP: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr,
+    HP: tl.constexpr, WP: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr,
+    CI: tl.constexpr, CO: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     BH: tl.constexpr, BW: tl.constexpr,
     STRIDE: tl.constexpr, BIAS: tl.constexpr,
@@ -45,7 +46,7 @@ def _forward(
     q = tl.minimum(q, total - 1)
     n, pixel = q // (PH * PW), q % (PH * PW)
     oy, ox = pixel // PW * POOL + a, pixel % PW * POOL + b
-    corner = ((n * HP + oy * STRIDE) * WP + ox * STRIDE) * CI
+    corner = ((n * HP + oy * STRIDE + TOP) * WP + ox * STRIDE + LEFT) * CI
     co = tl.program_id(1) * BN + tl.arange(0, BN)
     inside = co < CO
     acc = tl.zeros((BM, BN), tl.float32)
@@ -115,23 +116,18 @@ def forward(
     """x [N, *in_shape] → out [N, PH, PW, CO] inside its border, and which pixel was taken (4: none).
 
     `weight` is [KH · KW, CO, CI] in the type of x; `keys` has a key for each lane's dropout. x may have
-    a wider border than the layer reads: then it is a view that begins where the layer does.
+    a wider border than the layer reads.
     """
-    (hp, wp), (ph, pw), ci, co = padded(x), layer.out_size, layer.in_channels, layer.out_channels
+    (ph, pw), ci, co = layer.out_size, layer.in_channels, layer.out_channels
+    hp, wp, top, left = layer.place_in(x.shape)
     total = len(x) * ph * pw
     bm, bn, bk = tile.rows, tile.cols, tile.depth
     grid = (triton.cdiv(total, bm // layer.pool**2), triton.cdiv(co, bn))
     _forward[grid](
         x, weight, bias, out, code, keys, total, lane_size,
-        HP=hp, WP=wp, CI=ci, CO=co, KH=layer.kernel[0], KW=layer.kernel[1], PH=ph, PW=pw,
+        HP=hp, WP=wp, TOP=top, LEFT=left, CI=ci, CO=co, KH=layer.kernel[0], KW=layer.kernel[1], PH=ph, PW=pw,
         BH=out_border[0], BW=out_border[1], STRIDE=layer.stride, BIAS=layer.bias,
         POOL=layer.pool, RELU=layer.relu, DROPOUT=layer.dropout, PRECISION=precision,
         BM=bm, BN=bn, BK=bk,
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=True,
     )  # fmt: skip
-
-
-def padded(image: Tensor) -> tuple[int, int]:
-    """The sides of the images in memory, of which `image` [N, H, W, C] may be a part."""
-    samples, rows, pixels, _ = image.stride()
-    return samples // rows, rows // pixels

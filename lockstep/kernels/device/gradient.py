@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lockstep.kernels.device.forward import columns, padded
+from lockstep.kernels.device.forward import columns
 from lockstep.kernels.device.layer import Layer
 from lockstep.kernels.device.tile import Tile
 
@@ -92,7 +92,8 @@ def _input_grad(
 @triton.jit
 def _weight_grad(
     g, code, x, out, out_bias, row,
-    HP: tl.constexpr, WP: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr,
+    HP: tl.constexpr, WP: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr,
+    CI: tl.constexpr, CO: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     BH: tl.constexpr, BW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     COMPACT: tl.constexpr, LANE: tl.constexpr, CHUNKS: tl.constexpr, PRECISION: tl.constexpr,
@@ -139,7 +140,7 @@ def _weight_grad(
                 gt = tl.where(which < 4, value, 0.0).to(value.dtype)
                 acc_bias = tl.dot(tl.trans(gt), ones, acc_bias, input_precision=PRECISION)
         else:
-            corner = ((n * HP + y * STRIDE) * WP + x_ * STRIDE) * CI
+            corner = ((n * HP + y * STRIDE + TOP) * WP + x_ * STRIDE + LEFT) * CI
             xt = tl.load(x + corner[:, None] + here[None, :])
             place = ((n * GH + y + BH) * GW + x_ + BW) * CO
             gt = tl.load(g + place[:, None] + co[None, :], mask=real[:, None] & inside[None, :], other=0.0)
@@ -185,13 +186,14 @@ def weight_grad(
     Both are columns of one table of parts. g is [N, *grad_shape], or with `compact` [N, *out_shape], placed
     by `code`.
     """
-    (hp, wp), (oh, ow), ci, co = padded(x), layer.conv_size, layer.in_channels, layer.out_channels
+    (oh, ow), ci, co = layer.conv_size, layer.in_channels, layer.out_channels
+    hp, wp, top, left = layer.place_in(x.shape)
     chunks = len(out) // lanes
     assert out_bias is None or out.stride(0) == out_bias.stride(0)
     grid = (triton.cdiv(layer.depth, tile.cols), triton.cdiv(co, tile.rows), lanes * chunks)
     _weight_grad[grid](
         g, code, x, out, out_bias, out.stride(0),
-        HP=hp, WP=wp, CI=ci, CO=co, KH=layer.kernel[0], KW=layer.kernel[1],
+        HP=hp, WP=wp, TOP=top, LEFT=left, CI=ci, CO=co, KH=layer.kernel[0], KW=layer.kernel[1],
         OH=oh, OW=ow, BH=layer.grad_border[0], BW=layer.grad_border[1],
         PH=layer.out_size[0], PW=layer.out_size[1], COMPACT=compact, LANE=len(x) // lanes,
         CHUNKS=chunks, PRECISION=precision, STRIDE=layer.stride, BIAS=layer.bias,

@@ -9,6 +9,7 @@ looks past the edge, so that no load needs a mask.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -62,13 +63,21 @@ class Layer:
         ends = {*range(min(side, self.stride)), *range(max(side - self.stride, 0), side)}
         taps = [y + pad - k for y in ends for k in range(kernel)]
         reached = [tap // self.stride for tap in taps if tap % self.stride == 0]
-        return max(0, -min(reached), max(reached) - out_side + 1)
+        past: int = max(-min(reached), max(reached) - out_side + 1)
+        return max(past, 0)
 
     @property
     def grad_shape(self) -> tuple[int, int, int]:
         """The gradient of one sample's convolution with its border."""
         (height, width), (bh, bw) = self.conv_size, self.grad_border
         return height + 2 * bh, width + 2 * bw, self.out_channels
+
+    def place_in(self, shape: Sequence[int]) -> tuple[int, int, int, int]:
+        """The sides of images [N, H, W, C] with some border, and where in them this layer begins to read."""
+        _, high, wide, _ = shape
+        top, left = (high - self.height) // 2 - self.pad[0], (wide - self.width) // 2 - self.pad[1]
+        assert top >= 0 and left >= 0, "the border is too narrow"
+        return high, wide, top, left
 
     @property
     def num_values(self) -> int:
