@@ -25,7 +25,7 @@ from lockstep.kernels.device.table import OPERATIONS, find_table
 from lockstep.models import build
 from lockstep.spec import Train
 from lockstep.spec.record import Record, write_records
-from lockstep.train.fused import find_chain
+from lockstep.train.chain import find_chain
 
 WIDTH = {"bf16": 2, "tf32": 4, "fp32": 4}
 

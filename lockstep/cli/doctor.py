@@ -104,7 +104,7 @@ def _kernels(device: torch.device) -> dict[str, str]:
         missing = "a GPU" if device.type != "cuda" else "the package triton"
         return {"all models": f"stock: fused ones need {missing}"}
     from lockstep.kernels.device.table import find_table
-    from lockstep.train.fused import find_chain
+    from lockstep.train.chain import find_chain
 
     num_tiles, found = len(find_table(device).entries), {}
     for name in names():

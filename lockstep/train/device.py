@@ -37,7 +37,7 @@ class DeviceStep:
         device = next(iter(fused.params.values())).device
         self.device, self.steps = device, len(split) // run.train.batch
         self.network = fused.network(len(own))
-        self._layout, self._chain = self.network.layout, fused.chain
+        self._layout, self._form = self.network.layout, fused.form
         self._images, self._labels = split.images.contiguous().to(device), split.labels.to(device)
         size, count = self._layout.size, len(own) * self.network.lane_size
 
@@ -54,7 +54,7 @@ class DeviceStep:
         self._positions = (first + steps).to(device)
         self._order = zeros(self.steps, count, dtype=torch.int64)
         self._values = zeros(self.steps, 6) + 1  # the interpreter warns of 0 / 0
-        self._keys = zeros(self.steps, len(fused.chain.drops), len(own), dtype=torch.int64)
+        self._keys = zeros(self.steps, len(fused.form.drops), len(own), dtype=torch.int64)
         self._augment_keys = zeros(5, dtype=torch.int64)
         self._normal = augment.normal(self._images)
         self._ignored = zeros(1, dtype=torch.int32)
@@ -64,8 +64,8 @@ class DeviceStep:
         self._clipped = [torch.empty_like(p) for p in fused.params.values()] if run.train.clip else []
 
     def parts(self, flat: Tensor) -> list[Tensor]:
-        """The gradients of a flat table, which travel in the wire's type; loss and counts, which do not."""
-        return [flat[: self._layout.loss], flat[self._layout.loss :]]
+        """The gradients of a flat table, which travel in the wire's type; statistics and loss do not."""
+        return [flat[: self._layout.params], flat[self._layout.params :]]
 
     def compute(self) -> None:
         """Gather, forward, backward, and the lane tree as far as this worker's lanes make it up."""
@@ -75,7 +75,7 @@ class DeviceStep:
             network.x[0], network.labels, Move(augment.crop_padding, augment.flip, augment.cutout),
             network.layers[0].pad,
         )  # fmt: skip
-        if any(self._chain.drops):
+        if any(self._form.drops):
             network.keys.copy_(self._keys.index_select(0, self._cursor)[0])
         network.forward()
         network.backward()
@@ -91,14 +91,14 @@ class DeviceStep:
             self._clip()
         update(
             self.run.optimizer, self.network.weights, self.grads, self._memory, self._average,
-            self.network.copy, self._values, self._cursor, self._bad,
+            self.network.copy, self._values, self._cursor, self._bad, self._layout.params,
         )  # fmt: skip
         ends = self.grads[self._layout.loss :], self.grads[self._layout.right :]
         advance(self._cursor, self._bad, *ends, self.results)
 
     def _clip(self) -> None:
         grads = self._clipped
-        self._chain.from_flat(self._layout, self.grads, grads)
+        self._form.from_flat(self._layout, self.grads, grads)
         norm = gradient_norm(dict(zip(self._fused.params, grads, strict=True)))
         torch.maximum(self._bad, (~norm.isfinite()).int(), out=self._bad)
         clip_gradients(self.parts(self.grads)[:1], norm, self.run.train.clip)
@@ -125,26 +125,30 @@ class DeviceStep:
         steps = range(state.step - state.step_in_epoch, state.step - state.step_in_epoch + self.steps)
         rows = [row(run.optimizer, self.rate(n), averaging(train.ema, n), n) for n in steps]
         self._values.copy_(torch.tensor(rows))
-        if any(self._chain.drops):
+        if any(self._form.drops):
             self._keys.copy_(torch.stack([self._fused.dropout_keys(self._own, n) for n in steps]))
         for tensors, flat in self._pairs():
-            self._chain.to_flat(self._layout, tensors, flat)
+            self._form.to_flat(self._layout, tensors, flat)
         self.network.copy.copy_(self.network.weights)
+        self._counts = [count - state.step_in_epoch for count in self._fused.int_buffers()]
         self.status.copy_(torch.tensor([state.step_in_epoch, 0]))
 
     @torch.no_grad()
     def flush(self) -> None:
         """The state's tensors from where the kernels keep them."""
         for tensors, flat in self._pairs():
-            self._chain.from_flat(self._layout, flat, tensors)
+            self._form.from_flat(self._layout, flat, tensors)
+        for count, before in zip(self._fused.int_buffers(), self._counts, strict=True):
+            count.copy_(before + self._cursor[0])
 
     def _pairs(self) -> list[tuple[list[Tensor], Tensor]]:
         """The state's tensors, and the flat table of each kind."""
-        params = {name: p.detach() for name, p in self._fused.params.items()}
-        pairs = [(list(params.values()), self.network.weights)]
+        params = [p.detach() for p in self._fused.params.values()]
+        pairs = [([*params, *self._fused.float_buffers()], self.network.weights)]
         pairs += zip(self.state.memory.values(), self._memory, strict=True)
         if self._average is not None:
-            pairs.append(([self.state.ema[name] for name in params], self._average))
+            names = *self._fused.params, *self._fused.float_names()
+            pairs.append(([self.state.ema[name] for name in names], self._average))
         return pairs
 
     def rate(self, step: int) -> float:

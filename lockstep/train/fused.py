@@ -1,13 +1,13 @@
-"""A chain of layers lowered to fused kernels: all lanes of a worker in one launch an operation.
+"""Lanes with fused kernels: all lanes of a worker in one launch an operation.
 
-A gradient starts here: backward → lane tree → bucket → … → optimizer. `Chain` knows how a model's parameters
-lie in the kernels' flat tables; `Fused` runs lanes for a step that exchanges gradients with other workers.
+A gradient starts here: backward → lane tree → bucket → … → optimizer. A `Form` is a model as the kernels see
+it; `Fused` runs lanes for a step that exchanges gradients with other workers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,143 +16,47 @@ from lockstep.comm.tree import subtrees
 from lockstep.data.loader import Lanes
 from lockstep.kernels import random
 from lockstep.kernels.device.layer import Layer
-from lockstep.kernels.device.network import Layout, Network
+from lockstep.kernels.device.table import Table
+from lockstep.kernels.device.tables import DeviceNetwork, Layout
+from lockstep.spec import Train
 from lockstep.train.lane import Early, LaneByLane, LaneOutput
 from lockstep.train.loss import CrossEntropy
 from lockstep.train.lower import FusedPlan
-from lockstep.train.together import chain_of
-
-_Shape = tuple[int, int, int]
 
 
-@dataclass(frozen=True)
-class Chain:
-    """A model as fused layers; `seen` is the image (C, H, W) that a fully connected layer flattens."""
+class Form(Protocol):
+    """A model as fused layers, and how its tensors lie in the kernels' flat tables.
 
-    layers: tuple[Layer, ...]
-    modules: tuple[nn.Conv2d | nn.Linear, ...]
-    drops: tuple[str, ...]  # the name of each layer's dropout
-    seen: tuple[_Shape | None, ...]
+    Tensors are the parameters in their order, or those and then the floating buffers. The only other buffers
+    are counts of batches.
+    """
 
-    def to_flat(self, layout: Layout, tensors: Sequence[Tensor], flat: Tensor) -> None:
-        """Copy tensors shaped as the parameters (weight, bias, weight, …) into a flat table."""
-        for i, place in enumerate(layout.places):
-            flat[place.weight].copy_(self._to_kernel(i, tensors[2 * i]).flatten())
-            flat[place.bias].copy_(tensors[2 * i + 1])
+    @property
+    def layers(self) -> tuple[Layer, ...]: ...
+    @property
+    def drops(self) -> tuple[str, ...]: ...
 
-    def load(self, network: Network, params: Sequence[Tensor]) -> None:
-        """Let a network compute with these parameters."""
-        self.to_flat(network.layout, params, network.weights)
-        network.copy.copy_(network.weights)
-
-    def from_flat(self, layout: Layout, flat: Tensor, tensors: Sequence[Tensor]) -> None:
-        """Copy a flat table into tensors shaped as the parameters."""
-        for i, place in enumerate(layout.places):
-            tensors[2 * i].copy_(self._from_kernel(i, flat[place.weight]))
-            tensors[2 * i + 1].copy_(flat[place.bias])
-
-    def _to_kernel(self, i: int, weight: Tensor) -> Tensor:
-        """CO CI KH KW → KH KW CO CI; the columns of a flattened image C H W → H W C."""
-        if weight.dim() == 4:
-            return weight.permute(2, 3, 0, 1)
-        seen = self.seen[i]
-        return weight.view(-1, *seen).permute(0, 2, 3, 1).flatten(1) if seen else weight
-
-    def _from_kernel(self, i: int, weight: Tensor) -> Tensor:
-        layer, seen = self.layers[i], self.seen[i]
-        if isinstance(self.modules[i], nn.Conv2d):
-            return weight.view(*layer.kernel, layer.out_channels, layer.in_channels).permute(2, 3, 0, 1)
-        if seen:
-            channels, height, width = seen
-            return weight.view(-1, height, width, channels).permute(0, 3, 1, 2).flatten(1)
-        return weight.view(layer.out_channels, layer.in_channels)
+    def network(self, lanes: int, train: Train, device: torch.device, table: Table) -> DeviceNetwork: ...
+    def to_flat(self, layout: Layout, tensors: Sequence[Tensor], flat: Tensor) -> None: ...
+    def from_flat(self, layout: Layout, flat: Tensor, tensors: Sequence[Tensor]) -> None: ...
 
 
-def find_chain(model: nn.Module, shape: _Shape) -> Chain | None:
-    """The fused layers of a model, or None if it is no chain of them; `shape` is an image's C, H, W."""
-    parts = chain_of(model, with_dropout=True)
-    if parts is None:
-        return None
-    names = {id(module): name for name, module in model.named_modules()}
-    layers: list[Layer] = []
-    modules: list[nn.Conv2d | nn.Linear] = []
-    drops: list[str] = []
-    seen: list[_Shape | None] = []
-    image: _Shape | None = shape  # what the next layer gets, while it is one
-    flat = False
-    for part in parts:
-        if isinstance(part, nn.Conv2d) and image and not flat and _is_plain(part):
-            layers.append(_conv(part, image))
-            seen.append(None)
-        elif isinstance(part, nn.Linear) and part.bias is not None and (flat or image is None):
-            layers.append(Layer(1, 1, part.in_features, part.out_features, relu=False))
-            seen.append(image)
-            image = None
-        elif isinstance(part, nn.Flatten) and (part.start_dim, part.end_dim) == (1, -1):
-            flat = True
-            continue
-        elif not layers or not (changed := _extend(layers[-1], part)):
-            return None
-        else:
-            layers[-1] = changed
-            drops[-1] = names[id(part)] if isinstance(part, nn.Dropout) else drops[-1]
-            image = _image(changed) if image else None
-            continue
-        modules.append(part)
-        drops.append("")
-        image = _image(layers[-1]) if isinstance(part, nn.Conv2d) else None
-    last = layers[-1] if layers else None
-    if last is None or last.height * last.width > 1 or last.relu or last.dropout or image:
-        return None
-    pairs = [id(p) for module in modules for p in (module.weight, module.bias)]
-    if pairs != [id(p) for p in model.parameters()]:  # a bias may have been registered first
-        return None
-    return Chain(tuple(layers), tuple(modules), tuple(drops), tuple(seen))
-
-
-def _is_plain(conv: nn.Conv2d) -> bool:
-    simple = conv.stride == conv.dilation == (1, 1) and conv.groups == 1 and conv.bias is not None
-    pad, kernel = conv.padding, conv.kernel_size
-    return simple and not isinstance(pad, str) and pad[0] < kernel[0] and pad[1] < kernel[1]
-
-
-def _conv(conv: nn.Conv2d, image: _Shape) -> Layer:
-    kernel, pad = conv.kernel_size, conv.padding
-    assert not isinstance(pad, str)
-    return Layer(
-        image[1], image[2], image[0], conv.out_channels, (kernel[0], kernel[1]), (pad[0], pad[1]), relu=False
-    )
-
-
-def _image(layer: Layer) -> _Shape:
-    return layer.out_channels, *layer.out_size
-
-
-def _extend(layer: Layer, part: nn.Module) -> Layer | None:
-    """A layer with what follows it; None if kernels cannot do both in one."""
-    done, is_flat = layer.pool > 1 or layer.dropout, layer.height * layer.width == 1
-    if isinstance(part, nn.Identity):
-        return layer
-    if isinstance(part, nn.ReLU) and not done:
-        return replace(layer, relu=True)
-    if isinstance(part, nn.MaxPool2d) and not done and min(layer.conv_size) > 1:
-        sizes = [part.kernel_size, part.stride]
-        is_half = all(size in (2, (2, 2)) for size in sizes) and part.padding in (0, (0, 0))
-        return replace(layer, pool=2) if is_half and not part.ceil_mode and part.dilation == 1 else None
-    if isinstance(part, nn.Dropout) and part.p < 1 and not done and layer.relu and is_flat:
-        return replace(layer, dropout=part.p)
-    return None
+def load(form: Form, network: DeviceNetwork, model: nn.Module) -> None:
+    """Let a network compute with a model's parameters and statistics."""
+    floats = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+    form.to_flat(network.layout, [*(p.detach() for p in model.parameters()), *floats], network.weights)
+    network.copy.copy_(network.weights)
 
 
 class Fused(LaneByLane):
-    """Runs the lanes of a chain with fused kernels, all of a worker's at once."""
+    """Runs the lanes of a model with fused kernels, all of a worker's at once."""
 
     def __init__(self, model: nn.Module, plan: FusedPlan, seed: int) -> None:
         train = plan.train
         super().__init__(model, CrossEntropy(train.label_smoothing), seed, train.precision == "bf16")
-        self.chain, self._plan = plan.chain, plan
+        self.form, self._plan = plan.form, plan
 
-    def network(self, lanes: int) -> Network:
+    def network(self, lanes: int) -> DeviceNetwork:
         """Buffers and kernels for so many lanes."""
         return self._plan.network(lanes)
 
@@ -172,32 +76,35 @@ class Fused(LaneByLane):
         """What a worker sums by itself; with a wire type that rounds every node, nothing."""
         return subtrees(own) if self._plan.train.wire == "fp32" else [(lane, 0) for lane in own]
 
-    def _fill(self, network: Network, lanes: Lanes, keys: Tensor) -> None:
+    def _fill(self, network: DeviceNetwork, lanes: Lanes, keys: Tensor) -> None:
         """Images, labels, weights and keys to where the kernels read them."""
-        images, first = lanes.images.permute(0, 2, 3, 1), network.layers[0]
-        (top, left), (high, wide) = first.pad, images.shape[1:3]
-        if isinstance(self.chain.modules[0], nn.Conv2d):
-            network.x[0][:, top : top + high, left : left + wide].copy_(images)
+        images, x = lanes.images.permute(0, 2, 3, 1), network.x[0]
+        high, wide, channels = images.shape[1:]
+        if x.shape[3] == channels:
+            top, left = (x.shape[1] - high) // 2, (x.shape[2] - wide) // 2
+            x[:, top : top + high, left : left + wide].copy_(images)
         else:
-            network.x[0].copy_(images.reshape(network.x[0].shape))
+            x.copy_(images.reshape(x.shape))
         network.labels.copy_(lanes.labels)
-        self.chain.load(network, [p.detach() for p in self.params.values()])
+        load(self.form, network, self.model)
         network.keys.copy_(keys)
 
-    def _output(self, network: Network, lanes: range, height: int) -> LaneOutput:
+    def _output(self, network: DeviceNetwork, lanes: range, height: int) -> LaneOutput:
         layout, device = network.layout, network.logits.device
         flat = torch.empty(layout.size, device=device)
         network.sum_lanes(lanes, flat, torch.zeros(1, dtype=torch.int32, device=device))
         grads = [torch.empty_like(p) for p in self.params.values()]
-        self.chain.from_flat(layout, flat, grads)
+        floats = [torch.empty_like(buffer) for buffer in self.float_buffers()]
+        self.form.from_flat(layout, flat, [*grads, *floats])
         size = network.lane_size
         logits = network.logits[lanes.start * size : lanes.stop * size].clone()
-        return LaneOutput(flat[layout.loss].clone(), logits, grads, [], [], height)
+        counts = [count + 1 for count in self.int_buffers()]
+        return LaneOutput(flat[layout.loss].clone(), logits, grads, floats, counts, height)
 
     def dropout_keys(self, lanes: range, step: int) -> Tensor:
         """A key for each layer and lane of a step."""
         keys = [
             [random.key("dropout", self._seed, step, lane, name) if name else 0 for lane in lanes]
-            for name in self.chain.drops
+            for name in self.form.drops
         ]
-        return torch.tensor(keys, dtype=torch.int64)
+        return torch.tensor(keys, dtype=torch.int64).view(len(keys), len(lanes))

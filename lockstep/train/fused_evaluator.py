@@ -12,21 +12,21 @@ from torch import Tensor, nn
 
 from lockstep.comm.tree import tree_sum
 from lockstep.kernels.device.gather import Move, gather
-from lockstep.kernels.device.network import Network
+from lockstep.kernels.device.tables import DeviceNetwork
 from lockstep.train.evaluate import Evaluator
-from lockstep.train.fused import Chain
+from lockstep.train.fused import Form, load
 
 
 @dataclass(frozen=True, kw_only=True)
 class FusedEvaluator(Evaluator):
     """Evaluates on the buffers of a network, whose weights it replaces by the model's."""
 
-    chain: Chain
-    network: Network
+    form: Form
+    network: DeviceNetwork
 
     def measure(self, model: nn.Module, own: range) -> tuple[Tensor, Tensor]:
         network = self.network
-        self.chain.load(network, [p.detach() for p in model.parameters()])
+        load(self.form, network, model)
         losses, rights = [], []
         for start in range(0, len(own), network.lanes):
             ids, real = self._ids(own[start : start + network.lanes])

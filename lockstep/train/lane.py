@@ -111,7 +111,7 @@ class LaneByLane:
             (outputs[0] if isinstance(outputs, tuple) else outputs).detach(),
             _own_gradients(grads),
             [b.clone() for b in self.float_buffers()],
-            [b.clone() for b in self._int_buffers()],
+            [b.clone() for b in self.int_buffers()],
         )
 
     def _gradients(self, losses: list[Tensor], early: Early | None) -> tuple[Tensor, ...]:
@@ -130,7 +130,7 @@ class LaneByLane:
 
     def buffers(self) -> list[Tensor]:
         """The model's buffers, floating ones first."""
-        return [*self.float_buffers(), *self._int_buffers()]
+        return [*self.float_buffers(), *self.int_buffers()]
 
     def int_names(self) -> list[str]:
         """Names of the buffers that are not floating."""
@@ -144,7 +144,7 @@ class LaneByLane:
         """The model's floating buffers."""
         return [table[key] for table, key in self._float_slots.values()]
 
-    def _int_buffers(self) -> list[Tensor]:
+    def int_buffers(self) -> list[Tensor]:
         return [table[key] for table, key in self._int_slots.values()]
 
     def _key_dropout(self) -> None:

@@ -23,9 +23,9 @@ from lockstep.train.loss import CrossEntropy, Loss
 from lockstep.train.together import Together, chain_of, same_bits
 
 if TYPE_CHECKING:
-    from lockstep.kernels.device.network import Network
     from lockstep.kernels.device.table import Table
-    from lockstep.train.fused import Chain
+    from lockstep.kernels.device.tables import DeviceNetwork
+    from lockstep.train.fused import Form
 
 
 @dataclass(frozen=True)
@@ -63,28 +63,26 @@ def lower(
 
 @dataclass(frozen=True)
 class FusedPlan:
-    """A model as a chain of fused layers, and the table its tiles come from."""
+    """A model as fused layers, and the table its tiles come from."""
 
-    chain: Chain
+    form: Form
     table: Table
     train: Train
     device: torch.device
-    _networks: dict[int, Network] = field(default_factory=dict)
+    _networks: dict[int, DeviceNetwork] = field(default_factory=dict)
 
-    def network(self, lanes: int) -> Network:
+    def network(self, lanes: int) -> DeviceNetwork:
         """Buffers and kernels for so many lanes; training and evaluation share them."""
-        from lockstep.kernels.device.network import Network
-
         if lanes not in self._networks:
             self._networks.clear()
-            self._networks[lanes] = Network(self.chain.layers, lanes, self.train, self.device, self.table)
+            self._networks[lanes] = self.form.network(lanes, self.train, self.device, self.table)
         return self._networks[lanes]
 
     def facts(self) -> dict[str, str]:
         """What of it may change bits."""
         import triton
 
-        tiles = self.table.digest(self.chain.layers, self.train.precision)
+        tiles = self.table.digest(self.form.layers, self.train.precision)
         triton_facts = triton.__version__ + (" interpreted" if triton.knobs.runtime.interpret else "")
         return {"set": "fused", "tiles": tiles, "triton": triton_facts}
 
@@ -111,19 +109,20 @@ def _plan(
         raise ModelError("the package triton is not installed")
     from lockstep.kernels.device import is_usable
     from lockstep.kernels.device.table import find_table
-    from lockstep.train.fused import find_chain
+    from lockstep.train.chain import find_chain
+    from lockstep.train.residual import find_residual
 
     if not is_usable(device):
         raise ModelError(f"its kernels do not run on {device.type}")
     if not isinstance(loss, CrossEntropy):
         raise ModelError("it has no loss but cross_entropy")
-    chain = find_chain(model, shape)
-    if chain is None:
+    form = find_chain(model, shape) or (find_residual(model, shape) if run.kernels.set == "fused" else None)
+    if form is None:
         raise ModelError(
             "the model is no chain of convolutions (stride 1, with bias), ReLU, 2x2 max pooling, fully "
-            "connected layers, and dropout after the ReLU of one"
+            "connected layers, and dropout after the ReLU of one, and no resnet with the small stem"
         )
-    if max(layer.num_values for layer in chain.layers) * run.train.batch >= 2**31:
+    if max(layer.num_values for layer in form.layers) * run.train.batch >= 2**31:
         raise ModelError(f"train.batch={run.train.batch} is too large: a layer has more than 2^31 values")
     path = Path(run.kernels.table) if run.kernels.table else None
-    return FusedPlan(chain, find_table(device, path), run.train, device)
+    return FusedPlan(form, find_table(device, path), run.train, device)

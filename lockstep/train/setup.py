@@ -163,7 +163,7 @@ def make_evaluator(
     from lockstep.train.fused_evaluator import FusedEvaluator
 
     network = fused.network(len(worker_lanes(run.train.lanes, group.size, group.rank)))
-    return FusedEvaluator(run, split, augment, loss, device, group, chain=fused.chain, network=network)
+    return FusedEvaluator(run, split, augment, loss, device, group, form=fused.form, network=network)
 
 
 def open_data(run: Run) -> Store:

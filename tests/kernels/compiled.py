@@ -21,8 +21,9 @@ from lockstep.kernels.device import table
 from lockstep.models import build
 from lockstep.spec import Model, Optimizer, Run, Train
 from lockstep.spec.run import OPTIMIZERS
+from lockstep.train.chain import find_chain
 from lockstep.train.device import DeviceStep
-from lockstep.train.fused import Fused, find_chain
+from lockstep.train.fused import Fused
 from lockstep.train.lower import FusedPlan
 from lockstep.train.state import TrainState
 

@@ -12,7 +12,8 @@ from lockstep.kernels.device.data import data_grad
 from lockstep.kernels.device.forward import forward
 from lockstep.kernels.device.gradient import weight_grad
 from lockstep.kernels.device.layer import Layer
-from lockstep.kernels.device.norm import Norm, Statistics, apply, norm_chunks, norm_grad, statistics
+from lockstep.kernels.device.norm import Norm, Statistics, apply, norm_chunks, statistics
+from lockstep.kernels.device.norm_grad import norm_grad
 
 PLAIN = {"relu": False, "bias": False}
 LAYERS = {

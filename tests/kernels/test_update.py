@@ -28,7 +28,7 @@ def test_every_rule_is_the_hosts(name: str, weight_decay: float) -> None:
     good = torch.zeros(1, dtype=torch.int32, device=DEVICE)
     for step in range(STEPS):
         grad, cursor = torch.randn(SIZE, device=DEVICE), torch.tensor([step], device=DEVICE)
-        update(optimizer, ours, grad, memory, average, copy, values, cursor, good)
+        update(optimizer, ours, grad, memory, average, copy, values, cursor, good, len(ours))
         rules.update(optimizer, rates[step], step, [host], [grad.clone()], state)
         averaged = averaged * decay + host * (1.0 - decay)
     assert torch.equal(ours, host) and torch.equal(copy, host)
@@ -44,5 +44,5 @@ def test_a_step_that_is_not_finite_changes_nothing() -> None:
     optimizer = Optimizer("adam")
     values = torch.tensor([row(optimizer, 0.1, 0.0, 0)], device=DEVICE)
     cursor = torch.zeros(1, dtype=torch.int32, device=DEVICE)
-    update(optimizer, weights, before, rest[:2], None, rest[2], values, cursor, bad)
+    update(optimizer, weights, before, rest[:2], None, rest[2], values, cursor, bad, len(weights))
     assert torch.equal(weights, before) and not any(tensor.any() for tensor in rest)

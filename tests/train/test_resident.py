@@ -10,12 +10,15 @@ import pytest
 import torch
 from job import Job, assert_no_step_lost
 from small import rows, small_run, summary, train
+from tiny_resnet import TinyResNet
 from torch import nn
 
 from lockstep.errors import Interrupted, ModelError, NumericsError
+from lockstep.models.resnet import BasicBlock
 from lockstep.train.event import StepDone
 
 SIZES = ("data.size=8", "data.num_train=14", "data.num_test=4", "train.batch=4", "train.lanes=2")
+AUGMENT = 'data.augment=["flip","crop:1","cutout:2"]'
 KEYS = (*SIZES, "kernels.set=fused")
 
 
@@ -28,8 +31,14 @@ def tiny(**options):
     return nn.Sequential(*layers, *head)
 
 
-def fused(tmp_path, *overrides, **arguments):
-    return train(small_run(*KEYS, *overrides), tmp_path, model=tiny(), **arguments)
+def residual():
+    """A stem and a block with a stride and a projection."""
+    torch.manual_seed(0)
+    return TinyResNet(BasicBlock(8, 16, 2), channels=16, colours=1)
+
+
+def fused(tmp_path, *overrides, model=tiny, **arguments):
+    return train(small_run(*KEYS, *overrides), tmp_path, model=model(), **arguments)
 
 
 def hashes(result):
@@ -37,18 +46,24 @@ def hashes(result):
 
 
 @pytest.mark.parametrize(
-    "overrides",
+    ("model", "overrides"),
     [
-        ("optimizer.name=nag", "train.label_smoothing=0.1", 'data.augment=["flip","crop:1","cutout:2"]'),
-        ("optimizer.name=adamw", "optimizer.lr=0.01", "train.clip=0.5", "train.ema=0.9"),
-        ("optimizer.name=sgd", "train.wire=bf16"),
+        (
+            tiny,
+            ("optimizer.name=nag", "train.label_smoothing=0.1", AUGMENT),
+        ),
+        (tiny, ("optimizer.name=adamw", "optimizer.lr=0.01", "train.clip=0.5", "train.ema=0.9")),
+        (tiny, ("optimizer.name=sgd", "train.wire=bf16")),
+        (residual, ("train.ema=0.9", "train.clip=0.5", "data.num_train=8")),
+        (residual, ("train.wire=bf16", "data.num_train=4")),
     ],
-    ids=["nag", "adamw", "wire"],
+    ids=["nag", "adamw", "wire", "residual", "residual, wire"],
 )
-def test_a_step_on_the_device_is_the_step_through_the_host(tmp_path, overrides):
+def test_a_step_on_the_device_is_the_step_through_the_host(tmp_path, model, overrides):
     keys = (*overrides, "train.epochs=1")
-    device, _ = fused(tmp_path, *keys)
-    host, _ = fused(tmp_path, *keys, launch={"audit": 10_000})  # audited runs go through the host
+    device, _ = fused(tmp_path, *keys, model=model)
+    # audited runs go through the host
+    host, _ = fused(tmp_path, *keys, model=model, launch={"audit": 10_000})
     assert device.summary["identity"] == host.summary["identity"]
     assert hashes(device) == hashes(host)
     assert [row["loss"] for row in rows(device.directory, "step")] == [

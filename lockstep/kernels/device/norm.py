@@ -1,4 +1,4 @@
-"""Batch norm of all lanes, each by its own statistics, with ReLU and a residual: forward and backward.
+"""Batch norm of all lanes, each by its own statistics, with ReLU and a residual: the forward pass.
 
 A lane's rows are cut into chunks; a chunk's mean and squared deviations are found block by block, and chunks
 are joined as balanced pairs. So nothing depends on how many lanes there are.
@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 _PROGRAMS = 512  # that a kernel is cut into, about
-_ROWS, _COLS = 64, 64  # of a block
+ROWS, _COLS = 64, 64  # of a block
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,13 @@ class Norm:
 def norm_chunks(rows: int, channels: int, total_lanes: int) -> int:
     """Chunks of a lane: a power of two that fills a device, the same for any number of workers."""
     chunks = 1
-    while 2 * chunks * total_lanes * triton.cdiv(channels, _COLS) <= _PROGRAMS and 2 * chunks * _ROWS <= rows:
+    while 2 * chunks * total_lanes * triton.cdiv(channels, _COLS) <= _PROGRAMS and 2 * chunks * ROWS <= rows:
         chunks *= 2
     return chunks
 
 
 @triton.jit
-def _place(q, c, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr):
+def image_place(q, c, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr):
     """Where pixels q and channels c lie."""
     n, pixel = q // (H * W), q % (H * W)
     row = (n * (H + 2 * BH) + pixel // W + BH) * (W + 2 * BW) + pixel % W + BW
@@ -98,7 +98,7 @@ def _moments(
 
 
 @triton.jit
-def _halves(x):
+def halves(x):
     """Rows 0, 2, 4, … and 1, 3, 5, …"""
     return tl.split(tl.permute(tl.reshape(x, (x.shape[0] // 2, 2, x.shape[1])), (0, 2, 1)))
 
@@ -122,9 +122,9 @@ def _finish(
     count = tl.broadcast_to(count[:, None], (CHUNKS, BC))
     for _ in tl.static_range(16):
         if centre.shape[0] > 1:
-            left_mean, right_mean = _halves(centre)
-            left_square, right_square = _halves(total)
-            left_count, right_count = _halves(count)
+            left_mean, right_mean = halves(centre)
+            left_square, right_square = halves(total)
+            left_count, right_count = halves(count)
             centre, total = _join(left_count, left_mean, left_square, right_count, right_mean, right_square)
             count = left_count + right_count
     centre = tl.reshape(centre, (BC,))
@@ -159,76 +159,10 @@ def _apply(
     own = (q // R)[:, None] * C + c[None, :]
     x = x * tl.load(factor + own, mask=mask, other=0.0) + tl.load(shift + own, mask=mask, other=0.0)
     if HAS_RESIDUAL:
-        x += tl.load(residual + _place(q, c, H, W, C, RH, RW), mask=mask, other=0.0).to(tl.float32)
+        x += tl.load(residual + image_place(q, c, H, W, C, RH, RW), mask=mask, other=0.0).to(tl.float32)
     if RELU:
         x = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    tl.store(y + _place(q, c, H, W, C, BH, BW), x.to(y.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def _sums(
-    g, z, lane_mean, rate, by_gamma, by_beta,
-    R: tl.constexpr, C: tl.constexpr, CHUNKS: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
-    """A chunk's Σ g · x̂ and Σ g, where x̂ is z normalized."""
-    SIZE: tl.constexpr = (R + CHUNKS - 1) // CHUNKS
-    part = tl.program_id(1)
-    first = part % CHUNKS * SIZE
-    count = tl.maximum(tl.minimum(SIZE, R - first), 0)
-    first += part // CHUNKS * R
-    c = tl.program_id(0) * BC + tl.arange(0, BC)
-    own = part // CHUNKS * C + c
-    centre = tl.load(lane_mean + own, mask=c < C, other=0.0)
-    inverse = tl.load(rate + own, mask=c < C, other=0.0)
-    gamma = tl.zeros((BC,), tl.float32)
-    beta = tl.zeros((BC,), tl.float32)
-    for start in range(0, SIZE, BR):
-        row = start + tl.arange(0, BR)
-        real = (row < count)[:, None] & (c < C)[None, :]
-        place = (first + row)[:, None] * C + c[None, :]
-        grad = tl.load(g + place, mask=real, other=0.0).to(tl.float32)
-        x = tl.load(z + place, mask=real, other=0.0).to(tl.float32)
-        beta += tl.sum(grad, 0)
-        gamma += tl.sum(grad * ((x - centre[None, :]) * inverse[None, :]), 0)
-    tl.store(by_gamma + part * C + c, gamma, mask=c < C)
-    tl.store(by_beta + part * C + c, beta, mask=c < C)
-
-
-@triton.jit
-def _totals(chunks, out, row, C: tl.constexpr, CHUNKS: tl.constexpr, BC: tl.constexpr):
-    """The chunks of a lane as pairs: [L · CHUNKS, C] → row `lane` of out."""
-    lane = tl.program_id(1)
-    c = tl.program_id(0) * BC + tl.arange(0, BC)
-    place = (lane * CHUNKS + tl.arange(0, CHUNKS))[:, None] * C + c[None, :]
-    value = tl.load(chunks + place, mask=(c < C)[None, :], other=0.0)
-    for _ in tl.static_range(16):
-        if value.shape[0] > 1:
-            left, right = _halves(value)
-            value = left + right
-    tl.store(out + lane * row + c, tl.reshape(value, (BC,)), mask=c < C)
-
-
-@triton.jit
-def _input_grad(
-    g, z, lane_mean, rate, factor, by_gamma, by_beta, dz, total, row,
-    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, R: tl.constexpr,
-    BR: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
-    """dz = factor · (g − mean of g − x̂ · mean of g · x̂)."""
-    q = tl.program_id(0) * BR + tl.arange(0, BR)
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
-    mask = (q < total)[:, None] & (c < C)[None, :]
-    grad = tl.load(g + q[:, None] * C + c[None, :], mask=mask, other=0.0).to(tl.float32)
-    x = tl.load(z + q[:, None] * C + c[None, :], mask=mask, other=0.0).to(tl.float32)
-    lane = q // R
-    own = lane[:, None] * C + c[None, :]
-    centre = tl.load(lane_mean + own, mask=mask, other=0.0)
-    x = (x - centre) * tl.load(rate + own, mask=mask, other=0.0)
-    part = lane[:, None] * row + c[None, :]
-    mean_gamma = tl.load(by_gamma + part, mask=mask, other=0.0) * (1.0 / R)
-    mean_beta = tl.load(by_beta + part, mask=mask, other=0.0) * (1.0 / R)
-    value = tl.load(factor + own, mask=mask, other=0.0) * (grad - mean_beta - x * mean_gamma)
-    tl.store(dz + _place(q, c, H, W, C, BH, BW), value.to(dz.dtype.element_ty), mask=mask)
+    tl.store(y + image_place(q, c, H, W, C, BH, BW), x.to(y.dtype.element_ty), mask=mask)
 
 
 @dataclass(frozen=True)
@@ -252,7 +186,7 @@ def statistics(
     assert out[0].stride(0) == out[1].stride(0)
     _moments[(width, lanes * norm.chunks)](
         z, stats.mean_parts, stats.square_parts,
-        R=norm.rows, C=norm.channels, CHUNKS=norm.chunks, BR=_ROWS, BC=norm.block, enable_fp_fusion=False,
+        R=norm.rows, C=norm.channels, CHUNKS=norm.chunks, BR=ROWS, BC=norm.block, enable_fp_fusion=False,
     )  # fmt: skip
     _finish[(width, lanes)](
         stats.mean_parts, stats.square_parts, gamma, beta, stats.mean, stats.rate, stats.factor, stats.shift,
@@ -267,37 +201,14 @@ def apply(
 ) -> None:
     """y [N, H + 2 BH, W + 2 BW, C] of z and perhaps a residual; `rows` of z share a row of the factors."""
     total = z.numel() // norm.channels
-    border, theirs = _border(norm, y), _border(norm, y if residual is None else residual)
-    _apply[(triton.cdiv(total, _ROWS), triton.cdiv(norm.channels, norm.block))](
+    border, theirs = border_of(norm, y), border_of(norm, y if residual is None else residual)
+    _apply[(triton.cdiv(total, ROWS), triton.cdiv(norm.channels, norm.block))](
         z, factor, shift, residual, y, total,
         H=norm.height, W=norm.width, C=norm.channels, RH=theirs[0], RW=theirs[1], BH=border[0], BW=border[1],
-        R=rows, HAS_RESIDUAL=residual is not None, RELU=norm.relu, BR=_ROWS, BC=norm.block,
+        R=rows, HAS_RESIDUAL=residual is not None, RELU=norm.relu, BR=ROWS, BC=norm.block,
         enable_fp_fusion=False,
     )  # fmt: skip
 
 
-def norm_grad(
-    norm: Norm, g: Tensor, z: Tensor, stats: Statistics, by_gamma: Tensor, by_beta: Tensor, dz: Tensor
-) -> None:
-    """g [N, H, W, C] → the lanes' gradients of gamma and beta, columns of a table, and dz in its border."""
-    lanes, width = len(stats.mean), triton.cdiv(norm.channels, norm.block)
-    total, row, border = z.numel() // norm.channels, by_gamma.stride(0), _border(norm, dz)
-    assert row == by_beta.stride(0)
-    chunks = stats.mean_parts, stats.square_parts
-    _sums[(width, lanes * norm.chunks)](
-        g, z, stats.mean, stats.rate, *chunks,
-        R=norm.rows, C=norm.channels, CHUNKS=norm.chunks, BR=_ROWS, BC=norm.block, enable_fp_fusion=False,
-    )  # fmt: skip
-    for parts, out in zip(chunks, (by_gamma, by_beta), strict=True):
-        _totals[(width, lanes)](
-            parts, out, row, C=norm.channels, CHUNKS=norm.chunks, BC=norm.block, enable_fp_fusion=False
-        )
-    _input_grad[(triton.cdiv(total, _ROWS), width)](
-        g, z, stats.mean, stats.rate, stats.factor, by_gamma, by_beta, dz, total, row,
-        H=norm.height, W=norm.width, C=norm.channels, BH=border[0], BW=border[1], R=norm.rows,
-        BR=_ROWS, BC=norm.block, enable_fp_fusion=False,
-    )  # fmt: skip
-
-
-def _border(norm: Norm, image: Tensor) -> tuple[int, int]:
+def border_of(norm: Norm, image: Tensor) -> tuple[int, int]:
     return (image.shape[1] - norm.height) // 2, (image.shape[2] - norm.width) // 2

@@ -17,7 +17,7 @@ _RULES = {"sgd": 0, "momentum": 1, "nag": 2, "adagrad": 3, "rmsprop": 4, "adadel
 
 @triton.jit
 def _update(
-    p, g, first, second, average, copy, values, cursor, bad, size,
+    p, g, first, second, average, copy, values, cursor, bad, size, params,
     RULE: tl.constexpr, AVERAGES: tl.constexpr, DECAY: tl.constexpr,
     A: tl.constexpr, B: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -27,7 +27,8 @@ def _update(
     inside = (i < size) & (tl.load(bad) == 0)
     lr = tl.load(values)
     weight = tl.load(p + i, mask=inside, other=0.0)
-    grad = tl.load(g + i, mask=inside, other=0.0)
+    given = tl.load(g + i, mask=inside, other=0.0)
+    grad = given
     if DECAY > 0.0:
         if RULE == 7:
             weight = weight * tl.load(values + 3)
@@ -62,7 +63,7 @@ def _update(
         tl.store(first + i, mean, mask=inside)
         unbiased = tl.div_rn(square, tl.load(values + 2))
         move = tl.div_rn(tl.div_rn(mean, tl.load(values + 1)), tl.sqrt_rn(unbiased) + EPS)
-    weight = weight - move * lr
+    weight = tl.where(i < params, weight - move * lr, given)
     tl.store(p + i, weight, mask=inside)
     if AVERAGES:
         old = tl.load(average + i, mask=inside, other=0.0) * tl.load(values + 4)
@@ -82,17 +83,18 @@ def _advance(cursor, bad, loss, right, results):
 
 def update(
     optimizer: Optimizer, p: Tensor, g: Tensor, memory: list[Tensor], average: Tensor | None, copy: Tensor,
-    values: Tensor, cursor: Tensor, bad: Tensor,
+    values: Tensor, cursor: Tensor, bad: Tensor, params: int,
 ) -> None:  # fmt: skip
-    """Change the flat parameters `p`, their `memory`, `average` and `copy` by the gradient `g`, unless `bad`.
+    """Change the flat table `p`, its `memory`, `average` and `copy` by the gradient `g`, unless `bad`.
 
-    `values` has a `row` for each step, read at the `cursor`.
+    `values` has a `row` for each step, read at the `cursor`. What lies behind the first `params` values are
+    statistics, and `g` has their new values.
     """
     options = optimizer.options
     first, second = (*memory, None, None)[:2]
     a = options.get("momentum", options.get("alpha", options.get("rho", options.get("beta1", 0.0))))
     _update[(triton.cdiv(len(p), _BLOCK),)](
-        p, g, first, second, average, copy, values, cursor, bad, len(p),
+        p, g, first, second, average, copy, values, cursor, bad, len(p), params,
         RULE=_RULES[optimizer.name], AVERAGES=average is not None, DECAY=optimizer.weight_decay,
         A=a, B=options.get("beta2", 0.0), EPS=options.get("eps", 0.0), BLOCK=_BLOCK, enable_fp_fusion=False,
     )  # fmt: skip

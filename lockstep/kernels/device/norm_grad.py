@@ -1,0 +1,101 @@
+"""The gradients of a batch norm by lane: of gamma and beta lane by lane, and of what was normalized.
+
+Legend: as in `norm`; g is the gradient of what enters the ReLU, dz that of z.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lockstep.kernels.device.norm import ROWS, Norm, Statistics, border_of, halves, image_place
+
+
+@triton.jit
+def _sums(
+    g, z, lane_mean, rate, by_gamma, by_beta,
+    R: tl.constexpr, C: tl.constexpr, CHUNKS: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """A chunk's Σ g · x̂ and Σ g, where x̂ is z normalized."""
+    SIZE: tl.constexpr = (R + CHUNKS - 1) // CHUNKS
+    part = tl.program_id(1)
+    first = part % CHUNKS * SIZE
+    count = tl.maximum(tl.minimum(SIZE, R - first), 0)
+    first += part // CHUNKS * R
+    c = tl.program_id(0) * BC + tl.arange(0, BC)
+    own = part // CHUNKS * C + c
+    centre = tl.load(lane_mean + own, mask=c < C, other=0.0)
+    inverse = tl.load(rate + own, mask=c < C, other=0.0)
+    gamma = tl.zeros((BC,), tl.float32)
+    beta = tl.zeros((BC,), tl.float32)
+    for start in range(0, SIZE, BR):
+        row = start + tl.arange(0, BR)
+        real = (row < count)[:, None] & (c < C)[None, :]
+        place = (first + row)[:, None] * C + c[None, :]
+        grad = tl.load(g + place, mask=real, other=0.0).to(tl.float32)
+        x = tl.load(z + place, mask=real, other=0.0).to(tl.float32)
+        beta += tl.sum(grad, 0)
+        gamma += tl.sum(grad * ((x - centre[None, :]) * inverse[None, :]), 0)
+    tl.store(by_gamma + part * C + c, gamma, mask=c < C)
+    tl.store(by_beta + part * C + c, beta, mask=c < C)
+
+
+@triton.jit
+def _totals(chunks, out, row, C: tl.constexpr, CHUNKS: tl.constexpr, BC: tl.constexpr):
+    """The chunks of a lane as pairs: [L · CHUNKS, C] → row `lane` of out."""
+    lane = tl.program_id(1)
+    c = tl.program_id(0) * BC + tl.arange(0, BC)
+    place = (lane * CHUNKS + tl.arange(0, CHUNKS))[:, None] * C + c[None, :]
+    value = tl.load(chunks + place, mask=(c < C)[None, :], other=0.0)
+    for _ in tl.static_range(16):
+        if value.shape[0] > 1:
+            left, right = halves(value)
+            value = left + right
+    tl.store(out + lane * row + c, tl.reshape(value, (BC,)), mask=c < C)
+
+
+@triton.jit
+def _input_grad(
+    g, z, lane_mean, rate, factor, by_gamma, by_beta, dz, total, row,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, R: tl.constexpr,
+    BR: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """dz = factor · (g − mean of g − x̂ · mean of g · x̂)."""
+    q = tl.program_id(0) * BR + tl.arange(0, BR)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    mask = (q < total)[:, None] & (c < C)[None, :]
+    grad = tl.load(g + q[:, None] * C + c[None, :], mask=mask, other=0.0).to(tl.float32)
+    x = tl.load(z + q[:, None] * C + c[None, :], mask=mask, other=0.0).to(tl.float32)
+    lane = q // R
+    own = lane[:, None] * C + c[None, :]
+    centre = tl.load(lane_mean + own, mask=mask, other=0.0)
+    x = (x - centre) * tl.load(rate + own, mask=mask, other=0.0)
+    part = lane[:, None] * row + c[None, :]
+    mean_gamma = tl.load(by_gamma + part, mask=mask, other=0.0) * (1.0 / R)
+    mean_beta = tl.load(by_beta + part, mask=mask, other=0.0) * (1.0 / R)
+    value = tl.load(factor + own, mask=mask, other=0.0) * (grad - mean_beta - x * mean_gamma)
+    tl.store(dz + image_place(q, c, H, W, C, BH, BW), value.to(dz.dtype.element_ty), mask=mask)
+
+
+def norm_grad(
+    norm: Norm, g: Tensor, z: Tensor, stats: Statistics, by_gamma: Tensor, by_beta: Tensor, dz: Tensor
+) -> None:
+    """g [N, H, W, C] → the lanes' gradients of gamma and beta, columns of a table, and dz in its border."""
+    lanes, width = len(stats.mean), triton.cdiv(norm.channels, norm.block)
+    total, row, border = z.numel() // norm.channels, by_gamma.stride(0), border_of(norm, dz)
+    assert row == by_beta.stride(0)
+    chunks = stats.mean_parts, stats.square_parts
+    _sums[(width, lanes * norm.chunks)](
+        g, z, stats.mean, stats.rate, *chunks,
+        R=norm.rows, C=norm.channels, CHUNKS=norm.chunks, BR=ROWS, BC=norm.block, enable_fp_fusion=False,
+    )  # fmt: skip
+    for parts, out in zip(chunks, (by_gamma, by_beta), strict=True):
+        _totals[(width, lanes)](
+            parts, out, row, C=norm.channels, CHUNKS=norm.chunks, BC=norm.block, enable_fp_fusion=False
+        )
+    _input_grad[(triton.cdiv(total, ROWS), width)](
+        g, z, stats.mean, stats.rate, stats.factor, by_gamma, by_beta, dz, total, row,
+        H=norm.height, W=norm.width, C=norm.channels, BH=border[0], BW=border[1], R=norm.rows,
+        BR=ROWS, BC=norm.block, enable_fp_fusion=False,
+    )  # fmt: skip

@@ -1,0 +1,199 @@
+"""A residual network with a loss at its end: forward and backward of all lanes, on buffers of its own.
+
+A gradient's way begins here: backward → lane tree. A network is units in order, each a convolution, a batch
+norm by lane, perhaps another unit's output added, perhaps a ReLU; then the mean over pixels and a classifier.
+
+Legend: z is what a convolution gives, y what a unit gives, g the gradient of what enters its ReLU, dz that
+of z. A unit that is only added to another (a projection) has that one's g.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lockstep.kernels.device.average import average, spread
+from lockstep.kernels.device.data import data_grad
+from lockstep.kernels.device.forward import forward
+from lockstep.kernels.device.gradient import input_grad, weight_grad
+from lockstep.kernels.device.layer import Layer
+from lockstep.kernels.device.norm import Norm, Statistics, apply, norm_chunks, statistics
+from lockstep.kernels.device.norm_grad import norm_grad
+from lockstep.kernels.device.table import Table
+from lockstep.kernels.device.tables import DeviceNetwork, Slot, lane_chunks
+from lockstep.spec import Train
+
+IMAGES = -1  # as a source: what the network is given
+PER_UNIT = 5  # tensors of a unit: weight, gamma, beta, and the running mean and variance
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A convolution without bias and the norm after it; `source` and `residual` are numbers of units."""
+
+    layer: Layer
+    source: int
+    residual: int | None
+    relu: bool
+    eps: float
+    momentum: float
+
+
+class ResidualNetwork(DeviceNetwork):
+    """Runs `lanes` lanes of `lane_size` samples through units and a classifier."""
+
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        head: Layer,
+        lanes: int,
+        train: Train,
+        device: torch.device,
+        table: Table,
+    ) -> None:
+        self._units, self._head = list(units), head
+        self.layers = [*(unit.layer for unit in units), head]
+        self.tiles = [table.tiles(layer, train.precision) for layer in self.layers]
+        lane_size = train.batch // train.lanes
+        chunks = [lane_chunks(tiles["weight_grad"].parts, train.lanes, lane_size) for tiles in self.tiles]
+        super().__init__(_slots(units, head, chunks), head.out_channels, lanes, train, device)
+        count = len(self.labels)
+        self._norms = [_norm(unit, lane_size, train.lanes) for unit in units]
+        self._stats = [self._statistics(norm) for norm in self._norms]
+        first = units[0].layer
+        images = first.height, first.width, first.in_channels
+        self.x = [self.zeros(count, *_with_border(units, IMAGES, images))]
+        outputs = [unit.layer.out_shape for unit in units]
+        self._y = [self.zeros(count, *_with_border(units, i, shape)) for i, shape in enumerate(outputs)]
+        self._z, self._g = [], []
+        for unit in units:
+            self._z.append(self.zeros(count, *unit.layer.out_shape))
+            self._g.append(self.zeros(count, *unit.layer.out_shape))
+        for i, unit in enumerate(units):
+            if unit.residual is not None and not any(other.source == unit.residual for other in units):
+                self._g[unit.residual] = self._g[i]
+        keys = {(unit.layer.grad_shape, unit.layer.grad_border) for unit in units}
+        self._dz = {key: self.zeros(count, *key[0]) for key in keys}
+        self._pooled, self._g_pooled = (self.zeros(count, *head.in_shape) for _ in range(2))
+        self.keys = self.zeros(0, lanes, dtype=torch.int64)
+        self._g_head = self.zeros(count, 1, 1, head.out_channels)
+
+    def forward(self, training: bool = True) -> None:
+        """x[0] and the weights' copy → logits; by lane statistics in training, else by running ones."""
+        for i, unit in enumerate(self._units):
+            norm, z = self._norms[i], self._z[i]
+            weight, gamma, beta, mean, var = self._places(i)
+            forward(
+                unit.layer, self._input(unit), self.copy[weight], None, z, None, self.tiles[i]["forward"],
+                precision=self.precision,
+            )  # fmt: skip
+            stats, rows = self._stats[i], norm.rows
+            factor, shift = stats.factor, stats.shift
+            if training:
+                running, out = (self.weights[mean], self.weights[var]), (self.part(mean), self.part(var))
+                statistics(norm, z, self.weights[gamma], self.weights[beta], running, out, stats)
+            else:
+                factor = self.weights[gamma] / torch.sqrt(self.weights[var] + norm.eps)
+                shift = self.weights[beta] - self.weights[mean] * factor
+                rows = norm.rows * self.lanes
+            apply(norm, z, factor, shift, self._y[i], self._residual(unit), rows)
+        average(self._norms[-1], self._y[-1], self._pooled)
+        weight, bias = self.layout.places[-2:]
+        forward(
+            self._head, self._pooled, self.copy[weight], self.weights[bias], self.logits, None,
+            self.tiles[-1]["forward"], precision=self.precision,
+        )  # fmt: skip
+
+    def score(self) -> None:
+        self.score_into(self._g_head)
+
+    def backward(self) -> None:
+        self.score()
+        self.average_scores()
+        self._backward_head()
+        waiting = {unit.source: 0 for unit in self._units}
+        for unit in self._units:
+            waiting[unit.source] += 1
+        begun: set[int] = set()
+        for i in reversed(range(len(self._units))):
+            unit, tiles = self._units[i], self.tiles[i]
+            weight, gamma, beta, _, _ = self._places(i)
+            dz = self._dz[unit.layer.grad_shape, unit.layer.grad_border]
+            parts = self.part(gamma), self.part(beta)
+            norm_grad(self._norms[i], self._g[i], self._z[i], self._stats[i], *parts, dz)
+            weight_grad(
+                unit.layer, dz, None, self._input(unit), self.part(weight), None, self.lanes,
+                tiles["weight_grad"], precision=self.precision,
+            )  # fmt: skip
+            source = unit.source
+            if source == IMAGES:
+                continue
+            waiting[source] -= 1
+            ends = not waiting[source] and self._units[source].relu
+            other = self._g[source] if source in begun else self._added_to(source)
+            data_grad(
+                unit.layer, dz, self.copy[weight], self._g[source], tiles["input_grad"], other=other,
+                y=self._y[source] if ends else None, precision=self.precision,
+            )  # fmt: skip
+            begun.add(source)
+
+    def _backward_head(self) -> None:
+        weight, bias = self.layout.places[-2:]
+        tiles, norm = self.tiles[-1], self._norms[-1]
+        weight_grad(
+            self._head, self._g_head, None, self._pooled, self.part(weight), self.part(bias), self.lanes,
+            tiles["weight_grad"], precision=self.precision,
+        )  # fmt: skip
+        before = Layer(1, 1, 1, self._head.in_channels, relu=False)
+        input_grad(
+            self._head, before, self._g_head, self.copy[weight], self._pooled, None, self._g_pooled,
+            tiles["input_grad"], precision=self.precision,
+        )  # fmt: skip
+        spread(norm, self._g_pooled, self._y[-1], self._g[-1])
+
+    def _added_to(self, source: int) -> Tensor | None:
+        """The gradient that comes to a unit's output as it is, from the unit that it is added to."""
+        found = [i for i, unit in enumerate(self._units) if unit.residual == source]
+        return self._g[found[0]] if found else None
+
+    def _input(self, unit: Unit) -> Tensor:
+        return self.x[0] if unit.source == IMAGES else self._y[unit.source]
+
+    def _residual(self, unit: Unit) -> Tensor | None:
+        return None if unit.residual is None else self._y[unit.residual]
+
+    def _places(self, i: int) -> list[slice]:
+        """Weight, gamma, beta, running mean, running variance."""
+        return self.layout.places[PER_UNIT * i : PER_UNIT * (i + 1)]
+
+    def _statistics(self, norm: Norm) -> Statistics:
+        lanes, channels = self.lanes, norm.channels
+        parts = [self.zeros(lanes * norm.chunks, channels, dtype=torch.float32) for _ in range(2)]
+        means = [self.zeros(lanes, channels, dtype=torch.float32) for _ in range(4)]
+        return Statistics(*parts, *means)
+
+
+def _slots(units: Sequence[Unit], head: Layer, chunks: Sequence[int]) -> list[Slot]:
+    """The tensors of all units, then the classifier's weight and bias."""
+    slots = []
+    for unit, count in zip(units, chunks, strict=False):
+        channels = unit.layer.out_channels
+        slots += [Slot(unit.layer.depth * channels, count), Slot(channels), Slot(channels)]
+        slots += [Slot(channels, is_statistic=True)] * 2
+    return [*slots, Slot(head.depth * head.out_channels, chunks[-1]), Slot(head.out_channels, chunks[-1])]
+
+
+def _norm(unit: Unit, lane_size: int, total_lanes: int) -> Norm:
+    (height, width), channels = unit.layer.out_size, unit.layer.out_channels
+    chunks = norm_chunks(lane_size * height * width, channels, total_lanes)
+    return Norm(height, width, channels, lane_size, chunks, unit.eps, unit.momentum, unit.relu)
+
+
+def _with_border(units: Sequence[Unit], source: int, shape: tuple[int, int, int]) -> tuple[int, int, int]:
+    """A sample's image (H, W, C) with the zeros that those who read it want around it."""
+    pads = [unit.layer.pad for unit in units if unit.source == source]
+    high, wide = (max((pad[side] for pad in pads), default=0) for side in (0, 1))
+    return shape[0] + 2 * high, shape[1] + 2 * wide, shape[2]
