@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from lockstep.kernels.device.flat import Layout
 from lockstep.kernels.device.layer import Layer
 from lockstep.kernels.device.network import Network
 from lockstep.kernels.device.table import Table
-from lockstep.kernels.device.tables import Layout
 from lockstep.spec import Train
 from lockstep.train.together import chain_of
 

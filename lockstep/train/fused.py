@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from lockstep.comm.tree import subtrees
 from lockstep.data.loader import Lanes
 from lockstep.kernels import random
+from lockstep.kernels.device.flat import DeviceNetwork, Layout
 from lockstep.kernels.device.layer import Layer
 from lockstep.kernels.device.table import Table
-from lockstep.kernels.device.tables import DeviceNetwork, Layout
 from lockstep.spec import Train
 from lockstep.train.lane import Early, LaneByLane, LaneOutput
 from lockstep.train.loss import CrossEntropy

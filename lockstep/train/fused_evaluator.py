@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.comm.tree import tree_sum
+from lockstep.kernels.device.flat import DeviceNetwork
 from lockstep.kernels.device.gather import Move, gather
-from lockstep.kernels.device.tables import DeviceNetwork
 from lockstep.train.evaluate import Evaluator
 from lockstep.train.fused import Form, load
 

@@ -23,8 +23,8 @@ from lockstep.train.loss import CrossEntropy, Loss
 from lockstep.train.together import Together, chain_of, same_bits
 
 if TYPE_CHECKING:
+    from lockstep.kernels.device.flat import DeviceNetwork
     from lockstep.kernels.device.table import Table
-    from lockstep.kernels.device.tables import DeviceNetwork
     from lockstep.train.fused import Form
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
+from lockstep.kernels.device.flat import Layout
 from lockstep.kernels.device.layer import Layer
 from lockstep.kernels.device.residual import IMAGES, PER_UNIT, ResidualNetwork, Unit
 from lockstep.kernels.device.table import Table
-from lockstep.kernels.device.tables import Layout
 from lockstep.models.block import GlobalAverage, blocks
 from lockstep.models.resnet import Residual, ResNet
 from lockstep.spec import Train

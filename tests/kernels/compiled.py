@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import triton
+from torch import nn
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
@@ -19,12 +20,14 @@ from lockstep.data.augment import Augment
 from lockstep.data.store import MemorySplit
 from lockstep.kernels.device import table
 from lockstep.models import build
+from lockstep.models.resnet import BasicBlock
 from lockstep.spec import Model, Optimizer, Run, Train
 from lockstep.spec.run import OPTIMIZERS
 from lockstep.train.chain import find_chain
 from lockstep.train.device import DeviceStep
 from lockstep.train.fused import Fused
 from lockstep.train.lower import FusedPlan
+from lockstep.train.residual import find_residual
 from lockstep.train.state import TrainState
 
 TYPES = {
@@ -35,6 +38,9 @@ TYPES = {
     torch.int64: "i64",
 }
 OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
+sys.path.append(str(Path(__file__).parents[1]))
+from tiny_resnet import TinyResNet  # noqa: E402
+
 H200 = Path(table.__file__).parent / "tables" / "nvidia-h200.toml"
 seen: set[str] = set()
 
@@ -67,14 +73,17 @@ def main(model_name: str, precision: str) -> None:
     channels = 1 if model_name == "emotion48" else 3
     size = 48 if model_name == "emotion48" else 32
     shape = (channels, size, size)
-    model = build(
-        model_name, in_channels=channels, num_classes=7, image_size=(size, size), options={"dropout": 0.5}
-    )
+    model: nn.Module
+    if model_name == "residual":
+        model = TinyResNet(BasicBlock(8, 64, 2), BasicBlock(64, 64, 1), channels=64)
+    else:
+        sizes = {"in_channels": channels, "num_classes": 7, "image_size": (size, size)}
+        model = build(model_name, **sizes, options={"dropout": 0.5})
     split = MemorySplit(torch.zeros(16, *shape, dtype=torch.uint8), torch.zeros(16, dtype=torch.int64))
-    chain = find_chain(model, shape)
-    assert chain
+    form = find_chain(model, shape) or find_residual(model, shape)
+    assert form
     tiles = table.find_table(torch.device("cpu"), H200)
-    for number, name in enumerate(OPTIMIZERS):
+    for number, name in enumerate(OPTIMIZERS if model_name != "residual" else ["sgd"]):
         train = Train(batch=16, lanes=2, precision=precision, ema=0.9 if number else 0.0)
         run = Run(model=Model(model_name), train=train, optimizer=Optimizer(name, weight_decay=0.1))
         state = TrainState.begin(model, run.optimizer, train.ema)
@@ -82,7 +91,7 @@ def main(model_name: str, precision: str) -> None:
         step = DeviceStep(
             run,
             state,
-            Fused(model, FusedPlan(chain, tiles, train, torch.device("cpu")), 0),
+            Fused(model, FusedPlan(form, tiles, train, torch.device("cpu")), 0),
             split,
             augment,
             range(2),

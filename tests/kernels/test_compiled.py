@@ -5,19 +5,24 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
-def test_kernels_compile(tmp_path: Path) -> None:
+COMMON = (
+    "_forward _cross_entropy _lane_means _weight_grad _input_grad _tree_sum _update _advance _gather _order"
+)
+NORM = "_data_grad _moments _finish _apply _sums _totals _average _spread"
+
+
+@pytest.mark.parametrize(("model", "kernels"), [("emotion48", COMMON), ("residual", f"{COMMON} {NORM}")])
+def test_kernels_compile(model: str, kernels: str, tmp_path: Path) -> None:
     script = Path(__file__).parent / "compiled.py"
     env = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, str(script), "emotion48", "bf16"],
+        [sys.executable, str(script), model, "bf16"],
         env=env,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert set(done.stdout.split()) == {
-        "_forward", "_cross_entropy", "_lane_means", "_weight_grad", "_input_grad", "_tree_sum", "_update",
-        "_advance", "_gather", "_order",
-    }  # fmt: skip
+    assert set(done.stdout.split()) == set(kernels.split())

@@ -120,7 +120,7 @@ def _weight_grad(
     acc = tl.zeros((BC, BK), tl.float32)
     ones = tl.full((BM, 16), 1.0, x.dtype.element_ty)
     acc_bias = tl.zeros((BC, 16), tl.float32)
-    with_bias = BIAS and tl.program_id(0) == 0
+    with_bias = tl.program_id(0) == 0
     for m0 in range(0, SIZE * MH * MW, BM):
         m = m0 + tl.arange(0, BM)
         real = m < count
@@ -136,23 +136,26 @@ def _weight_grad(
                 xt = tl.load(x + corner[:, None] + here[None, :] + (s // 2 * WP + s % 2) * CI)
                 gt = tl.where(which == s, value, 0.0).to(value.dtype)
                 acc = tl.dot(tl.trans(gt), xt, acc, input_precision=PRECISION)
-            if with_bias:
-                gt = tl.where(which < 4, value, 0.0).to(value.dtype)
-                acc_bias = tl.dot(tl.trans(gt), ones, acc_bias, input_precision=PRECISION)
+            if BIAS:
+                if with_bias:
+                    gt = tl.where(which < 4, value, 0.0).to(value.dtype)
+                    acc_bias = tl.dot(tl.trans(gt), ones, acc_bias, input_precision=PRECISION)
         else:
             corner = ((n * HP + y * STRIDE + TOP) * WP + x_ * STRIDE + LEFT) * CI
             xt = tl.load(x + corner[:, None] + here[None, :])
             place = ((n * GH + y + BH) * GW + x_ + BW) * CO
             gt = tl.load(g + place[:, None] + co[None, :], mask=real[:, None] & inside[None, :], other=0.0)
             acc = tl.dot(tl.trans(gt), xt, acc, input_precision=PRECISION)
-            if with_bias:
-                acc_bias = tl.dot(tl.trans(gt), ones, acc_bias, input_precision=PRECISION)
+            if BIAS:
+                if with_bias:
+                    acc_bias = tl.dot(tl.trans(gt), ones, acc_bias, input_precision=PRECISION)
     place = tap * (CO * CI) + k % CI
     out += part.to(tl.int64) * row
     tl.store(out + place[None, :] + co[:, None] * CI, acc, mask=(k < K)[None, :] & inside[:, None])
-    if with_bias:
-        column = tl.sum(tl.where(tl.arange(0, 16)[None, :] == 0, acc_bias, 0.0), 1)
-        tl.store(out_bias + part.to(tl.int64) * row + co, column, mask=inside)
+    if BIAS:
+        if with_bias:
+            column = tl.sum(tl.where(tl.arange(0, 16)[None, :] == 0, acc_bias, 0.0), 1)
+            tl.store(out_bias + part.to(tl.int64) * row + co, column, mask=inside)
 
 
 def input_grad(

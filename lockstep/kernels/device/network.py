@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import torch
 
+from lockstep.kernels.device.flat import DeviceNetwork, Slot, lane_chunks
 from lockstep.kernels.device.forward import forward
 from lockstep.kernels.device.gradient import input_grad, weight_grad
 from lockstep.kernels.device.layer import Layer
 from lockstep.kernels.device.table import Table
-from lockstep.kernels.device.tables import DeviceNetwork, Slot, lane_chunks
 from lockstep.spec import Train
 
 

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from lockstep.kernels.device.average import average, spread
 from lockstep.kernels.device.data import data_grad
+from lockstep.kernels.device.flat import DeviceNetwork, Slot, lane_chunks
 from lockstep.kernels.device.forward import forward
 from lockstep.kernels.device.gradient import input_grad, weight_grad
 from lockstep.kernels.device.layer import Layer
 from lockstep.kernels.device.norm import Norm, Statistics, apply, norm_chunks, statistics
 from lockstep.kernels.device.norm_grad import norm_grad
 from lockstep.kernels.device.table import Table
-from lockstep.kernels.device.tables import DeviceNetwork, Slot, lane_chunks
 from lockstep.spec import Train
 
 IMAGES = -1  # as a source: what the network is given
