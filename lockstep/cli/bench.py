@@ -77,6 +77,7 @@ def tune_tiles(options: argparse.Namespace) -> int:
     with explain_memory(run.train, device), Progress(transient=True) as bars:
         tasks = {name: bars.add_task(name, total=None) for name in ("compiling", "timing")}
         tiles = tune(
+            plan.form.make,
             plan.form.layers,
             run.train,
             lambda name, done, total: bars.update(tasks[name], completed=done, total=total),

@@ -14,8 +14,8 @@ from itertools import product
 
 import torch
 
+from lockstep.kernels.device.flat import DeviceNetwork, Make
 from lockstep.kernels.device.layer import Layer
-from lockstep.kernels.device.network import Network
 from lockstep.kernels.device.table import OPERATIONS, Table, key, rule
 from lockstep.kernels.device.tile import Tile
 from lockstep.spec import Train
@@ -35,8 +35,13 @@ class Candidate:
 
 def candidates(layers: Sequence[Layer], precision: str) -> Iterator[Candidate]:
     """Every tile worth a try: those of the rule, and products of powers of two that fit on the chip."""
+    known = set()
     for i, layer in enumerate(layers):
         for operation in OPERATIONS if i else ("forward", "weight_grad"):
+            name = key(operation, layer, precision)
+            if name in known:
+                continue
+            known.add(name)
             base = rule(operation, layer, precision)
             found = {base}
             rows, cols, depths = _sizes(operation, layer)
@@ -72,15 +77,19 @@ def _fits(tile: Tile, precision: str) -> bool:
 
 
 def tune(
-    layers: Sequence[Layer], train: Train, progress: Callable[[str, int, int], None], processes: int
+    make: Make,
+    layers: Sequence[Layer],
+    train: Train,
+    progress: Callable[[str, int, int], None],
+    processes: int,
 ) -> dict[str, Tile]:
     """The fastest tile of each operation on the current GPU, with all lanes of a batch."""
     every = list(candidates(layers, train.precision))
-    work = [(tuple(layers), train, every[n::processes]) for n in range(processes)]
+    work = [(make, train, every[n::processes]) for n in range(processes)]
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
         for number, _ in enumerate(pool.map(_compile, work), 1):
             progress("compiling", number, processes)
-    network = _network(layers, train)
+    network = _network(make, train)
     best: dict[str, tuple[float, Tile]] = {}
     for number, candidate in enumerate(every, 1):
         name = key(candidate.operation, layers[candidate.layer], train.precision)
@@ -91,25 +100,26 @@ def tune(
     return {name: tile for name, (_, tile) in best.items()}
 
 
-def _network(layers: Sequence[Layer], train: Train) -> Network:
+def _network(make: Make, train: Train) -> DeviceNetwork:
     """Buffers with random values: on zeros some kernels are faster."""
-    network = Network(layers, train.lanes, train, torch.device("cuda"), Table())
+    network = make(train.lanes, train, torch.device("cuda"), Table())
     network.x[0].normal_()
     network.copy.normal_(std=0.05)
-    network.labels.random_(0, layers[-1].out_channels)
+    network.weights.copy_(network.copy.abs())
+    network.labels.random_(0, network.logits.shape[1])
     network.forward()
     network.backward()
     return network
 
 
-def _compile(work: tuple[tuple[Layer, ...], Train, list[Candidate]]) -> None:
-    layers, train, every = work
-    network = _network(layers, train)
+def _compile(work: tuple[Make, Train, list[Candidate]]) -> None:
+    make, train, every = work
+    network = _network(make, train)
     for candidate in every:
         _launch(network, candidate)
 
 
-def _launch(network: Network, candidate: Candidate) -> bool:
+def _launch(network: DeviceNetwork, candidate: Candidate) -> bool:
     """Whether a candidate runs at all: a compiler may refuse it, or a chip have too little for it."""
     network.tiles[candidate.layer][candidate.operation] = candidate.tile
     try:
@@ -122,7 +132,7 @@ def _launch(network: Network, candidate: Candidate) -> bool:
     return True
 
 
-def _time(network: Network, candidate: Candidate) -> float | None:
+def _time(network: DeviceNetwork, candidate: Candidate) -> float | None:
     from triton.testing import do_bench
 
     if not _launch(network, candidate):

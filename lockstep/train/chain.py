@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
-import torch
 from torch import Tensor, nn
 
-from lockstep.kernels.device.flat import Layout
+from lockstep.kernels.device.flat import Layout, Make
 from lockstep.kernels.device.layer import Layer
 from lockstep.kernels.device.network import Network
-from lockstep.kernels.device.table import Table
-from lockstep.spec import Train
 from lockstep.train.together import chain_of
 
 _Shape = tuple[int, int, int]
@@ -33,9 +31,10 @@ class Chain:
             flat[weight].copy_(self._to_kernel(i, tensors[2 * i]).flatten())
             flat[bias].copy_(tensors[2 * i + 1])
 
-    def network(self, lanes: int, train: Train, device: torch.device, table: Table) -> Network:
-        """Buffers and kernels for so many lanes."""
-        return Network(self.layers, lanes, train, device, table)
+    @property
+    def make(self) -> Make:
+        """Makes buffers and kernels for a number of lanes."""
+        return partial(Network, self.layers)
 
     def from_flat(self, layout: Layout, flat: Tensor, tensors: Sequence[Tensor]) -> None:
         """Copy a flat table into tensors shaped as the parameters."""

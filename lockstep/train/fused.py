@@ -15,10 +15,8 @@ from torch import Tensor, nn
 from lockstep.comm.tree import subtrees
 from lockstep.data.loader import Lanes
 from lockstep.kernels import random
-from lockstep.kernels.device.flat import DeviceNetwork, Layout
+from lockstep.kernels.device.flat import DeviceNetwork, Layout, Make
 from lockstep.kernels.device.layer import Layer
-from lockstep.kernels.device.table import Table
-from lockstep.spec import Train
 from lockstep.train.lane import Early, LaneByLane, LaneOutput
 from lockstep.train.loss import CrossEntropy
 from lockstep.train.lower import FusedPlan
@@ -36,7 +34,9 @@ class Form(Protocol):
     @property
     def drops(self) -> tuple[str, ...]: ...
 
-    def network(self, lanes: int, train: Train, device: torch.device, table: Table) -> DeviceNetwork: ...
+    @property
+    def make(self) -> Make: ...
+
     def to_flat(self, layout: Layout, tensors: Sequence[Tensor], flat: Tensor) -> None: ...
     def from_flat(self, layout: Layout, flat: Tensor, tensors: Sequence[Tensor]) -> None: ...
 

@@ -75,7 +75,7 @@ class FusedPlan:
         """Buffers and kernels for so many lanes; training and evaluation share them."""
         if lanes not in self._networks:
             self._networks.clear()
-            self._networks[lanes] = self.form.network(lanes, self.train, self.device, self.table)
+            self._networks[lanes] = self.form.make(lanes, self.train, self.device, self.table)
         return self._networks[lanes]
 
     def facts(self) -> dict[str, str]:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
-import torch
 from torch import Tensor, nn
 
-from lockstep.kernels.device.flat import Layout
+from lockstep.kernels.device.flat import Layout, Make
 from lockstep.kernels.device.layer import Layer
 from lockstep.kernels.device.residual import IMAGES, PER_UNIT, ResidualNetwork, Unit
-from lockstep.kernels.device.table import Table
 from lockstep.models.block import GlobalAverage, blocks
 from lockstep.models.resnet import Residual, ResNet
-from lockstep.spec import Train
 
 _Shape = tuple[int, int, int]
 
@@ -34,9 +32,10 @@ class Residuals:
         """Of all units and the classifier."""
         return (*(unit.layer for unit in self.units), self.head)
 
-    def network(self, lanes: int, train: Train, device: torch.device, table: Table) -> ResidualNetwork:
-        """Buffers and kernels for so many lanes."""
-        return ResidualNetwork(self.units, self.head, lanes, train, device, table)
+    @property
+    def make(self) -> Make:
+        """Makes buffers and kernels for a number of lanes."""
+        return partial(ResidualNetwork, self.units, self.head)
 
     def to_flat(self, layout: Layout, tensors: Sequence[Tensor], flat: Tensor) -> None:
         """Copy tensors shaped as the parameters, or as those and the statistics, into a flat table.

@@ -7,7 +7,7 @@ do the parts of their gradients, a row for each chunk of each lane.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,8 @@ from torch import Tensor
 
 from lockstep.kernels.device.layer import Layer
 from lockstep.kernels.device.loss import cross_entropy, lane_means
+from lockstep.kernels.device.table import Table
+from lockstep.kernels.device.tile import Tile
 from lockstep.kernels.device.tree import tree_sum
 from lockstep.spec import Train
 
@@ -69,6 +71,7 @@ class DeviceNetwork(ABC):
     """A network for `lanes` lanes: its flat tables, and images, labels, logits and losses beside them."""
 
     layers: list[Layer]
+    tiles: list[dict[str, Tile]]  # of each layer's operations
     x: list[Tensor]  # the first is the images, in the border that the first layer wants
     keys: Tensor  # of dropout, for each layer and lane
 
@@ -93,6 +96,10 @@ class DeviceNetwork(ABC):
     @abstractmethod
     def forward(self, training: bool = True) -> None:
         """x[0] and the weights' copy → logits."""
+
+    @abstractmethod
+    def run(self, operation: str, i: int, training: bool = True) -> None:
+        """One operation of layer i by itself."""
 
     @abstractmethod
     def score(self) -> None:
@@ -130,6 +137,9 @@ class DeviceNetwork(ABC):
             if group.first <= place.start < group.stop:
                 return parts[:, place.start - group.first : place.stop - group.first]
         raise AssertionError(place)
+
+
+Make = Callable[[int, Train, torch.device, Table], DeviceNetwork]  # for so many lanes
 
 
 def lane_chunks(parts: int, total_lanes: int, lane_size: int) -> int:

@@ -24,6 +24,7 @@ from lockstep.kernels.device.layer import Layer
 from lockstep.kernels.device.norm import Norm, Statistics, apply, norm_chunks, statistics
 from lockstep.kernels.device.norm_grad import norm_grad
 from lockstep.kernels.device.table import Table
+from lockstep.kernels.device.tile import Tile
 from lockstep.spec import Train
 
 IMAGES = -1  # as a source: what the network is given
@@ -84,28 +85,20 @@ class ResidualNetwork(DeviceNetwork):
     def forward(self, training: bool = True) -> None:
         """x[0] and the weights' copy → logits; by lane statistics in training, else by running ones."""
         for i, unit in enumerate(self._units):
-            norm, z = self._norms[i], self._z[i]
-            weight, gamma, beta, mean, var = self._places(i)
-            forward(
-                unit.layer, self._input(unit), self.copy[weight], None, z, None, self.tiles[i]["forward"],
-                precision=self.precision,
-            )  # fmt: skip
-            stats, rows = self._stats[i], norm.rows
-            factor, shift = stats.factor, stats.shift
+            self.run("forward", i)
+            norm, z, stats = self._norms[i], self._z[i], self._stats[i]
+            _, gamma, beta, mean, var = (self.weights[place] for place in self._places(i))
+            factor, shift, rows = stats.factor, stats.shift, norm.rows
             if training:
-                running, out = (self.weights[mean], self.weights[var]), (self.part(mean), self.part(var))
-                statistics(norm, z, self.weights[gamma], self.weights[beta], running, out, stats)
+                out = [self.part(place) for place in self._places(i)[-2:]]
+                statistics(norm, z, gamma, beta, (mean, var), (out[0], out[1]), stats)
             else:
-                factor = self.weights[gamma] / torch.sqrt(self.weights[var] + norm.eps)
-                shift = self.weights[beta] - self.weights[mean] * factor
-                rows = norm.rows * self.lanes
-            apply(norm, z, factor, shift, self._y[i], self._residual(unit), rows)
+                factor = gamma / torch.sqrt(var + norm.eps)
+                shift, rows = beta - mean * factor, norm.rows * self.lanes
+            residual = None if unit.residual is None else self._y[unit.residual]
+            apply(norm, z, factor, shift, self._y[i], residual, rows)
         average(self._norms[-1], self._y[-1], self._pooled)
-        weight, bias = self.layout.places[-2:]
-        forward(
-            self._head, self._pooled, self.copy[weight], self.weights[bias], self.logits, None,
-            self.tiles[-1]["forward"], precision=self.precision,
-        )  # fmt: skip
+        self.run("forward", len(self._units))
 
     def score(self) -> None:
         self.score_into(self._g_head)
@@ -113,57 +106,62 @@ class ResidualNetwork(DeviceNetwork):
     def backward(self) -> None:
         self.score()
         self.average_scores()
-        self._backward_head()
-        waiting = {unit.source: 0 for unit in self._units}
-        for unit in self._units:
-            waiting[unit.source] += 1
-        begun: set[int] = set()
+        self.run("weight_grad", len(self._units))
+        self.run("input_grad", len(self._units))
+        spread(self._norms[-1], self._g_pooled, self._y[-1], self._g[-1])
         for i in reversed(range(len(self._units))):
-            unit, tiles = self._units[i], self.tiles[i]
-            weight, gamma, beta, _, _ = self._places(i)
-            dz = self._dz[unit.layer.grad_shape, unit.layer.grad_border]
+            _, gamma, beta, _, _ = self._places(i)
             parts = self.part(gamma), self.part(beta)
-            norm_grad(self._norms[i], self._g[i], self._z[i], self._stats[i], *parts, dz)
-            weight_grad(
-                unit.layer, dz, None, self._input(unit), self.part(weight), None, self.lanes,
-                tiles["weight_grad"], precision=self.precision,
-            )  # fmt: skip
-            source = unit.source
-            if source == IMAGES:
-                continue
-            waiting[source] -= 1
-            ends = not waiting[source] and self._units[source].relu
-            other = self._g[source] if source in begun else self._added_to(source)
-            data_grad(
-                unit.layer, dz, self.copy[weight], self._g[source], tiles["input_grad"], other=other,
-                y=self._y[source] if ends else None, precision=self.precision,
-            )  # fmt: skip
-            begun.add(source)
+            norm_grad(self._norms[i], self._g[i], self._z[i], self._stats[i], *parts, self._dz_of(i))
+            self.run("weight_grad", i)
+            if self._units[i].source != IMAGES:
+                self.run("input_grad", i)
 
-    def _backward_head(self) -> None:
+    def run(self, operation: str, i: int, training: bool = True) -> None:
+        """One operation of a unit's convolution, or of the classifier behind the last one."""
+        tile, precision = self.tiles[i][operation], self.precision
+        if i == len(self._units):
+            self._run_head(operation, tile)
+            return
+        unit, weight = self._units[i], self._places(i)[0]
+        x = self.x[0] if unit.source == IMAGES else self._y[unit.source]
+        if operation == "forward":
+            forward(unit.layer, x, self.copy[weight], None, self._z[i], None, tile, precision=precision)
+        elif operation == "weight_grad":
+            weight_grad(
+                unit.layer, self._dz_of(i), None, x, self.part(weight), None, self.lanes, tile,
+                precision=precision,
+            )  # fmt: skip
+        else:
+            readers = [n for n, other in enumerate(self._units) if other.source == unit.source]
+            ends = i == readers[0] and self._units[unit.source].relu
+            data_grad(
+                unit.layer, self._dz_of(i), self.copy[weight], self._g[unit.source], tile,
+                other=self._added_to(unit.source) if i == readers[-1] else self._g[unit.source],
+                y=x if ends else None, precision=precision,
+            )  # fmt: skip
+
+    def _run_head(self, operation: str, tile: Tile) -> None:
         weight, bias = self.layout.places[-2:]
-        tiles, norm = self.tiles[-1], self._norms[-1]
-        weight_grad(
-            self._head, self._g_head, None, self._pooled, self.part(weight), self.part(bias), self.lanes,
-            tiles["weight_grad"], precision=self.precision,
-        )  # fmt: skip
-        before = Layer(1, 1, 1, self._head.in_channels, relu=False)
-        input_grad(
-            self._head, before, self._g_head, self.copy[weight], self._pooled, None, self._g_pooled,
-            tiles["input_grad"], precision=self.precision,
-        )  # fmt: skip
-        spread(norm, self._g_pooled, self._y[-1], self._g[-1])
+        head, x, g, precision = self._head, self._pooled, self._g_head, self.precision
+        if operation == "forward":
+            values = self.copy[weight], self.weights[bias]
+            forward(head, x, *values, self.logits, None, tile, precision=precision)
+        elif operation == "weight_grad":
+            parts = self.part(weight), self.part(bias)
+            weight_grad(head, g, None, x, *parts, self.lanes, tile, precision=precision)
+        else:
+            before = Layer(1, 1, 1, head.in_channels, relu=False)
+            input_grad(head, before, g, self.copy[weight], x, None, self._g_pooled, tile, precision=precision)
 
     def _added_to(self, source: int) -> Tensor | None:
         """The gradient that comes to a unit's output as it is, from the unit that it is added to."""
         found = [i for i, unit in enumerate(self._units) if unit.residual == source]
         return self._g[found[0]] if found else None
 
-    def _input(self, unit: Unit) -> Tensor:
-        return self.x[0] if unit.source == IMAGES else self._y[unit.source]
-
-    def _residual(self, unit: Unit) -> Tensor | None:
-        return None if unit.residual is None else self._y[unit.residual]
+    def _dz_of(self, i: int) -> Tensor:
+        layer = self._units[i].layer
+        return self._dz[layer.grad_shape, layer.grad_border]
 
     def _places(self, i: int) -> list[slice]:
         """Weight, gamma, beta, running mean, running variance."""
