@@ -139,15 +139,17 @@ def test_a_killed_worker_is_replaced_and_the_bits_are_the_same(backend, tmp_path
 
 
 FUSED = (*CASES["emotion48"], "train.precision=bf16", "data.size=48", "train.clip=1.0")
+RESIDUAL = (*CASES["resnet18"], "data.size=32", "kernels.set=fused", "train.ema=0.9")
 
 
 @pytest.mark.parametrize("wire", ["fp32", "bf16"])
-def test_whole_steps_on_the_device_are_the_same_bits_however_they_run(wire, tmp_path):
+@pytest.mark.parametrize("keys", [FUSED, RESIDUAL], ids=["emotion48", "resnet18"])
+def test_whole_steps_on_the_device_are_the_same_bits_however_they_run(keys, wire, tmp_path):
     found = {}
     ways = {"graph": (), "launches": ("--no-graph",), "host": ("--audit", "10000")}
     ways |= {f"{n} workers": ("--workers", str(n)) for n in (2, 3, 4)}
     for name, flags in ways.items():
-        command = train_command(tmp_path / name, overrides=(*FUSED, f"train.wire={wire}"))
+        command = train_command(tmp_path / name, overrides=(*keys, f"train.wire={wire}"))
         command[command.index("cpu")] = "cuda"
         done = call([*command, *flags])
         assert done.returncode == 0, (name, done.stderr)
