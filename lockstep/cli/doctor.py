@@ -105,13 +105,17 @@ def _kernels(device: torch.device) -> dict[str, str]:
         return {"all models": f"stock: fused ones need {missing}"}
     from lockstep.kernels.device.table import find_table
     from lockstep.train.chain import find_chain
+    from lockstep.train.residual import find_residual
 
     num_tiles, found = len(find_table(device).entries), {}
     for name in names():
         with torch.device("meta"):
             model = build(name, in_channels=3, num_classes=10, image_size=(64, 64))
-        fused = find_chain(model, (3, 64, 64))
-        found[name] = "fused in bf16 and tf32, stock in fp32" if fused else "stock, lane by lane"
+        found[name] = "stock, lane by lane"
+        if find_chain(model, (3, 64, 64)):
+            found[name] = "fused in bf16 and tf32, stock in fp32"
+        elif find_residual(model, (3, 64, 64)):
+            found[name] += "; fused if kernels.set=fused"
     return {**found, "tiles": f"{num_tiles} measured on this device, others by rule"}
 
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import queue
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+_Item = tuple[Callable[[], Any], Future[Any]]
 
 
 class Hand(Generic[T]):
-    """Does one thing after another beside this thread; ends with the process."""
+    """Does one thing after another beside this thread, until it is closed or nobody has it any more."""
 
     def __init__(self, name: str) -> None:
-        self._queue: queue.SimpleQueue[tuple[Callable[[], T], Future[T]] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._work, name=f"lockstep-{name}", daemon=True).start()
+        self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        self._end = weakref.finalize(self, self._queue.put, None)
+        self._end.atexit = False
+        threading.Thread(target=_work, args=[self._queue], name=f"lockstep-{name}", daemon=True).start()
 
     def submit(self, make: Callable[[], T]) -> Future[T]:
         """What `make` will give; an error is raised where the result is asked for."""
@@ -26,21 +30,20 @@ class Hand(Generic[T]):
 
     def close(self) -> None:
         """End once all is done."""
-        self._queue.put(None)
-
-    def _work(self) -> None:
-        while (item := self._queue.get()) is not None:
-            make, found = item
-            try:
-                found.set_result(make())
-            except Exception as error:  # it is raised where the result is asked for
-                found.set_exception(error)
-            del item, make, found  # nothing is held while this waits for more
+        self._end()
 
 
 def in_thread(make: Callable[[], T]) -> Future[T]:
     """What `make` will give; its thread is left alone if nobody waits for that any longer."""
-    hand: Hand[Any] = Hand("once")
-    found = hand.submit(make)
-    hand.close()
-    return found
+    hand: Hand[T] = Hand("once")
+    return hand.submit(make)
+
+
+def _work(items: queue.SimpleQueue[_Item | None]) -> None:
+    while (item := items.get()) is not None:
+        make, found = item
+        try:
+            found.set_result(make())
+        except BaseException as error:  # it is raised where the result is asked for
+            found.set_exception(error)
+        del item, make, found  # nothing is held while this waits for more

@@ -69,9 +69,9 @@ class Reduction:
     def finish(self) -> list[Tensor]:
         """The means over all lanes of all workers, in the order of the entries."""
         means: list[Tensor | None] = [None] * self._count
-        for number, bucket in enumerate(self._buckets):
+        for bucket in self._buckets:
             if self.overlaps:
-                found = self._futures[number].result()
+                found = self._futures.pop(0).result()  # an error, which holds the group, is not kept
             else:
                 bucket.pack()
                 found = bucket.reduce()

@@ -12,6 +12,7 @@ import stat
 import sys
 import threading
 from collections.abc import Sequence
+from concurrent.futures import wait
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -142,13 +143,13 @@ class TorchTransport:
             self._abort_nccl()
             return
         # gloo's own abort does not wake a thread that waits; its listener must be left alone
-        self._is_cut = True
         now = _sockets()
         for fd, inode in self._own.items():
             if now.get(fd) == inode:
                 with suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
                     connection.getpeername()
                     connection.shutdown(socket.SHUT_RDWR)
+        self._is_cut = True  # now nothing arrives any more where somebody no longer waits
 
     def _wait(self, *works: Any) -> None:
         """Until operations are done, or the group is cut.
@@ -162,12 +163,11 @@ class TorchTransport:
 
         if self._hand is None:
             return work()
-        done = self._hand.submit(work)
-        while True:
-            with suppress(TimeoutError):
-                return done.result(_LOOK_S)
+        done = [self._hand.submit(work)]
+        while not wait(done, _LOOK_S).done:
             if self._is_cut:
                 raise RuntimeError("the connection was cut")
+        return done.pop().result()  # nothing here may hold its error, which holds the group
 
     def _abort_nccl(self) -> None:
         """NCCL may hang in its own abort: then this worker is started anew, with the state of another."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lockstep.data.augment import Augment
 from lockstep.data.order import half_width, lane_positions, order_keys
-from lockstep.data.store import MemorySplit
+from lockstep.data.store import Split
 from lockstep.kernels.device.gather import Move, gather
 from lockstep.kernels.device.order import order
 from lockstep.kernels.device.tree import tree_sum
@@ -20,25 +20,23 @@ from lockstep.kernels.device.update import advance, row, update
 from lockstep.spec import Run
 from lockstep.train.clip import clip_gradients, gradient_norm
 from lockstep.train.fused import Fused
+from lockstep.train.images import find_images
 from lockstep.train.schedule import learning_rate
 from lockstep.train.state import TrainState
 from lockstep.train.step import averaging
-
-_MOST = 0.5  # of the device's free memory may hold images
 
 
 class DeviceStep:
     """The tables of a Run on the device, and the kernels of its step for the lanes of one worker."""
 
     def __init__(
-        self, run: Run, state: TrainState, fused: Fused, split: MemorySplit, augment: Augment, own: range
+        self, run: Run, state: TrainState, fused: Fused, split: Split, augment: Augment, own: range
     ) -> None:
         self.run, self.state, self._fused, self._augment, self._own = run, state, fused, augment, own
         device = next(iter(fused.params.values())).device
         self.device, self.steps = device, len(split) // run.train.batch
         self.network = fused.network(len(own))
         self._layout, self._form = self.network.layout, fused.form
-        self._images, self._labels = split.images.contiguous().to(device), split.labels.to(device)
         size, count = self._layout.size, len(own) * self.network.lane_size
 
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -52,11 +50,12 @@ class DeviceStep:
         first = lane_positions(0, run.train.batch, run.train.lanes)[own.start : own.stop].flatten()
         steps = torch.arange(self.steps)[:, None] * run.train.batch
         self._positions = (first + steps).to(device)
-        self._order = zeros(self.steps, count, dtype=torch.int64)
+        self._order, self._length = zeros(self.steps, count, dtype=torch.int64), len(split)
+        self.images = find_images(split, self._order, device)
         self._values = zeros(self.steps, 6) + 1  # the interpreter warns of 0 / 0
         self._keys = zeros(self.steps, len(fused.form.drops), len(own), dtype=torch.int64)
         self._augment_keys = zeros(5, dtype=torch.int64)
-        self._normal = augment.normal(self._images)
+        self._normal = augment.normal(self.images.images)
         self._ignored = zeros(1, dtype=torch.int32)
         self.results = zeros(self.steps, 2)
         self.status = zeros(2, dtype=torch.int32)  # the cursor, whether a step was not finite
@@ -70,9 +69,10 @@ class DeviceStep:
     def compute(self) -> None:
         """Gather, forward, backward, and the lane tree as far as this worker's lanes make it up."""
         network, augment = self.network, self._augment
+        move = Move(augment.crop_padding, augment.flip, augment.cutout)
         gather(
-            self._images, self._labels, self._order, self._cursor, self._augment_keys, self._normal,
-            network.x[0], network.labels, Move(augment.crop_padding, augment.flip, augment.cutout),
+            self.images.images, self.images.labels, self.images.places, self._order, self._cursor,
+            self._bad, self._augment_keys, self._normal, network.x[0], network.labels, move,
             network.layers[0].pad,
         )  # fmt: skip
         if any(self._form.drops):
@@ -118,9 +118,9 @@ class DeviceStep:
     def begin_epoch(self) -> None:
         """Order, keys and rates of the epoch, and the state, to where the kernels read them."""
         run, state, train = self.run, self.state, self.run.train
-        length = len(self._labels)
         keys = torch.tensor(order_keys(run.seed, state.epoch), device=self.device)
-        order(self._positions, keys, self._order, length, half_width(length))
+        order(self._positions, keys, self._order, self._length, half_width(self._length))
+        self.images.begin_epoch(state.step_in_epoch)
         self._augment_keys.copy_(torch.tensor(self._augment.keys(state.epoch)))
         steps = range(state.step - state.step_in_epoch, state.step - state.step_in_epoch + self.steps)
         rows = [row(run.optimizer, self.rate(n), averaging(train.ema, n), n) for n in steps]
@@ -156,12 +156,3 @@ class DeviceStep:
         run = self.run
         total = self.steps * run.train.epochs
         return learning_rate(run.schedule, run.optimizer.lr, step, total, self.steps)
-
-
-def fits(split: MemorySplit, device: torch.device) -> bool:
-    """Whether a split can lie on the device beside the step."""
-    if device.type != "cuda":
-        return True
-    torch.cuda.empty_cache()  # what an earlier generation left
-    free, _ = torch.cuda.mem_get_info(device)
-    return split.images.numel() * split.images.element_size() <= free * _MOST

@@ -1,4 +1,4 @@
-"""The engine of a generation: the steps of an epoch, on the device where all fits there, or through the host.
+"""The engine of a generation: the steps of an epoch, on the device where kernels are for it, or not.
 
 A batch's way ends here: store → order → augment → loader → step. Either way gives the same bits.
 """
@@ -85,7 +85,7 @@ class Engine:
         return next(loader.epoch(self._state.epoch, self._state.step_in_epoch))
 
     def _make_resident(self) -> Resident | None:
-        """Steps that never leave the device, where kernels and data allow it."""
+        """Steps that never leave the device, where kernels allow it."""
         if not self._setup.fused or self._launch.audit:
             return None
         from lockstep.train.resident import make_resident

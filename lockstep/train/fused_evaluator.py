@@ -50,8 +50,8 @@ class FusedEvaluator(Evaluator):
         order = torch.arange(len(ids), device=device)
         nothing = torch.zeros(5, dtype=torch.int64, device=device)
         gather(
-            images, labels, order, nothing[:1], nothing, self.augment.normal(images), network.x[0],
-            network.labels, Move(), network.layers[0].pad,
+            images, labels, order, order, nothing[:1], nothing[:1], nothing, self.augment.normal(images),
+            network.x[0], network.labels, Move(), network.layers[0].pad,
         )  # fmt: skip
 
     def _sums(self, values: Tensor, real: Tensor) -> Tensor:

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import torch
+
 import lockstep
 from lockstep.comm.group import Group
 from lockstep.errors import LockstepError, WorkersDiffer
@@ -110,13 +112,21 @@ def answer_roll(
 
 
 def share_state(group: Group, state: TrainState, source: int) -> None:
-    """Give every worker the state of one of them, and prove that it arrived."""
+    """Give every worker the state of one of them, and prove that it arrived.
+
+    A state changes only once all of the other one is here: its worker may die half way.
+    """
     if group.size == 1:
         return
     cursor = json.loads(group.broadcast_bytes(json.dumps(state.cursor()).encode(), source))
-    for tensor in state.named().values():
+    arrived = state.named()
+    if group.rank != source:
+        arrived = {name: torch.empty_like(tensor) for name, tensor in arrived.items()}
+    for tensor in arrived.values():
         group.broadcast(tensor, source)
-    state.load_cursor(cursor)
+    if group.rank != source:
+        state.load_tensors(arrived)
+        state.load_cursor(cursor)
     prove_state(group, state)
 
 

@@ -17,17 +17,14 @@ from lockstep.comm.bucket import Entry
 from lockstep.comm.group import Group
 from lockstep.comm.reduction import Reduction
 from lockstep.comm.tree import worker_lanes
-from lockstep.data.store import MemorySplit
 from lockstep.errors import GroupLost
 from lockstep.spec import Launch
-from lockstep.train.device import DeviceStep, fits
+from lockstep.train.device import DeviceStep
 from lockstep.train.fused import Fused
 from lockstep.train.lane import LaneByLane
 from lockstep.train.setup import Setup
 from lockstep.train.state import TrainState
 from lockstep.train.step import NotFinite, StepResult, Wishes
-
-_AHEAD = 8  # steps that are started together
 
 
 @dataclass(frozen=True)
@@ -74,6 +71,7 @@ class Resident:
 
     def close(self) -> None:
         """End what runs beside the steps."""
+        self._step.images.close()
         if self._reduction:
             self._reduction.close()
 
@@ -87,7 +85,7 @@ class Resident:
             limit = next((n for n in ends if n > (told.first if told else at)), at)
             begun = None
             if at < limit and not (stop or move):
-                begun = self._start(at, min(at + _AHEAD, limit))
+                begun = self._start(at, min(at + step.images.ahead, limit))
                 at = begun.stop
             if told:
                 if told.done:
@@ -103,7 +101,8 @@ class Resident:
             told = begun
 
     def _start(self, first: int, stop: int) -> _Batch:
-        for _ in range(first, stop):
+        for number in range(first, stop):
+            self._step.images.feed(number)
             self._whole()
         left = self._step.status, self._step.results[first:stop]
         if not self._step.status.is_cuda:
@@ -127,6 +126,7 @@ class Resident:
     def _in_group(self, ends: set[int], wishes: Wishes) -> Iterator[StepResult]:
         step = self._step
         for number in range(step.state.step_in_epoch, step.steps):
+            step.images.feed(number)
             stop, move = self._exchange(*wishes())
             cursor, bad = step.status.tolist()
             loss, right = step.results[number].tolist()
@@ -162,16 +162,11 @@ class Resident:
 
 def make_resident(
     setup: Setup, state: TrainState, fused: LaneByLane, group: Group, launch: Launch
-) -> Resident | None:
-    """Steps that never leave the device; None if the images do not fit there."""
-    split = setup.store.train
+) -> Resident:
+    """Steps that never leave the device."""
     assert isinstance(fused, Fused)
-    can = isinstance(split, MemorySplit) and fits(split, setup.device)
-    if not all(map(bool, map(int, group.all_gather_bytes(b"%d" % can)))):  # all workers, or none
-        return None
-    assert isinstance(split, MemorySplit)
     own = worker_lanes(setup.run.train.lanes, group.size, group.rank)
-    step = DeviceStep(setup.run, state, fused, split, setup.augment(), own)
+    step = DeviceStep(setup.run, state, fused, setup.store.train, setup.augment(), own)
     reduction = _make_reduction(step, group, launch)
     return Resident(step, group, reduction, launch.graph and setup.device.type == "cuda")
 

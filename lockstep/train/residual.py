@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from lockstep.kernels.device.flat import Layout, Make
 from lockstep.kernels.device.layer import Layer
-from lockstep.kernels.device.residual import IMAGES, PER_UNIT, ResidualNetwork, Unit
-from lockstep.models.block import GlobalAverage, blocks
+from lockstep.kernels.device.residual import IMAGES, ResidualNetwork, Unit
+from lockstep.models.block import BlockModel, GlobalAverage, blocks
 from lockstep.models.resnet import Residual, ResNet
+from lockstep.train.together import is_untouched
 
 _Shape = tuple[int, int, int]
 
@@ -25,12 +26,16 @@ class Residuals:
     head: Layer
     params: tuple[int, ...]
     statistics: tuple[int, ...]
-    drops: tuple[str, ...] = ()
 
     @property
     def layers(self) -> tuple[Layer, ...]:
         """Of all units and the classifier."""
         return (*(unit.layer for unit in self.units), self.head)
+
+    @property
+    def drops(self) -> tuple[str, ...]:
+        """No layer has dropout."""
+        return ()
 
     @property
     def make(self) -> Make:
@@ -42,34 +47,48 @@ class Residuals:
 
         CO CI KH KW → KH KW CO CI.
         """
-        for slot, tensor in zip((*self.params, *self.statistics), tensors, strict=False):
+        for slot, tensor in zip(self._slots(tensors), tensors, strict=True):
             lying = tensor.permute(2, 3, 0, 1) if tensor.dim() == 4 else tensor
             flat[layout.places[slot]].copy_(lying.flatten())
 
     def from_flat(self, layout: Layout, flat: Tensor, tensors: Sequence[Tensor]) -> None:
         """Copy a flat table into tensors shaped as the parameters, or as those and the statistics."""
-        for slot, tensor in zip((*self.params, *self.statistics), tensors, strict=False):
+        for slot, tensor in zip(self._slots(tensors), tensors, strict=True):
             lying = tensor.permute(2, 3, 0, 1) if tensor.dim() == 4 else tensor
             lying.copy_(flat[layout.places[slot]].view(lying.shape))
+
+    def _slots(self, tensors: Sequence[Tensor]) -> tuple[int, ...]:
+        """Of the parameters, or of those and the statistics."""
+        return self.params if len(tensors) == len(self.params) else (*self.params, *self.statistics)
+
+
+class _Unfit(Exception):
+    """The model is not made of such units."""
+
+
+_FORWARDS = {
+    module.forward
+    for module in (
+        BlockModel, Residual, GlobalAverage, nn.Sequential, nn.Conv2d, nn.BatchNorm2d, nn.ReLU, nn.Identity,
+        nn.Linear,
+    )
+}  # fmt: skip
 
 
 def find_residual(model: nn.Module, shape: _Shape) -> Residuals | None:
     """The units of one of our residual networks, or None; `shape` is an image's C, H, W."""
-    if not isinstance(model, ResNet):
+    is_plain = all(is_untouched(module) and type(module).forward in _FORWARDS for module in model.modules())
+    if not (isinstance(model, ResNet) and is_plain and all(p.requires_grad for p in model.parameters())):
         return None
     (_, stem), *middle, (_, classifier) = blocks(model)
     builder = _Builder()
-    last = builder.add_chain(stem, IMAGES, shape)
-    for _, block in middle:
-        assert isinstance(block, Residual)
-        last = builder.add_block(block, last) if last is not None else None
-    if last is None or not isinstance(classifier, nn.Sequential):
+    try:
+        last = builder.add_chain(stem, IMAGES, shape)
+        for _, block in middle:
+            last = builder.add_block(block, last)
+        return builder.finish(model, classifier)
+    except _Unfit:
         return None
-    average, linear = classifier
-    if not (isinstance(average, GlobalAverage) and isinstance(linear, nn.Linear) and linear.bias is not None):
-        return None
-    head = Layer(1, 1, linear.in_features, linear.out_features, relu=False)
-    return builder.finish(model, head, linear)
 
 
 @dataclass
@@ -77,39 +96,50 @@ class _Builder:
     units: list[Unit] = field(default_factory=list)
     slots: dict[int, int] = field(default_factory=dict)  # of parameters and buffers, by their id
 
-    def add_chain(self, chain: nn.Module, source: int, image: _Shape) -> int | None:
+    def add_chain(self, chain: nn.Module, source: int, image: _Shape) -> int:
         """Units of convolution, norm and perhaps ReLU; the number of the last one."""
-        parts = list(chain) if isinstance(chain, nn.Sequential) else []
-        last = None
-        for part in parts:
-            if isinstance(part, nn.Conv2d) and _is_plain(part):
+        conv, first = None, len(self.units)
+        for part in chain if isinstance(chain, nn.Sequential) else ():
+            if isinstance(part, nn.Conv2d) and conv is None and _is_plain(part):
                 conv = part
-            elif isinstance(part, nn.BatchNorm2d) and _is_usual(part):
-                last = self._add_unit(conv, part, source, image)
-                source, image = last, self._image(last)
-            elif isinstance(part, nn.ReLU) and last is not None:
-                self.units[last] = replace(self.units[last], relu=True)
+            elif isinstance(part, nn.BatchNorm2d) and conv is not None and _is_usual(part):
+                source, conv = self._add_unit(conv, part, source, image), None
+                image = self._image(source)
+            elif isinstance(part, nn.ReLU) and conv is None and len(self.units) > first:
+                self.units[-1] = replace(self.units[-1], relu=True)
             else:
-                return None
-        return last
+                raise _Unfit
+        if conv is not None or len(self.units) == first:
+            raise _Unfit
+        return source
 
-    def add_block(self, block: Residual, source: int) -> int | None:
+    def add_block(self, block: nn.Module, source: int) -> int:
         """A block's projection, if it has one, and its units; the number of the last one."""
-        image = self._image(source)
-        added = source if isinstance(block.shortcut, nn.Identity) else None
-        if added is None:
+        if not isinstance(block, Residual):
+            raise _Unfit
+        image, added = self._image(source), source
+        if not isinstance(block.shortcut, nn.Identity):
             added = self.add_chain(block.shortcut, source, image)
         last = self.add_chain(block.main, source, image)
-        if last is None or added is None:
-            return None
+        same = self._image(added) == self._image(last)
+        if not same or self.units[last].relu or (added != source and self.units[added].relu):
+            raise _Unfit
         self.units[last] = replace(self.units[last], residual=added, relu=True)
         return last
 
-    def finish(self, model: nn.Module, head: Layer, linear: nn.Linear) -> Residuals:
-        first = PER_UNIT * len(self.units)
-        self.slots |= {id(linear.weight): first, id(linear.bias): first + 1}
-        params = tuple(self.slots[id(p)] for p in model.parameters())
-        statistics = tuple(self.slots[id(b)] for b in model.buffers() if b.is_floating_point())
+    def finish(self, model: nn.Module, classifier: nn.Module) -> Residuals:
+        """All of it, if the classifier ends it and every tensor has its slot."""
+        parts = list(classifier.children())
+        if list(map(type, parts)) != [GlobalAverage, nn.Linear]:
+            raise _Unfit
+        linear = parts[1]
+        assert isinstance(linear, nn.Linear)
+        self._give_slots([linear.weight, linear.bias])
+        tensors = [*model.parameters()], [b for b in model.buffers() if b.is_floating_point()]
+        if {id(tensor) for kind in tensors for tensor in kind} != self.slots.keys():
+            raise _Unfit
+        head = Layer(1, 1, linear.in_features, linear.out_features, relu=False)
+        params, statistics = (tuple(self.slots[id(tensor)] for tensor in kind) for kind in tensors)
         return Residuals(tuple(self.units), head, params, statistics)
 
     def _add_unit(self, conv: nn.Conv2d, norm: nn.BatchNorm2d, source: int, image: _Shape) -> int:
@@ -119,11 +149,15 @@ class _Builder:
             image[1], image[2], image[0], conv.out_channels, (kh, kw), (pad[0], pad[1]),
             relu=False, stride=conv.stride[0], bias=False,
         )  # fmt: skip
-        first = PER_UNIT * len(self.units)
-        tensors = (conv.weight, norm.weight, norm.bias, norm.running_mean, norm.running_var)
-        self.slots |= {id(tensor): first + n for n, tensor in enumerate(tensors)}
+        self._give_slots([conv.weight, norm.weight, norm.bias, norm.running_mean, norm.running_var])
         self.units.append(Unit(layer, source, None, False, norm.eps, norm.momentum))
         return len(self.units) - 1
+
+    def _give_slots(self, tensors: Sequence[Tensor | None]) -> None:
+        first = len(self.slots)
+        self.slots |= {id(tensor): first + n for n, tensor in enumerate(tensors)}
+        if len(self.slots) != first + len(tensors):  # one of them is used twice
+            raise _Unfit
 
     def _image(self, number: int) -> _Shape:
         layer = self.units[number].layer
@@ -131,7 +165,7 @@ class _Builder:
 
 
 def _is_plain(conv: nn.Conv2d) -> bool:
-    same = conv.stride[0] == conv.stride[1] and conv.dilation == (1, 1)
+    same = conv.stride[0] == conv.stride[1] and conv.dilation == (1, 1) and conv.padding_mode == "zeros"
     return same and conv.groups == 1 and conv.bias is None and not isinstance(conv.padding, str)
 
 

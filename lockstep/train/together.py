@@ -73,7 +73,7 @@ def chain_of(model: nn.Module, with_dropout: bool = False) -> list[nn.Module] | 
     """The layers of a model that is nothing but known layers in a row; None for any other."""
     layers: list[nn.Module] = []
     for _, module in model.named_modules(remove_duplicate=False):
-        if not _is_untouched(module):
+        if not is_untouched(module):
             return None
         if type(module).forward in (nn.Sequential.forward, BlockModel.forward):
             continue
@@ -114,7 +114,7 @@ def _sums(way: LaneByLane, lanes: Lanes) -> list[Tensor]:
     return [torch.cat(logits), *(tensor for _, _, leaf in tree.roots() for tensor in leaf)]
 
 
-def _is_untouched(module: nn.Module) -> bool:
+def is_untouched(module: nn.Module) -> bool:
     """Without hooks, on it or on its parameters, and without a forward of its owner's."""
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     on_params = any(p._backward_hooks for p in module.parameters(recurse=False))

@@ -10,7 +10,7 @@ import pytest
 COMMON = (
     "_forward _cross_entropy _lane_means _weight_grad _input_grad _tree_sum _update _advance _gather _order"
 )
-NORM = "_data_grad _moments _finish _apply _sums _totals _average _spread"
+NORM = "_data_grad _moments _finish _apply _sums _totals _dz _average _spread"
 
 
 @pytest.mark.parametrize(("model", "kernels"), [("emotion48", COMMON), ("residual", f"{COMMON} {NORM}")])

@@ -151,7 +151,10 @@ def test_gathered_images_are_the_hosts(channels: int) -> None:
     found = torch.zeros(3, dtype=torch.int32, device=DEVICE)
     keys, cursor = torch.tensor(augment.keys(2), device=DEVICE), torch.tensor([1], device=DEVICE)
     move = Move(augment.crop_padding, augment.flip, augment.cutout)
-    gather(images, labels, numbers, cursor, keys, augment.normal(images), out, found, move, border=(1, 2))
+    gather(
+        images, labels, numbers, numbers, cursor, cursor * 0, keys, augment.normal(images), out, found, move,
+        border=(1, 2),
+    )  # fmt: skip
     expected = augment.apply(images[numbers[1]], numbers[1], 2)
     assert torch.equal(out[:, 1:-1, 2:-2], expected.permute(0, 2, 3, 1))
     assert found.tolist() == [8, 0, 4]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 
@@ -87,6 +88,47 @@ def tiny(lanes: int, size: int, side: int = 7, whole: bool = True) -> tuple[nn.M
 
 def test_a_residual_network_is_the_reference() -> None:
     compare(*tiny(2, 3), "fp32", smoothing=0.1)
+
+
+def frozen(model: TinyResNet) -> None:
+    next(model.parameters()).requires_grad_(False)
+
+
+def hooked(model: TinyResNet) -> None:
+    model.blocks[1].register_forward_hook(lambda *_: None)
+
+
+def more_at_the_end(model: TinyResNet) -> None:
+    model.blocks[-1].insert(1, nn.Dropout(0.5))
+
+
+def another_parameter(model: TinyResNet) -> None:
+    model.register_parameter("more", nn.Parameter(torch.zeros(3)))
+
+
+def reflects(model: TinyResNet) -> None:
+    model.blocks[0][0].padding_mode = "reflect"
+
+
+def projects_through_relu(model: TinyResNet) -> None:
+    model.blocks[1].shortcut.append(nn.ReLU())
+
+
+def norms_twice(model: TinyResNet) -> None:
+    model.blocks[0].append(nn.BatchNorm2d(8))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [frozen, hooked, more_at_the_end, another_parameter, reflects, projects_through_relu, norms_twice],
+)
+def test_other_residual_networks_are_left_to_stock_kernels(
+    change: Callable[[TinyResNet], None],
+) -> None:
+    model = TinyResNet(BasicBlock(8, 16, 2), channels=16)
+    assert find_residual(model, (3, 7, 7))
+    change(model)
+    assert find_residual(model, (3, 7, 7)) is None
 
 
 def test_a_residual_network_counts_its_batches() -> None:

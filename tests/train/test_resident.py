@@ -15,6 +15,7 @@ from torch import nn
 
 from lockstep.errors import Interrupted, ModelError, NumericsError
 from lockstep.models.resnet import BasicBlock
+from lockstep.train import images
 from lockstep.train.event import StepDone
 
 SIZES = ("data.size=8", "data.num_train=14", "data.num_test=4", "train.batch=4", "train.lanes=2")
@@ -69,6 +70,26 @@ def test_a_step_on_the_device_is_the_step_through_the_host(tmp_path, model, over
     assert [row["loss"] for row in rows(device.directory, "step")] == [
         row["loss"] for row in rows(host.directory, "step")
     ]
+
+
+@pytest.mark.parametrize("source", ["memory", "mapped"])
+def test_images_that_do_not_fit_are_fed_two_batches_in_turn(tmp_path, monkeypatch, source):
+    """The same bits as when all of them lie on the device, also resumed in the middle of an epoch."""
+    keys, data = (AUGMENT, "train.epochs=2"), None
+    if source == "mapped":
+        generator = torch.Generator().manual_seed(0)
+        data = [(torch.rand(1, 8, 8, generator=generator), n % 10) for n in range(14)]
+    whole, _ = fused(tmp_path, *keys, data=data, launch={"name": "whole", "audit": 10_000})
+    monkeypatch.setattr(images, "fits", lambda split, device: False)
+
+    def stop(event):
+        if isinstance(event, StepDone) and event.step == 2:
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(Interrupted, match="after step"):
+        fused(tmp_path, *keys, data=data, launch={"name": "fed"}, on_event=stop)
+    fed, _ = fused(tmp_path, *keys, data=data, launch={"name": "fed", "resume": "auto"})
+    assert hashes(fed) == hashes(whole)
 
 
 def test_a_stop_between_steps_loses_nothing(tmp_path):

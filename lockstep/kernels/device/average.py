@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lockstep.kernels.device.norm import Norm, border_of, image_place
 
-_SAMPLES, _CHANNELS = 4, 64  # of a block
+_SAMPLES, _ROWS, _CHANNELS = 4, 64, 64  # of a block
 
 
 @triton.jit
@@ -55,7 +55,7 @@ def average(norm: Norm, y: Tensor, out: Tensor) -> None:
 def spread(norm: Norm, grad: Tensor, y: Tensor, g: Tensor) -> None:
     """grad [N, 1, 1, C] → g [N, H, W, C], the gradient of what entered the norm's ReLU."""
     border, total = border_of(norm, y), len(y) * norm.height * norm.width
-    _spread[(triton.cdiv(total, _CHANNELS), triton.cdiv(norm.channels, _CHANNELS))](
+    _spread[(triton.cdiv(total, _ROWS), triton.cdiv(norm.channels, _CHANNELS))](
         grad, y, g, total, H=norm.height, W=norm.width, C=norm.channels, BH=border[0], BW=border[1],
-        RELU=norm.relu, BR=_CHANNELS, BC=_CHANNELS, enable_fp_fusion=False,
+        RELU=norm.relu, BR=_ROWS, BC=_CHANNELS, enable_fp_fusion=False,
     )  # fmt: skip

@@ -18,15 +18,17 @@ _BLOCK = 1024
 
 @triton.jit
 def _gather(
-    images, labels, order, cursor, keys, scale, shift, out, out_labels, count,
+    images, labels, places, order, cursor, bad, keys, scale, shift, out, out_labels, count,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr,
     CROP: tl.constexpr, FLIP: tl.constexpr, CUTOUT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     sample = tl.program_id(0)
     step = tl.load(cursor)
-    number = tl.load(order + step.to(tl.int64) * count + sample)
+    spot = step.to(tl.int64) * count + sample
+    place, number = tl.load(places + spot), tl.load(order + spot)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < C * H * W
+    good = tl.load(bad) == 0  # else the images of the step that failed stay
+    inside = (i < C * H * W) & good
     c, pixel = i % C, i // C
     y, x = pixel // W, pixel % W
     row, col = y, x
@@ -36,7 +38,7 @@ def _gather(
     if FLIP:
         col = tl.where(integers(tl.load(keys + 2), number, 2) == 1, W - 1 - col, col)
     known = inside & (row >= 0) & (row < H) & (col >= 0) & (col < W)
-    value = tl.load(images + number * (C * H * W) + (c * H + row) * W + col, mask=known, other=0)
+    value = tl.load(images + place * (C * H * W) + (c * H + row) * W + col, mask=known, other=0)
     value = value.to(tl.float32) * tl.load(scale + c, mask=inside, other=0.0)
     value = value - tl.load(shift + c, mask=inside, other=0.0)
     if CUTOUT > 0:
@@ -44,10 +46,10 @@ def _gather(
         left = integers(tl.load(keys + 4), number, W) - CUTOUT // 2
         hole = (y >= top) & (y < top + CUTOUT) & (x >= left) & (x < left + CUTOUT)
         value = tl.where(hole, 0.0, value)
-    place = ((sample * (H + 2 * BH) + y + BH) * (W + 2 * BW) + x + BW) * C + c
-    tl.store(out + place, value.to(out.dtype.element_ty), mask=inside)
+    target = ((sample * (H + 2 * BH) + y + BH) * (W + 2 * BW) + x + BW) * C + c
+    tl.store(out + target, value.to(out.dtype.element_ty), mask=inside)
     if tl.program_id(1) == 0:
-        tl.store(out_labels + sample, tl.load(labels + number).to(tl.int32))
+        tl.store(out_labels + sample, tl.load(labels + place).to(tl.int32), mask=good)
 
 
 @dataclass(frozen=True)
@@ -60,19 +62,20 @@ class Move:
 
 
 def gather(
-    images: Tensor, labels: Tensor, order: Tensor, cursor: Tensor, keys: Tensor,
+    images: Tensor, labels: Tensor, places: Tensor, order: Tensor, cursor: Tensor, bad: Tensor, keys: Tensor,
     normal: tuple[Tensor, Tensor], out: Tensor, out_labels: Tensor, move: Move,
     border: tuple[int, int] = (0, 0),
 ) -> None:  # fmt: skip
-    """Step `cursor` of an epoch: order [steps, count] of sample numbers → out [count, H, W, C] in its border.
+    """Step `cursor` of an epoch → out [count, H, W, C] in its border, unless a step was `bad`.
 
-    images [samples, C, H, W]; keys of the epoch: crop row, crop column, flip, cutout row, cutout column.
+    order [steps, count] has the numbers of the samples, places [steps, count] where each lies in the images
+    [·, C, H, W] and labels; keys of the epoch: crop row, crop column, flip, cutout row, cutout column.
     """
     _, channels, height, width = images.shape
     count = len(out_labels)
     grid = (count, triton.cdiv(channels * height * width, _BLOCK))
     _gather[grid](
-        images, labels, order, cursor, keys, *normal, out, out_labels, count,
+        images, labels, places, order, cursor, bad, keys, *normal, out, out_labels, count,
         C=channels, H=height, W=width, BH=border[0], BW=border[1],
         CROP=move.crop, FLIP=move.flip, CUTOUT=move.cutout, BLOCK=_BLOCK, enable_fp_fusion=False,
     )  # fmt: skip

@@ -110,7 +110,7 @@ def _finish(
     BC: tl.constexpr,
 ):  # fmt: skip
     """Chunks as pairs to a lane's mean and rate, what they make of z, and the lane's running statistics."""
-    lane = tl.program_id(1)
+    lane = tl.program_id(1).to(tl.int64)  # the table of parts may be large
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     inside = c < C
     number = tl.arange(0, CHUNKS)
@@ -167,10 +167,10 @@ def _apply(
 
 @dataclass(frozen=True)
 class Statistics:
-    """Buffers of one norm: [L · chunks, C] a chunk, [L, C] a lane."""
+    """Buffers of one norm: [L · chunks, C] for two values of a chunk, [L, C] a lane."""
 
-    mean_parts: Tensor
-    square_parts: Tensor
+    first_parts: Tensor
+    second_parts: Tensor
     mean: Tensor
     rate: Tensor
     factor: Tensor
@@ -185,11 +185,11 @@ def statistics(
     lanes, width = len(stats.mean), triton.cdiv(norm.channels, norm.block)
     assert out[0].stride(0) == out[1].stride(0)
     _moments[(width, lanes * norm.chunks)](
-        z, stats.mean_parts, stats.square_parts,
+        z, stats.first_parts, stats.second_parts,
         R=norm.rows, C=norm.channels, CHUNKS=norm.chunks, BR=ROWS, BC=norm.block, enable_fp_fusion=False,
     )  # fmt: skip
     _finish[(width, lanes)](
-        stats.mean_parts, stats.square_parts, gamma, beta, stats.mean, stats.rate, stats.factor, stats.shift,
+        stats.first_parts, stats.second_parts, gamma, beta, stats.mean, stats.rate, stats.factor, stats.shift,
         *running, *out, out[0].stride(0),
         C=norm.channels, R=norm.rows, CHUNKS=norm.chunks, EPS=norm.eps, MOMENTUM=norm.momentum, BC=norm.block,
         enable_fp_fusion=False,

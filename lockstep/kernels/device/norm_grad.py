@@ -44,7 +44,7 @@ def _sums(
 @triton.jit
 def _totals(chunks, out, row, C: tl.constexpr, CHUNKS: tl.constexpr, BC: tl.constexpr):
     """The chunks of a lane as pairs: [L · CHUNKS, C] → row `lane` of out."""
-    lane = tl.program_id(1)
+    lane = tl.program_id(1).to(tl.int64)
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     place = (lane * CHUNKS + tl.arange(0, CHUNKS))[:, None] * C + c[None, :]
     value = tl.load(chunks + place, mask=(c < C)[None, :], other=0.0)
@@ -56,7 +56,7 @@ def _totals(chunks, out, row, C: tl.constexpr, CHUNKS: tl.constexpr, BC: tl.cons
 
 
 @triton.jit
-def _input_grad(
+def _dz(
     g, z, lane_mean, rate, factor, by_gamma, by_beta, dz, total, row,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, R: tl.constexpr,
     BR: tl.constexpr, BC: tl.constexpr,
@@ -71,7 +71,7 @@ def _input_grad(
     own = lane[:, None] * C + c[None, :]
     centre = tl.load(lane_mean + own, mask=mask, other=0.0)
     x = (x - centre) * tl.load(rate + own, mask=mask, other=0.0)
-    part = lane[:, None] * row + c[None, :]
+    part = lane.to(tl.int64)[:, None] * row + c[None, :]
     mean_gamma = tl.load(by_gamma + part, mask=mask, other=0.0) * (1.0 / R)
     mean_beta = tl.load(by_beta + part, mask=mask, other=0.0) * (1.0 / R)
     value = tl.load(factor + own, mask=mask, other=0.0) * (grad - mean_beta - x * mean_gamma)
@@ -85,7 +85,7 @@ def norm_grad(
     lanes, width = len(stats.mean), triton.cdiv(norm.channels, norm.block)
     total, row, border = z.numel() // norm.channels, by_gamma.stride(0), border_of(norm, dz)
     assert row == by_beta.stride(0)
-    chunks = stats.mean_parts, stats.square_parts
+    chunks = stats.first_parts, stats.second_parts
     _sums[(width, lanes * norm.chunks)](
         g, z, stats.mean, stats.rate, *chunks,
         R=norm.rows, C=norm.channels, CHUNKS=norm.chunks, BR=ROWS, BC=norm.block, enable_fp_fusion=False,
@@ -94,7 +94,7 @@ def norm_grad(
         _totals[(width, lanes)](
             parts, out, row, C=norm.channels, CHUNKS=norm.chunks, BC=norm.block, enable_fp_fusion=False
         )
-    _input_grad[(triton.cdiv(total, ROWS), width)](
+    _dz[(triton.cdiv(total, ROWS), width)](
         g, z, stats.mean, stats.rate, stats.factor, by_gamma, by_beta, dz, total, row,
         H=norm.height, W=norm.width, C=norm.channels, BH=border[0], BW=border[1], R=norm.rows,
         BR=ROWS, BC=norm.block, enable_fp_fusion=False,

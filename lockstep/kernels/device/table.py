@@ -6,7 +6,7 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -16,6 +16,7 @@ from lockstep.kernels.device.layer import Layer
 from lockstep.kernels.device.tile import Tile
 
 _TABLES = Path(__file__).parent / "tables"
+_PROGRAMS = 2048  # of a weight gradient: more parts than give so many only have to be summed
 OPERATIONS = ("forward", "input_grad", "weight_grad")
 
 
@@ -80,8 +81,10 @@ def rule(operation: str, layer: Layer, precision: str) -> Tile:
         return Tile(rows, _near(co, 16, cols), _divisor(ci, layer.depth, deepest))
     if operation == "input_grad":
         return Tile(rows, _near(ci, 16, cols), _divisor(co, layer.depth // ci * co, deepest))
+    tile = Tile(_near(co, 16, rows), _near(layer.depth, 16, cols), deepest)
     parts = 1 if layer.height * layer.width == 1 else 64 if layer.depth > 64 else 1024
-    return Tile(_near(co, 16, rows), _near(layer.depth, 16, cols), deepest, parts=parts)
+    programs = -(-co // tile.rows) * -(-layer.depth // tile.cols)
+    return replace(tile, parts=min(parts, 1 << max(_PROGRAMS // programs, 1).bit_length() - 1))
 
 
 def _near(size: int, least: int, most: int) -> int:
