@@ -88,9 +88,9 @@ class Keeper:
         while True:
             await asyncio.sleep(BEAT_S)
             now = time.monotonic()
-            for node in [*self._nodes.values()]:
+            for node in [node for node in self._nodes.values() if not node.is_here]:
                 node.tell("beat")
-                if now - node.heard > SILENT_S and not node.is_here:
+                if now - node.heard > SILENT_S:
                     self._drop(node, f"is on a node not heard for {SILENT_S:g} s")
             if self._lost_at and now - self._lost_at > _REFORM_S:
                 self._lost_at = None

@@ -22,7 +22,7 @@ from lockstep.spec.launch import RESTART_CODE
 
 _FROZEN_S = 1.0  # a worker that is stopped for so long is ended
 _DEAF_S = 60.0  # a worker whose own thread is not heard for so long hangs as a whole
-_LOOK_S = 0.1
+_LOOK_S = 0.2
 _ASK_EVERY_S = 0.5  # a worker takes a first SIGTERM for a wish to stop after its step
 _GRACE_S = 10.0  # for workers to end by themselves when they should, before they are killed
 _RESTART_AFTER_S = 0.5  # the others go on first: a new worker needs the cores that they need
