@@ -63,8 +63,8 @@ class Layer:
         ends = {*range(min(side, self.stride)), *range(max(side - self.stride, 0), side)}
         taps = [y + pad - k for y in ends for k in range(kernel)]
         reached = [tap // self.stride for tap in taps if tap % self.stride == 0]
-        past = [max(-place, place - out_side + 1) for place in reached]
-        return max([*past, 0])
+        past: list[int] = [max(-place, place - out_side + 1) for place in reached]
+        return max(0, *past) if past else 0
 
     @property
     def grad_shape(self) -> tuple[int, int, int]:
