@@ -53,6 +53,9 @@ def main() -> None:
     parser.add_argument("--batch", type=split, default=["128", "1024", "8192"])
     parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16")
     parser.add_argument("--lanes", type=int, default=8, help="of this engine")
+    parser.add_argument(
+        "--kernels", choices=("auto", "stock", "fused"), default="auto", help="of this engine"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
         "--variants",
@@ -71,7 +74,7 @@ def main() -> None:
     start = time.perf_counter()
     for variant in options.variants:
         for case in cases:
-            job = Job(case, variant, options.lanes, options.rounds, options.device)
+            job = Job(case, variant, options.lanes, options.rounds, options.device, options.kernels)
             found[case][variant] = measure(job, options.limit)
             write_records(output, collect(found))  # so that what is measured stays if time runs out
     console = Console(width=120)

@@ -8,12 +8,12 @@ from typing import Any
 from timing import Case
 
 
-def lockstep_step(case: Case, lanes: int) -> Callable[[], Any]:
+def lockstep_step(case: Case, lanes: int, kernels: str = "auto") -> Callable[[], Any]:
     """This engine's step on the GPU as training runs it, epoch after epoch; gives the loss."""
     import torch
 
     from lockstep.data.store import MemorySplit, Store
-    from lockstep.spec import Model, Optimizer, Run, Train
+    from lockstep.spec import Kernels, Model, Optimizer, Run, Train
     from lockstep.train.numerics import prepare_device
     from lockstep.train.setup import set_up
 
@@ -21,6 +21,7 @@ def lockstep_step(case: Case, lanes: int) -> Callable[[], Any]:
         model=Model(case.model),
         train=Train(epochs=100_000, batch=case.batch, lanes=lanes, precision=case.precision),
         optimizer=Optimizer("momentum", lr=1e-3),
+        kernels=Kernels(set=kernels),
     )
     shape = case.in_channels, case.size, case.size
     split = MemorySplit(

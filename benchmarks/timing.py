@@ -53,6 +53,7 @@ class Job:
     lanes: int = 1
     rounds: int = 5
     device: str = "cuda"
+    kernels: str = "auto"  # of this engine
 
 
 @dataclass
@@ -165,7 +166,7 @@ def make_step(job: Job) -> Callable[[], Any]:
     if job.variant == "lockstep":
         from own_step import lockstep_step
 
-        return lockstep_step(job.case, job.lanes)
+        return lockstep_step(job.case, job.lanes, job.kernels)
     if job.variant == "jax":
         from flax_peer import jax_step
 

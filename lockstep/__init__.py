@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from lockstep.train.event import Listener
     from lockstep.train.loop import Result
     from lockstep.train.loss import Loss
+    from lockstep.train.predict import Predictor
 
 __all__ = [
     "Data",
@@ -35,6 +36,7 @@ __all__ = [
     "Schedule",
     "Train",
     "load",
+    "predictor",
     "recipe",
     "train",
 ]
@@ -67,6 +69,18 @@ def load(run: str | Path, model: nn.Module | None = None) -> nn.Module:
     from lockstep.train.trained import open_trained
 
     return open_trained(Path("runs"), str(run), device="cpu", model=model).model
+
+
+def predictor(run: str | Path, *, device: str = "auto", model: nn.Module | None = None) -> Predictor:
+    """The trained model of a run as a function: uint8 images [N, C, H, W] → probabilities [N, classes].
+
+    On a GPU, with fused kernels, each batch size is one CUDA graph. A run of your own module needs that
+    `model`.
+    """
+    from lockstep.train.predict import Predictor
+    from lockstep.train.trained import open_trained
+
+    return Predictor(open_trained(Path("runs"), str(run), device=device, model=model))
 
 
 class _Package(ModuleType):

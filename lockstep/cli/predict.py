@@ -15,6 +15,8 @@ from lockstep.errors import BadInput
 if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
+    from torch import Tensor
+
     from lockstep.train.trained import Trained
 
 _TOP = 5
@@ -34,6 +36,7 @@ def add_parser(verbs: Verbs) -> None:
 def predict(options: argparse.Namespace) -> int:
     """Read every image first, so that a bad one is named before any work; then predict."""
     from lockstep.data.folder import read_image
+    from lockstep.train.predict import Predictor
 
     trained = open_run(options, options.device)
     missing = [str(path) for path in options.images if not path.is_file()]
@@ -47,8 +50,9 @@ def predict(options: argparse.Namespace) -> int:
         if size != (height, width):
             note = f"{path}: resized from {size[1]}×{size[0]} to {width}×{height}"
             print(note, file=sys.stderr)
+    predictor = Predictor(trained)
     for path, picture in zip(options.images, pictures, strict=True):
-        top = _top(trained, picture)
+        top = _top(trained, predictor(picture[None])[0])
         if options.json:
             print(json.dumps({"image": str(path), "top": top}))
         else:
@@ -57,12 +61,7 @@ def predict(options: argparse.Namespace) -> int:
     return 0
 
 
-def _top(trained: Trained, picture: Any) -> list[dict[str, Any]]:
-    import torch
-
-    with torch.no_grad():
-        images = trained.augment.normalize(picture[None].to(trained.device))
-        probabilities = trained.model(images.contiguous(memory_format=trained.memory_format)).softmax(1)[0]
+def _top(trained: Trained, probabilities: Tensor) -> list[dict[str, Any]]:
     values, indices = probabilities.topk(min(_TOP, len(trained.classes)))
     return [
         {"class": trained.classes[index], "index": index, "probability": value}

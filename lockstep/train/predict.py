@@ -1,0 +1,126 @@
+"""A trained model as a fast function of images.
+
+With fused kernels every batch size is one CUDA graph, from the bytes of the images to the probabilities;
+otherwise it is the model itself, with each batch norm folded into the convolution before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+from lockstep.errors import BadInput, ModelError
+from lockstep.train.loss import make_loss
+from lockstep.train.lower import FusedPlan, plan_fused
+from lockstep.train.numerics import half_precision
+from lockstep.train.trained import Trained
+
+_MOST = 8192  # images at a time
+_KEPT = 8  # batch sizes whose buffers are kept
+_Run = Callable[[Tensor], Tensor]
+
+
+class Predictor:
+    """Probabilities of the classes; made for a run that was opened, on its device."""
+
+    def __init__(self, trained: Trained) -> None:
+        self._trained = trained
+        run, device = trained.run, trained.device
+        self._plan: FusedPlan | None = None
+        with suppress(ModelError):  # a run of fused kernels may be used where there are none
+            self._plan = plan_fused(run, trained.model, make_loss(run.train), trained.shape, device)
+        self._model = None if self._plan else fold_norms(trained.model)
+        self._runs: dict[int, _Run] = {}
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Tensor:
+        """uint8 images [N, C, H, W], on any device → [N, classes] on the run's device."""
+        shape = tuple(images.shape[1:])
+        if images.dtype != torch.uint8 or shape != self._trained.shape:
+            wanted = " × ".join(map(str, self._trained.shape))
+            raise BadInput(
+                f"images must be uint8 [N, C, H, W] with C × H × W = {wanted}, as the run was trained on; "
+                f"these are {str(images.dtype).removeprefix('torch.')} {list(images.shape)}"
+            )
+        parts = [self._find(len(part))(part) for part in torch.split(images, _MOST) if len(part)]
+        empty = torch.zeros(0, len(self._trained.classes), device=self._trained.device)
+        return torch.cat(parts) if parts else empty
+
+    def _find(self, size: int) -> _Run:
+        if self._plan is None:
+            return self._with_stock_kernels
+        if size not in self._runs:
+            if len(self._runs) == _KEPT:
+                del self._runs[next(iter(self._runs))]
+            self._runs[size] = FusedBatch(self._trained, self._plan, size)
+        return self._runs[size]
+
+    def _with_stock_kernels(self, images: Tensor) -> Tensor:
+        trained, model = self._trained, self._model
+        assert model is not None
+        normal = trained.augment.normalize(images.to(trained.device))
+        with half_precision(trained.device, trained.run.train.precision == "bf16"):
+            outputs = model(normal.contiguous(memory_format=trained.memory_format))
+        probabilities: Tensor = outputs.float().softmax(1)
+        return probabilities
+
+
+class FusedBatch:
+    """So many images at once with fused kernels; on a GPU as one graph."""
+
+    def __init__(self, trained: Trained, plan: FusedPlan, size: int) -> None:
+        from lockstep.train.fused import load
+
+        device = trained.device
+        train = replace(plan.train, batch=size, lanes=1)
+        self._network = plan.form.make(1, train, device, plan.table)
+        load(plan.form, self._network, trained.model)
+        self._images = torch.zeros(size, *trained.shape, dtype=torch.uint8, device=device)
+        self._labels = torch.zeros(size, dtype=torch.int64, device=device)
+        self._order = torch.arange(size, device=device)
+        self._nothing = torch.zeros(5, dtype=torch.int64, device=device)
+        self._normal = trained.augment.normal(self._images)
+        self._result = torch.zeros(size, len(trained.classes), device=device)
+        self._launch()  # compiles, which a capture cannot
+        self._replay: Callable[[], object] = self._launch
+        if device.type == "cuda":
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self._launch()
+            self._replay = graph.replay
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """[N, C, H, W] → [N, classes]."""
+        self._images.copy_(images, non_blocking=True)
+        self._replay()
+        return self._result.clone()
+
+    def _launch(self) -> None:
+        from lockstep.kernels.device.gather import Move, gather
+
+        network, nothing = self._network, self._nothing
+        gather(
+            self._images, self._labels, self._order, self._order, nothing[:1], nothing[:1], nothing,
+            self._normal, network.x[0], network.labels, Move(), network.layers[0].pad,
+        )  # fmt: skip
+        network.forward(training=False)
+        torch.softmax(network.logits, 1, out=self._result)
+
+
+def fold_norms(model: nn.Module) -> nn.Module:
+    """A copy in which a batch norm that follows a convolution is part of it."""
+    folded = deepcopy(model).eval()
+    for module in list(folded.modules()):
+        if not isinstance(module, nn.Sequential) or type(module).forward is not nn.Sequential.forward:
+            continue
+        for i in range(len(module) - 1):
+            conv, norm = module[i], module[i + 1]
+            if type(conv) is nn.Conv2d and type(norm) is nn.BatchNorm2d and norm.track_running_stats:
+                module[i], module[i + 1] = fuse_conv_bn_eval(conv, norm), nn.Identity()
+    return folded

@@ -1,0 +1,76 @@
+"""A trained run as a function of images: the probabilities of the model itself."""
+
+import pytest
+import torch
+from small import small_run, train
+from tiny_resnet import TinyResNet
+from torch import nn
+
+import lockstep
+from lockstep.errors import BadInput
+from lockstep.models.resnet import BasicBlock
+from lockstep.train import predict
+from lockstep.train.predict import fold_norms
+
+SIZES = (
+    "data.size=8",
+    "data.num_train=8",
+    "data.num_test=4",
+    "train.batch=4",
+    "train.lanes=2",
+    "train.epochs=1",
+)
+
+
+def tiny():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 10))
+
+
+def residual():
+    torch.manual_seed(0)
+    return TinyResNet(BasicBlock(8, 8, 2), channels=8, colours=1)
+
+
+def expected(result, model, images):
+    """By the plain model, in float64; images as the data set normalizes them."""
+    found = lockstep.load(result.directory, model=model())
+    trained = lockstep.predictor(result.directory, device="cpu", model=model())._trained
+    return found.double()(trained.augment.normalize(images).double()).softmax(1)
+
+
+@pytest.mark.parametrize("kernels", ["auto", "fused"])
+@pytest.mark.parametrize("model", [tiny, residual])
+def test_it_gives_the_probabilities_of_the_model(model, kernels, tmp_path):
+    result, _ = train(small_run(*SIZES, f"kernels.set={kernels}"), tmp_path, model=model())
+    images = torch.randint(0, 256, (3, 1, 8, 8), dtype=torch.uint8)
+    found = lockstep.predictor(result.directory, device="cpu", model=model())(images)
+    assert found.shape == (3, 10) and torch.allclose(
+        found.double(), expected(result, model, images), atol=1e-5
+    )
+
+
+def test_any_number_of_images_at_a_time(tmp_path, monkeypatch):
+    result, _ = train(small_run(*SIZES, "kernels.set=fused"), tmp_path, model=tiny())
+    monkeypatch.setattr(predict, "_MOST", 2)
+    monkeypatch.setattr(predict, "_KEPT", 1)
+    images = torch.randint(0, 256, (5, 1, 8, 8), dtype=torch.uint8)
+    predictor = lockstep.predictor(result.directory, device="cpu", model=tiny())
+    together = predictor(images)
+    assert torch.equal(together, torch.cat([predictor(image[None]) for image in images]))
+    assert len(predictor._runs) == 1 and predictor(images[:0]).shape == (0, 10)
+    for wrong in (images.float(), images[:, :, 1:], images[0]):
+        with pytest.raises(BadInput, match=r"images must be uint8 \[N, C, H, W\] with C × H × W = 1 × 8 × 8"):
+            predictor(wrong)
+
+
+def test_norms_become_part_of_their_convolutions():
+    model = residual().eval()
+    for buffer in model.buffers():
+        buffer.add_(torch.rand(buffer.shape).to(buffer.dtype))
+    folded, images = fold_norms(model), torch.randn(2, 1, 9, 9)
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in folded.modules())
+    assert any(isinstance(module, nn.BatchNorm2d) for module in model.modules()), (
+        "the model itself is as it was"
+    )
+    assert torch.allclose(folded(images), model(images), atol=1e-5)
