@@ -1,4 +1,4 @@
-"""The engine of a generation: the steps of an epoch, on the device where kernels are for it, or not.
+"""The engine of a generation: the steps of an epoch, wholly on the device or through the host.
 
 A batch's way ends here: store → order → augment → loader → step. Either way gives the same bits.
 """

@@ -78,7 +78,7 @@ class TwoBatches:
     ahead = 1  # the next may take long to read, and who waits wants to know of those before
 
     def __init__(self, split: Split, order: Tensor, device: torch.device) -> None:
-        self._split, self._order, self._device = split, order, device
+        self._split, self._order = split, order
         steps, count = order.shape
         like, _ = split.read(torch.zeros(1, dtype=torch.int64))
         shape, pinned = (2, count, *like.shape[1:]), device.type == "cuda"

@@ -22,6 +22,7 @@ from lockstep.train.numerics import half_precision
 from lockstep.train.trained import Trained
 
 _MOST = 8192  # images at a time
+_VALUES = 2**31 - 1  # of a layer for all of them: kernels count in 32 bits
 _KEPT = 8  # batch sizes whose buffers are kept
 _Run = Callable[[Tensor], Tensor]
 
@@ -36,6 +37,8 @@ class Predictor:
         with suppress(ModelError):  # a run of fused kernels may be used where there are none
             self._plan = plan_fused(run, trained.model, make_loss(run.train), trained.shape, device)
         self._model = None if self._plan else fold_norms(trained.model)
+        values = max(layer.num_values for layer in self._plan.form.layers) if self._plan else 1
+        self._most = max(min(_MOST, _VALUES // values), 1)
         self._runs: dict[int, _Run] = {}
 
     @torch.no_grad()
@@ -48,7 +51,7 @@ class Predictor:
                 f"images must be uint8 [N, C, H, W] with C × H × W = {wanted}, as the run was trained on; "
                 f"these are {str(images.dtype).removeprefix('torch.')} {list(images.shape)}"
             )
-        parts = [self._find(len(part))(part) for part in torch.split(images, _MOST) if len(part)]
+        parts = [self._find(len(part))(part) for part in torch.split(images, self._most) if len(part)]
         empty = torch.zeros(0, len(self._trained.classes), device=self._trained.device)
         return torch.cat(parts) if parts else empty
 

@@ -147,7 +147,7 @@ def test_gradients_are_the_same_at_any_number_of_workers(kind: str) -> None:
         model = nn.Sequential(*layers).to(DEVICE)
     fused = fuse(model, lanes, "fp32")
     found = []
-    for workers in (1, 2, 3, 4, 8) if kind == "chain" else (1, 3, 8):  # the interpreter is slow
+    for workers in (1, 2, 3, 4, 8):
         tree = LaneTree()
         for own in (worker_lanes(8, workers, rank) for rank in range(workers)):
             for output in fused.run(lanes.range(own.start, len(own)), 0):

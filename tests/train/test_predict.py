@@ -52,7 +52,7 @@ def test_it_gives_the_probabilities_of_the_model(model, kernels, tmp_path):
 
 def test_any_number_of_images_at_a_time(tmp_path, monkeypatch):
     result, _ = train(small_run(*SIZES, "kernels.set=fused"), tmp_path, model=tiny())
-    monkeypatch.setattr(predict, "_MOST", 2)
+    monkeypatch.setattr(predict, "_VALUES", 2 * 10 * 10 * 4 + 5)  # so two images at a time
     monkeypatch.setattr(predict, "_KEPT", 1)
     images = torch.randint(0, 256, (5, 1, 8, 8), dtype=torch.uint8)
     predictor = lockstep.predictor(result.directory, device="cpu", model=tiny())

@@ -61,6 +61,14 @@ def image_place(q, c, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, BH: tl.
 
 
 @triton.jit
+def chunk_rows(part, R: tl.constexpr, CHUNKS: tl.constexpr):
+    """The first row of a chunk among those of all lanes, and how many it has."""
+    SIZE: tl.constexpr = (R + CHUNKS - 1) // CHUNKS
+    first = part % CHUNKS * SIZE
+    return part // CHUNKS * R + first, tl.maximum(tl.minimum(SIZE, R - first), 0)
+
+
+@triton.jit
 def _join(left_count, left_mean, left_square, right_count, right_mean, right_square):
     """Mean and squared deviations of two sets together; the left ones if the right set is empty."""
     count = tl.maximum(left_count + right_count, 1).to(tl.float32)
@@ -77,9 +85,7 @@ def _moments(
     """A chunk's mean and sum of squared deviations, block after block."""
     SIZE: tl.constexpr = (R + CHUNKS - 1) // CHUNKS
     part = tl.program_id(1)
-    first = part % CHUNKS * SIZE
-    count = tl.maximum(tl.minimum(SIZE, R - first), 0)
-    first += part // CHUNKS * R
+    first, count = chunk_rows(part, R, CHUNKS)
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     centre = tl.zeros((BC,), tl.float32)
     total = tl.zeros((BC,), tl.float32)

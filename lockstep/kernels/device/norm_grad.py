@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lockstep.kernels.device.norm import ROWS, Norm, Statistics, border_of, halves, image_place
+from lockstep.kernels.device.norm import ROWS, Norm, Statistics, border_of, chunk_rows, halves, image_place
 
 
 @triton.jit
@@ -20,9 +20,7 @@ def _sums(
     """A chunk's Σ g · x̂ and Σ g, where x̂ is z normalized."""
     SIZE: tl.constexpr = (R + CHUNKS - 1) // CHUNKS
     part = tl.program_id(1)
-    first = part % CHUNKS * SIZE
-    count = tl.maximum(tl.minimum(SIZE, R - first), 0)
-    first += part // CHUNKS * R
+    first, count = chunk_rows(part, R, CHUNKS)
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     own = part // CHUNKS * C + c
     centre = tl.load(lane_mean + own, mask=c < C, other=0.0)
