@@ -17,11 +17,11 @@ _RULES = {"sgd": 0, "momentum": 1, "nag": 2, "adagrad": 3, "rmsprop": 4, "adadel
 
 @triton.jit
 def _update(
-    p, g, first, second, average, copy, values, cursor, bad, size, params,
+    p, g, first, second, average, copy, values, cursor, bad, size, trained,
     RULE: tl.constexpr, AVERAGES: tl.constexpr, DECAY: tl.constexpr,
     A: tl.constexpr, B: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`values` [steps, 6]: see `row`."""
+    """`values` [steps, 6]: see `row`. The first `trained` of `size` values are no statistics."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     values += tl.load(cursor) * 6
     inside = (i < size) & (tl.load(bad) == 0)
@@ -63,7 +63,7 @@ def _update(
         tl.store(first + i, mean, mask=inside)
         unbiased = tl.div_rn(square, tl.load(values + 2))
         move = tl.div_rn(tl.div_rn(mean, tl.load(values + 1)), tl.sqrt_rn(unbiased) + EPS)
-    weight = tl.where(i < params, weight - move * lr, given)
+    weight = tl.where(i < trained, weight - move * lr, given)
     tl.store(p + i, weight, mask=inside)
     if AVERAGES:
         old = tl.load(average + i, mask=inside, other=0.0) * tl.load(values + 4)
@@ -83,18 +83,18 @@ def _advance(cursor, bad, loss, right, results):
 
 def update(
     optimizer: Optimizer, p: Tensor, g: Tensor, memory: list[Tensor], average: Tensor | None, copy: Tensor,
-    values: Tensor, cursor: Tensor, bad: Tensor, params: int,
+    values: Tensor, cursor: Tensor, bad: Tensor, trained: int,
 ) -> None:  # fmt: skip
     """Change the flat table `p`, its `memory`, `average` and `copy` by the gradient `g`, unless `bad`.
 
-    `values` has a `row` for each step, read at the `cursor`. What lies behind the first `params` values are
+    `values` has a `row` for each step, read at the `cursor`. What lies behind the first `trained` values are
     statistics, and `g` has their new values.
     """
     options = optimizer.options
     first, second = (*memory, None, None)[:2]
     a = options.get("momentum", options.get("alpha", options.get("rho", options.get("beta1", 0.0))))
     _update[(triton.cdiv(len(p), _BLOCK),)](
-        p, g, first, second, average, copy, values, cursor, bad, len(p), params,
+        p, g, first, second, average, copy, values, cursor, bad, len(p), trained,
         RULE=_RULES[optimizer.name], AVERAGES=average is not None, DECAY=optimizer.weight_decay,
         A=a, B=options.get("beta2", 0.0), EPS=options.get("eps", 0.0), BLOCK=_BLOCK, enable_fp_fusion=False,
     )  # fmt: skip
