@@ -50,7 +50,7 @@ def train_on(setup: Any) -> Iterator[float]:
         setup.store.train, setup.augment(), batch=train.batch, lanes=train.lanes, device=setup.device
     )
     lowered = setup.lower(lambda: next(loader.epoch(0)))
-    resident = make_resident(setup, state, lowered, Group(), Launch()) if setup.fused else None
+    resident = make_resident(setup, state, lowered, Group(), Launch()) if setup.plan else None
     step = Step(run, state, lowered, len(loader))
     while True:
         if resident:

@@ -22,7 +22,9 @@ def main() -> None:
             draw_node(axes, first, height, own, roots)
     for rank, lanes in enumerate(own):
         middle = (lanes.start + lanes.stop - 1) / 2
-        axes.text(middle, -0.78, f"worker {rank}", ha="center", color=COLORS[rank], fontsize=12, weight="bold")
+        axes.text(
+            middle, -0.78, f"worker {rank}", ha="center", color=COLORS[rank], fontsize=12, weight="bold"
+        )
         axes.plot([lanes.start - 0.3, lanes.stop - 0.7], [-0.52, -0.52], color=COLORS[rank], lw=4)
     notes = "a ring: this sum goes to other workers, rounded to the wire type like every node\n"
     notes += "grey: added by the worker that owns the slice, in this order"

@@ -55,9 +55,9 @@ def train_command(runs_dir: Path, *arguments: str, overrides: tuple[str, ...] = 
     )
 
 
-def call(arguments: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+def call(arguments: list[str], timeout: float = 55, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a command to its end and keep what it printed."""
-    return subprocess.run(arguments, check=False, capture_output=True, text=True, timeout=55, **options)
+    return subprocess.run(arguments, check=False, capture_output=True, text=True, timeout=timeout, **options)
 
 
 def summary(directory: Path) -> dict[str, Any]:

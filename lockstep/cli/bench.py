@@ -48,7 +48,7 @@ def tune_tiles(options: argparse.Namespace) -> int:
     """Find the tiles and write them down."""
     from lockstep.train.check import explain_memory
     from lockstep.train.loss import make_loss
-    from lockstep.train.lower import plan_fused
+    from lockstep.train.lower import plan_device
     from lockstep.train.numerics import prepare_device
     from lockstep.train.setup import build_model, open_data
 
@@ -62,8 +62,8 @@ def tune_tiles(options: argparse.Namespace) -> int:
         raise BadInput("bench tune: torch sees no GPU here, and tiles are for a GPU; run `lockstep doctor`")
     store = open_data(run)
     model = build_model(run, store.shape, len(store.classes))
-    plan = plan_fused(run, model, make_loss(run.train), store.shape, device)
-    if plan is None:
+    plan = plan_device(run, model, make_loss(run.train), store.shape, device)
+    if plan is None or not plan.layers:
         raise ModelError(
             f"model.name={run.model.name} in {run.train.precision} runs on stock kernels, which have no "
             "tiles; -o kernels.set=fused says why"
@@ -78,7 +78,7 @@ def tune_tiles(options: argparse.Namespace) -> int:
         tasks = {name: bars.add_task(name, total=None) for name in ("compiling", "timing")}
         tiles = tune(
             plan.form.make,
-            plan.form.layers,
+            plan.layers,
             run.train,
             lambda name, done, total: bars.update(tasks[name], completed=done, total=total),
             processes,

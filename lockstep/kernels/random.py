@@ -24,7 +24,7 @@ def key(*parts: int | str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
 
 
-def bits(base: int, counter: Tensor) -> Tensor:
+def bits(base: int | Tensor, counter: Tensor) -> Tensor:
     """64 random bits for each element of an int64 `counter` under the key `base` (splitmix64)."""
     x = (counter + 1) * _GOLDEN + base
     x = (x ^ _shift_right(x, 30)) * _MIX_1
@@ -37,7 +37,7 @@ def integers(base: int, counter: Tensor, bound: int) -> Tensor:
     return _shift_right(bits(base, counter), 2) % bound
 
 
-def uniform(base: int, counter: Tensor) -> Tensor:
+def uniform(base: int | Tensor, counter: Tensor) -> Tensor:
     """Floats in [0, 1) with 24 random bits, exact in fp32."""
     return _shift_right(bits(base, counter), 40).to(torch.float32) * (1.0 / (1 << 24))
 

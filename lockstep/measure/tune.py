@@ -14,7 +14,7 @@ from itertools import product
 
 import torch
 
-from lockstep.kernels.device.flat import DeviceNetwork, Make
+from lockstep.kernels.device.flat import KernelNetwork, Make
 from lockstep.kernels.device.layer import Layer
 from lockstep.kernels.device.table import OPERATIONS, Table, key, rule
 from lockstep.kernels.device.tile import Tile
@@ -89,7 +89,7 @@ def tune(
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
         for number, _ in enumerate(pool.map(_compile, work), 1):
             progress("compiling", number, processes)
-    network = _network(make, train)
+    network = _network(make, train, train.lanes)
     best: dict[str, tuple[float, Tile]] = {}
     for number, candidate in enumerate(every, 1):
         name = key(candidate.operation, layers[candidate.layer], train.precision)
@@ -100,9 +100,10 @@ def tune(
     return {name: tile for name, (_, tile) in best.items()}
 
 
-def _network(make: Make, train: Train) -> DeviceNetwork:
+def _network(make: Make, train: Train, lanes: int) -> KernelNetwork:
     """Buffers with random values: on zeros some kernels are faster."""
-    network = make(train.lanes, train, torch.device("cuda"), Table())
+    network = make(lanes, train, torch.device("cuda"), Table())
+    assert isinstance(network, KernelNetwork)
     network.x[0].normal_()
     network.copy.normal_(std=0.05)
     network.weights.copy_(network.copy.abs())
@@ -114,12 +115,12 @@ def _network(make: Make, train: Train) -> DeviceNetwork:
 
 def _compile(work: tuple[Make, Train, list[Candidate]]) -> None:
     make, train, every = work
-    network = _network(make, train)
+    network = _network(make, train, lanes=1)  # many processes share the device's memory
     for candidate in every:
         _launch(network, candidate)
 
 
-def _launch(network: DeviceNetwork, candidate: Candidate) -> bool:
+def _launch(network: KernelNetwork, candidate: Candidate) -> bool:
     """Whether a candidate runs at all: a compiler may refuse it, or a chip have too little for it."""
     network.tiles[candidate.layer][candidate.operation] = candidate.tile
     try:
@@ -132,7 +133,7 @@ def _launch(network: DeviceNetwork, candidate: Candidate) -> bool:
     return True
 
 
-def _time(network: DeviceNetwork, candidate: Candidate) -> float | None:
+def _time(network: KernelNetwork, candidate: Candidate) -> float | None:
     from triton.testing import do_bench
 
     if not _launch(network, candidate):

@@ -33,7 +33,7 @@ SCHEDULES: dict[str, dict[str, float]] = {
 PRECISIONS = ("fp32", "tf32", "bf16")
 WIRES = ("fp32", "bf16")
 LOSSES = ("cross_entropy", "squared_error")
-KERNEL_SETS = ("auto", "stock", "fused")
+KERNEL_SETS = ("auto", "stock", "fused", "compiled")
 AUGMENTATIONS = ("flip", "crop", "cutout")
 
 

@@ -19,7 +19,7 @@ from lockstep.kernels.device.tree import tree_sum
 from lockstep.kernels.device.update import advance, row, update
 from lockstep.spec import Run
 from lockstep.train.clip import clip_gradients, gradient_norm
-from lockstep.train.fused import Fused
+from lockstep.train.device_lanes import DeviceLanes
 from lockstep.train.images import find_images
 from lockstep.train.schedule import learning_rate
 from lockstep.train.state import TrainState
@@ -30,7 +30,7 @@ class DeviceStep:
     """The tables of a Run on the device, and the kernels of its step for the lanes of one worker."""
 
     def __init__(
-        self, run: Run, state: TrainState, fused: Fused, split: Split, augment: Augment, own: range
+        self, run: Run, state: TrainState, fused: DeviceLanes, split: Split, augment: Augment, own: range
     ) -> None:
         self.run, self.state, self._fused, self._augment, self._own = run, state, fused, augment, own
         device = next(iter(fused.params.values())).device
@@ -73,12 +73,11 @@ class DeviceStep:
         gather(
             self.images.images, self.images.labels, self.images.places, self._order, self._cursor,
             self._bad, self._augment_keys, self._normal, network.x[0], network.labels, move,
-            network.layers[0].pad,
+            network.pad,
         )  # fmt: skip
         if any(self._form.drops):
             network.keys.copy_(self._keys.index_select(0, self._cursor)[0])
-        network.forward()
-        network.backward()
+        network.compute()
         first = 0
         for root, height in zip(self.roots, self.heights, strict=True):
             network.sum_lanes(range(first, first + (1 << height)), root, self._ignored)

@@ -86,7 +86,7 @@ class Engine:
 
     def _make_resident(self) -> Resident | None:
         """Steps that never leave the device, where kernels allow it."""
-        if not self._setup.fused or self._launch.audit:
+        if not self._setup.plan or self._launch.audit:
             return None
         from lockstep.train.resident import make_resident
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.comm.tree import tree_sum
-from lockstep.kernels.device.flat import DeviceNetwork
+from lockstep.kernels.device.flat import KernelNetwork
 from lockstep.kernels.device.gather import Move, gather
+from lockstep.train.device_lanes import Form, load
 from lockstep.train.evaluate import Evaluator
-from lockstep.train.fused import Form, load
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class FusedEvaluator(Evaluator):
     """Evaluates on the buffers of a network, whose weights it replaces by the model's."""
 
     form: Form
-    network: DeviceNetwork
+    network: KernelNetwork
 
     def measure(self, model: nn.Module, own: range) -> tuple[Tensor, Tensor]:
         network = self.network
@@ -51,7 +51,7 @@ class FusedEvaluator(Evaluator):
         nothing = torch.zeros(5, dtype=torch.int64, device=device)
         gather(
             images, labels, order, order, nothing[:1], nothing[:1], nothing, self.augment.normal(images),
-            network.x[0], network.labels, Move(), network.layers[0].pad,
+            network.x[0], network.labels, Move(), network.pad,
         )  # fmt: skip
 
     def _sums(self, values: Tensor, real: Tensor) -> Tensor:

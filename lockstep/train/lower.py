@@ -24,8 +24,11 @@ from lockstep.train.together import Together, chain_of, same_bits
 
 if TYPE_CHECKING:
     from lockstep.kernels.device.flat import DeviceNetwork
+    from lockstep.kernels.device.layer import Layer
     from lockstep.kernels.device.table import Table
-    from lockstep.train.fused import Form
+    from lockstep.train.chain import Chain
+    from lockstep.train.device_lanes import Form
+    from lockstep.train.residual import Residuals
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,8 @@ def lower(
 
 
 @dataclass(frozen=True)
-class FusedPlan:
-    """A model as fused layers, and the table its tiles come from."""
+class DevicePlan:
+    """How whole steps run on the device: a model in the form that its kernels take, and a table of tiles."""
 
     form: Form
     table: Table
@@ -78,51 +81,76 @@ class FusedPlan:
             self._networks[lanes] = self.form.make(lanes, self.train, self.device, self.table)
         return self._networks[lanes]
 
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """The fused layers; none if the kernels are compiled."""
+        return getattr(self.form, "layers", ())
+
     def facts(self) -> dict[str, str]:
         """What of it may change bits."""
         import triton
 
-        tiles = self.table.digest(self.form.layers, self.train.precision)
         triton_facts = triton.__version__ + (" interpreted" if triton.knobs.runtime.interpret else "")
+        if not self.layers:
+            return {"set": "compiled", "triton": triton_facts}
+        tiles = self.table.digest(self.layers, self.train.precision)
         return {"set": "fused", "tiles": tiles, "triton": triton_facts}
 
 
-def plan_fused(
+def plan_device(
     run: Run, model: nn.Module, loss: Loss, shape: tuple[int, int, int], device: torch.device
-) -> FusedPlan | None:
-    """How fused kernels compute a run; None for stock ones. `auto` takes them where they are known to pay."""
+) -> DevicePlan | None:
+    """How whole steps run on the device; None for stock kernels through the host.
+
+    `auto` takes what is known to pay: on a GPU, fused kernels, or compiled ones for a model of known modules.
+    """
     wanted = run.kernels.set
     if wanted == "stock" or (wanted == "auto" and (device.type != "cuda" or run.train.precision == "fp32")):
         return None
-    try:
-        return _plan(run, model, loss, shape, device)
-    except ModelError as error:
-        if wanted == "fused":
-            raise ModelError(f"kernels.set=fused: {error}: use kernels.set=auto") from None
-        return None
+    for kernels in ("fused", "compiled") if wanted == "auto" else (wanted,):
+        try:
+            return _plan(kernels, run, model, loss, shape, device)
+        except ModelError as error:
+            if wanted != "auto":
+                raise ModelError(f"kernels.set={kernels}: {error}: use kernels.set=auto") from None
+    return None
 
 
 def _plan(
-    run: Run, model: nn.Module, loss: Loss, shape: tuple[int, int, int], device: torch.device
-) -> FusedPlan:
+    kernels: str, run: Run, model: nn.Module, loss: Loss, shape: tuple[int, int, int], device: torch.device
+) -> DevicePlan:
     if not find_spec("triton"):
         raise ModelError("the package triton is not installed")
     from lockstep.kernels.device import is_usable
-    from lockstep.kernels.device.table import find_table
-    from lockstep.train.chain import find_chain
-    from lockstep.train.residual import find_residual
+    from lockstep.kernels.device.table import Table, find_table
 
     if not is_usable(device):
         raise ModelError(f"its kernels do not run on {device.type}")
     if not isinstance(loss, CrossEntropy):
         raise ModelError("it has no loss but cross_entropy")
-    form = find_chain(model, shape) or (find_residual(model, shape) if run.kernels.set == "fused" else None)
+    if kernels == "compiled":
+        from lockstep.train.compiled import find_compiled
+
+        compiled = find_compiled(model, shape)
+        if run.kernels.set == "auto" and not compiled.model.at_once:
+            raise ModelError("the model has modules of which nothing is known")
+        return DevicePlan(compiled, Table(), run.train, device)
+    form = _find_form(model, shape, wanted=run.kernels.set)
+    if max(layer.num_values for layer in form.layers) * run.train.batch >= 2**31:
+        raise ModelError(f"train.batch={run.train.batch} is too large: a layer has more than 2^31 values")
+    path = Path(run.kernels.table) if run.kernels.table else None
+    return DevicePlan(form, find_table(device, path), run.train, device)
+
+
+def _find_form(model: nn.Module, shape: tuple[int, int, int], wanted: str) -> Chain | Residuals:
+    """The model as fused layers."""
+    from lockstep.train.chain import find_chain
+    from lockstep.train.residual import find_residual
+
+    form = find_chain(model, shape) or (find_residual(model, shape) if wanted == "fused" else None)
     if form is None:
         raise ModelError(
             "the model is no chain of convolutions (stride 1, with bias), ReLU, 2x2 max pooling, fully "
             "connected layers, and dropout after the ReLU of one, and no resnet with the small stem"
         )
-    if max(layer.num_values for layer in form.layers) * run.train.batch >= 2**31:
-        raise ModelError(f"train.batch={run.train.batch} is too large: a layer has more than 2^31 values")
-    path = Path(run.kernels.table) if run.kernels.table else None
-    return FusedPlan(form, find_table(device, path), run.train, device)
+    return form

@@ -81,8 +81,8 @@ def _adadelta(rho: float, eps: float, grads: Tensors, state: State) -> Tensors:
 def _adam(beta1: float, beta2: float, eps: float, step: int, grads: Tensors, state: State) -> Tensors:
     square = _average(state["square"], beta2, torch._foreach_mul(grads, grads))
     mean = _average(state["mean"], beta1, grads)
-    unbiased = torch._foreach_div(square, 1.0 - beta2 ** (step + 1))
-    return _over_root(torch._foreach_div(mean, 1.0 - beta1 ** (step + 1)), unbiased, eps)
+    unbiased = _over(square, 1.0 - beta2 ** (step + 1))
+    return _over_root(_over(mean, 1.0 - beta1 ** (step + 1)), unbiased, eps)
 
 
 def _decay_and_add(memory: Tensors, decay: float, values: Tensors) -> Tensors:
@@ -96,6 +96,12 @@ def _average(memory: Tensors, decay: float, values: Tensors) -> Tensors:
     """memory ← decay · memory + (1 − decay) · values; `values` are used up."""
     torch._foreach_mul_(values, 1.0 - decay)
     return _decay_and_add(memory, decay, values)
+
+
+def _over(values: Tensors, divisor: float) -> Tensors:
+    """Quotients rounded once: a GPU multiplies by the reciprocal of a number that is no tensor."""
+    by = torch.full((), divisor, dtype=values[0].dtype, device=values[0].device)
+    return torch._foreach_div(values, [by] * len(values))
 
 
 def _roots(values: Tensors) -> list[Tensor]:

@@ -17,7 +17,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from lockstep.errors import BadInput, ModelError
 from lockstep.train.loss import make_loss
-from lockstep.train.lower import FusedPlan, plan_fused
+from lockstep.train.lower import DevicePlan, plan_device
 from lockstep.train.numerics import half_precision
 from lockstep.train.trained import Trained
 
@@ -33,11 +33,12 @@ class Predictor:
     def __init__(self, trained: Trained) -> None:
         self._trained = trained
         run, device = trained.run, trained.device
-        self._plan: FusedPlan | None = None
+        self._plan: DevicePlan | None = None
         with suppress(ModelError):  # a run of fused kernels may be used where there are none
-            self._plan = plan_fused(run, trained.model, make_loss(run.train), trained.shape, device)
+            plan = plan_device(run, trained.model, make_loss(run.train), trained.shape, device)
+            self._plan = plan if plan and plan.layers else None
         self._model = None if self._plan else fold_norms(trained.model)
-        values = max(layer.num_values for layer in self._plan.form.layers) if self._plan else 1
+        values = max(layer.num_values for layer in self._plan.layers) if self._plan else 1
         self._most = max(min(_MOST, _VALUES // values), 1)
         self._runs: dict[int, _Run] = {}
 
@@ -77,12 +78,15 @@ class Predictor:
 class FusedBatch:
     """So many images at once with fused kernels; on a GPU as one graph."""
 
-    def __init__(self, trained: Trained, plan: FusedPlan, size: int) -> None:
-        from lockstep.train.fused import load
+    def __init__(self, trained: Trained, plan: DevicePlan, size: int) -> None:
+        from lockstep.kernels.device.flat import KernelNetwork
+        from lockstep.train.device_lanes import load
 
         device = trained.device
         train = replace(plan.train, batch=size, lanes=1)
-        self._network = plan.form.make(1, train, device, plan.table)
+        network = plan.form.make(1, train, device, plan.table)
+        assert isinstance(network, KernelNetwork)
+        self._network = network
         load(plan.form, self._network, trained.model)
         self._images = torch.zeros(size, *trained.shape, dtype=torch.uint8, device=device)
         self._labels = torch.zeros(size, dtype=torch.int64, device=device)
@@ -110,7 +114,7 @@ class FusedBatch:
         network, nothing = self._network, self._nothing
         gather(
             self._images, self._labels, self._order, self._order, nothing[:1], nothing[:1], nothing,
-            self._normal, network.x[0], network.labels, Move(), network.layers[0].pad,
+            self._normal, network.x[0], network.labels, Move(), network.pad,
         )  # fmt: skip
         network.forward(training=False)
         torch.softmax(network.logits, 1, out=self._result)

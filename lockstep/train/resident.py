@@ -20,7 +20,7 @@ from lockstep.comm.tree import worker_lanes
 from lockstep.errors import GroupLost
 from lockstep.spec import Launch
 from lockstep.train.device import DeviceStep
-from lockstep.train.fused import Fused
+from lockstep.train.device_lanes import DeviceLanes
 from lockstep.train.lane import LaneByLane
 from lockstep.train.setup import Setup
 from lockstep.train.state import TrainState
@@ -164,7 +164,7 @@ def make_resident(
     setup: Setup, state: TrainState, fused: LaneByLane, group: Group, launch: Launch
 ) -> Resident:
     """Steps that never leave the device."""
-    assert isinstance(fused, Fused)
+    assert isinstance(fused, DeviceLanes)
     own = worker_lanes(setup.run.train.lanes, group.size, group.rank)
     step = DeviceStep(setup.run, state, fused, setup.store.train, setup.augment(), own)
     reduction = _make_reduction(step, group, launch)

@@ -32,7 +32,7 @@ from lockstep.train.describe import describe_loss, describe_module
 from lockstep.train.evaluate import Evaluator
 from lockstep.train.lane import LaneByLane
 from lockstep.train.loss import Loss, make_loss
-from lockstep.train.lower import FusedPlan, Sample, lower, plan_fused
+from lockstep.train.lower import DevicePlan, Sample, lower, plan_device
 from lockstep.train.numerics import memory_format
 from lockstep.train.state import model_tensors, tensors_sha256
 
@@ -49,7 +49,7 @@ class Setup:
     identity: Identity
     warnings: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
-    fused: FusedPlan | None = None  # None: stock kernels
+    plan: DevicePlan | None = None  # of whole steps on the device; None: stock kernels through the host
     together: dict[int, bool] = field(default_factory=dict)  # whether so many lanes can run at once
 
     @property
@@ -68,10 +68,10 @@ class Setup:
     def lower(self, read: Callable[[], Lanes]) -> LaneByLane:
         """The model made ready to run lanes; `read` gives those of a step, for their shapes."""
         run = self.run
-        if self.fused:
-            from lockstep.train.fused import Fused
+        if self.plan:
+            from lockstep.train.device_lanes import DeviceLanes
 
-            return Fused(self.model, self.fused, run.seed)
+            return DeviceLanes(self.model, self.plan, run.seed)
         return lower(
             self.model,
             self.loss,
@@ -88,7 +88,7 @@ class Setup:
     def evaluator(self, group: Group) -> Evaluator:
         """Evaluation on the test split, in blocks of one lane, by all workers."""
         parts = self.run, self.store.test, self.augment(), self.loss, self.device, group
-        return make_evaluator(*parts, fused=self.fused)
+        return make_evaluator(*parts, plan=self.plan)
 
 
 def set_up(
@@ -136,16 +136,16 @@ def set_up(
     check_output(model, store, device)
     chosen_loss = loss or make_loss(run.train)
     check_lane(model, chosen_loss, store, run, device)
-    fused = plan_fused(run, model, chosen_loss, store.shape, device)
+    plan = plan_device(run, model, chosen_loss, store.shape, device)
     identity = make_identity(
         run,
         data={**store.manifest, **data_facts(store)},
         model=source,
         fingerprint=fingerprint(device),
-        kernels=fused.facts() if fused else {"set": "stock"},
+        kernels=plan.facts() if plan else {"set": "stock"},
     )
     warnings = warnings_of(run, model, len(store.train))
-    return Setup(run, device, store, model, chosen_loss, identity, warnings, notices, fused)
+    return Setup(run, device, store, model, chosen_loss, identity, warnings, notices, plan)
 
 
 def make_evaluator(
@@ -155,15 +155,17 @@ def make_evaluator(
     loss: Loss,
     device: torch.device,
     group: Group,
-    fused: FusedPlan | None = None,
+    plan: DevicePlan | None = None,
 ) -> Evaluator:
     """Evaluation on a split, with the kernels that trained."""
-    if fused is None:
+    if plan is None or not plan.layers:
         return Evaluator(run, split, augment, loss, device, group)
+    from lockstep.kernels.device.flat import KernelNetwork
     from lockstep.train.fused_evaluator import FusedEvaluator
 
-    network = fused.network(len(worker_lanes(run.train.lanes, group.size, group.rank)))
-    return FusedEvaluator(run, split, augment, loss, device, group, form=fused.form, network=network)
+    network = plan.network(len(worker_lanes(run.train.lanes, group.size, group.rank)))
+    assert isinstance(network, KernelNetwork)
+    return FusedEvaluator(run, split, augment, loss, device, group, form=plan.form, network=network)
 
 
 def open_data(run: Run) -> Store:

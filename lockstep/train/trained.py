@@ -19,7 +19,7 @@ from lockstep.train.checkpoint import Saved
 from lockstep.train.directory import RunDirectory
 from lockstep.train.evaluate import Evaluation
 from lockstep.train.loss import make_loss
-from lockstep.train.lower import plan_fused
+from lockstep.train.lower import plan_device
 from lockstep.train.numerics import memory_format, plain_torch, prepare_device
 from lockstep.train.resume import check_checkpoint, newest_checkpoint
 from lockstep.train.setup import build_model, data_facts, make_augment, make_evaluator, place
@@ -47,11 +47,11 @@ class Trained:
     def evaluate(self, store: Store) -> Evaluation:
         """Loss and accuracy on the test images, with the kernels that trained it where they run."""
         run, loss = self.run, make_loss(self.run.train)
-        fused = None
+        plan = None
         if self.identity.get("kernels.set") == "fused" and self.device.type == "cuda":
-            fused = plan_fused(run, self.model, loss, self.shape, self.device)
+            plan = plan_device(run, self.model, loss, self.shape, self.device)
         parts = run, store.test, self.augment, loss, self.device, Group()
-        return make_evaluator(*parts, fused=fused)(self.model)
+        return make_evaluator(*parts, plan=plan)(self.model)
 
 
 def open_trained(

@@ -25,8 +25,8 @@ from lockstep.spec import Model, Optimizer, Run, Train
 from lockstep.spec.run import OPTIMIZERS
 from lockstep.train.chain import find_chain
 from lockstep.train.device import DeviceStep
-from lockstep.train.fused import Fused
-from lockstep.train.lower import FusedPlan
+from lockstep.train.device_lanes import DeviceLanes
+from lockstep.train.lower import DevicePlan
 from lockstep.train.residual import find_residual
 from lockstep.train.state import TrainState
 
@@ -93,7 +93,7 @@ def main(model_name: str, precision: str) -> None:
         step = DeviceStep(
             run,
             state,
-            Fused(model, FusedPlan(form, tiles, train, torch.device("cpu")), 0),
+            DeviceLanes(model, DevicePlan(form, tiles, train, torch.device("cpu")), 0),
             split,
             augment,
             range(2),

@@ -142,8 +142,17 @@ FUSED = (*CASES["emotion48"], "train.precision=bf16", "data.size=48", "train.cli
 RESIDUAL = (*CASES["resnet18"], "data.size=32", "kernels.set=fused", "train.ema=0.9")
 
 
+COMPILED = ("train.precision=bf16", "kernels.set=compiled", "data.num_train=200")
+NORMED = (*CASES["resnet18"], *COMPILED, "data.size=32")
+GROUPED = (*COMPILED, "model.name=alexnet", "data.size=64")  # with dropout
+
+
 @pytest.mark.parametrize("wire", ["fp32", "bf16"])
-@pytest.mark.parametrize("keys", [FUSED, RESIDUAL], ids=["emotion48", "resnet18"])
+@pytest.mark.parametrize(
+    "keys",
+    [FUSED, RESIDUAL, NORMED, GROUPED],
+    ids=["emotion48", "resnet18", "resnet18, compiled", "alexnet, compiled"],
+)
 def test_whole_steps_on_the_device_are_the_same_bits_however_they_run(keys, wire, tmp_path):
     found = {}
     ways = {"graph": (), "launches": ("--no-graph",), "host": ("--audit", "10000")}
@@ -151,7 +160,7 @@ def test_whole_steps_on_the_device_are_the_same_bits_however_they_run(keys, wire
     for name, flags in ways.items():
         command = train_command(tmp_path / name, overrides=(*keys, f"train.wire={wire}"))
         command[command.index("cpu")] = "cuda"
-        done = call([*command, *flags])
+        done = call([*command, *flags], timeout=150)  # the first one compiles
         assert done.returncode == 0, (name, done.stderr)
         found[name] = tuple(summary(tmp_path / name / "run")[key] for key in ("weights_sha256", "loss"))
     assert len(set(found.values())) == 1, found

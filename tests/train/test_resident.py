@@ -57,8 +57,10 @@ def hashes(result):
         (tiny, ("optimizer.name=sgd", "train.wire=bf16")),
         (residual, ("train.ema=0.9", "train.clip=0.5", "data.num_train=8")),
         (residual, ("train.wire=bf16", "data.num_train=4")),
+        (tiny, ("kernels.set=compiled", "train.label_smoothing=0.1", AUGMENT)),
+        (residual, ("kernels.set=compiled", "train.ema=0.9", "train.clip=0.5", "train.wire=bf16")),
     ],
-    ids=["nag", "adamw", "wire", "residual", "residual, wire"],
+    ids=["nag", "adamw", "wire", "residual", "residual, wire", "compiled", "compiled, wire"],
 )
 def test_a_step_on_the_device_is_the_step_through_the_host(tmp_path, model, overrides):
     keys = (*overrides, "train.epochs=1")

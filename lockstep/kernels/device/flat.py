@@ -68,12 +68,12 @@ class Layout:
 
 
 class DeviceNetwork(ABC):
-    """A network for `lanes` lanes: its flat tables, and images, labels, logits and losses beside them."""
+    """A network for `lanes` lanes: its flat tables, and images, labels and logits beside them."""
 
-    layers: list[Layer]
-    tiles: list[dict[str, Tile]]  # of each layer's operations
-    x: list[Tensor]  # the first is the images, in the border that the first layer wants
+    x: list[Tensor]  # the first is the images, in a border of `pad`
+    pad: tuple[int, int]
     keys: Tensor  # of dropout, for each layer and lane
+    copy: Tensor  # the weights in the kernels' type
 
     def __init__(
         self, slots: Sequence[Slot], classes: int, lanes: int, train: Train, device: torch.device
@@ -82,16 +82,45 @@ class DeviceNetwork(ABC):
         self.dtype, self.precision = _TYPES[train.precision]
         self._smoothing, self._device = train.label_smoothing, device
         self.layout = Layout(slots)
-        count, size, single = lanes * self.lane_size, self.layout.size, torch.float32
+        count, single = lanes * self.lane_size, torch.float32
         self.labels = self.zeros(count, dtype=torch.int32)
         self.logits = self.zeros(count, classes, dtype=single)
         self.loss, self.right = self.zeros(count, dtype=single), self.zeros(count, dtype=single)
-        self.copy = self.zeros(size)  # the weights in the kernels' type
-        self.weights = self.zeros(size, dtype=single)  # the master weights
+        self.weights = self.zeros(self.layout.size, dtype=single)  # the master weights
+
+    @abstractmethod
+    def compute(self) -> None:
+        """Images, labels, keys and weights → what `sum_lanes` sums."""
+
+    @abstractmethod
+    def sum_lanes(self, lanes: range, out: Tensor, bad: Tensor) -> None:
+        """The lane tree over gradients, statistics, loss and right answers of a power of two of lanes."""
+
+    def zeros(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """A buffer, in the kernels' type unless said."""
+        return torch.zeros(shape, dtype=dtype or self.dtype, device=self._device)
+
+
+class KernelNetwork(DeviceNetwork):
+    """A network of fused layers; gradients lie in parts, a row for each chunk of each lane."""
+
+    layers: list[Layer]
+    tiles: list[dict[str, Tile]]  # of each layer's operations
+
+    def __init__(
+        self, slots: Sequence[Slot], classes: int, lanes: int, train: Train, device: torch.device
+    ) -> None:
+        super().__init__(slots, classes, lanes, train, device)
+        self.copy = self.zeros(self.layout.size)
         self._parts = [
-            self.zeros(lanes * group.chunks, group.stop - group.first, dtype=single)
+            self.zeros(lanes * group.chunks, group.stop - group.first, dtype=torch.float32)
             for group in self.layout.groups
         ]
+
+    @property
+    def pad(self) -> tuple[int, int]:  # type: ignore[override]
+        """The border that the first layer reads."""
+        return self.layers[0].pad
 
     @abstractmethod
     def forward(self, training: bool = True) -> None:
@@ -109,9 +138,9 @@ class DeviceNetwork(ABC):
     def backward(self) -> None:
         """logits and labels → the parts of all gradients, each lane's loss and its right answers."""
 
-    def zeros(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """A buffer, in the kernels' type unless said."""
-        return torch.zeros(shape, dtype=dtype or self.dtype, device=self._device)
+    def compute(self) -> None:
+        self.forward()
+        self.backward()
 
     def score_into(self, grad: Tensor) -> None:
         """logits and labels → each sample's loss, whether it is right, and the gradient of its logits."""
@@ -126,7 +155,6 @@ class DeviceNetwork(ABC):
         lane_means(self.loss, self.right, *ends)
 
     def sum_lanes(self, lanes: range, out: Tensor, bad: Tensor) -> None:
-        """The lane tree over the parts of a power of two of lanes, into one flat table."""
         for group, parts in zip(self.layout.groups, self._parts, strict=True):
             own = parts[lanes.start * group.chunks : lanes.stop * group.chunks]
             tree_sum(own, out[group.first : group.stop], bad, 1.0)

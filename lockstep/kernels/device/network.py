@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from lockstep.kernels.device.flat import DeviceNetwork, Slot, lane_chunks
+from lockstep.kernels.device.flat import KernelNetwork, Slot, lane_chunks
 from lockstep.kernels.device.forward import forward
 from lockstep.kernels.device.gradient import input_grad, weight_grad
 from lockstep.kernels.device.layer import Layer
@@ -18,7 +18,7 @@ from lockstep.kernels.device.table import Table
 from lockstep.spec import Train
 
 
-class Network(DeviceNetwork):
+class Network(KernelNetwork):
     """Runs `lanes` lanes of `lane_size` samples through a chain; each layer has a weight and a bias."""
 
     def __init__(

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_PROGRAMS = 512  # that a kernel is cut into, about
+_PROGRAMS = 2048  # that a kernel is cut into, about
 ROWS, _COLS = 64, 64  # of a block
 
 

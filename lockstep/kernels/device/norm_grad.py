@@ -15,28 +15,32 @@ from lockstep.kernels.device.norm import ROWS, Norm, Statistics, border_of, chun
 @triton.jit
 def _sums(
     g, z, lane_mean, rate, by_gamma, by_beta,
-    R: tl.constexpr, C: tl.constexpr, CHUNKS: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
+    R: tl.constexpr, C: tl.constexpr, CHUNKS: tl.constexpr, HAS_Z: tl.constexpr,
+    BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """A chunk's Σ g · x̂ and Σ g, where x̂ is z normalized."""
+    """A chunk's Σ g, and Σ g · x̂ where x̂ is z normalized."""
     SIZE: tl.constexpr = (R + CHUNKS - 1) // CHUNKS
     part = tl.program_id(1)
     first, count = chunk_rows(part, R, CHUNKS)
     c = tl.program_id(0) * BC + tl.arange(0, BC)
-    own = part // CHUNKS * C + c
-    centre = tl.load(lane_mean + own, mask=c < C, other=0.0)
-    inverse = tl.load(rate + own, mask=c < C, other=0.0)
     gamma = tl.zeros((BC,), tl.float32)
     beta = tl.zeros((BC,), tl.float32)
+    if HAS_Z:
+        own = part // CHUNKS * C + c
+        centre = tl.load(lane_mean + own, mask=c < C, other=0.0)
+        inverse = tl.load(rate + own, mask=c < C, other=0.0)
     for start in range(0, SIZE, BR):
         row = start + tl.arange(0, BR)
         real = (row < count)[:, None] & (c < C)[None, :]
         place = (first + row)[:, None] * C + c[None, :]
         grad = tl.load(g + place, mask=real, other=0.0).to(tl.float32)
-        x = tl.load(z + place, mask=real, other=0.0).to(tl.float32)
         beta += tl.sum(grad, 0)
-        gamma += tl.sum(grad * ((x - centre[None, :]) * inverse[None, :]), 0)
-    tl.store(by_gamma + part * C + c, gamma, mask=c < C)
+        if HAS_Z:
+            x = tl.load(z + place, mask=real, other=0.0).to(tl.float32)
+            gamma += tl.sum(grad * ((x - centre[None, :]) * inverse[None, :]), 0)
     tl.store(by_beta + part * C + c, beta, mask=c < C)
+    if HAS_Z:
+        tl.store(by_gamma + part * C + c, gamma, mask=c < C)
 
 
 @triton.jit
@@ -76,23 +80,46 @@ def _dz(
     tl.store(dz + image_place(q, c, H, W, C, BH, BW), value.to(dz.dtype.element_ty), mask=mask)
 
 
+def norm_sums(
+    norm: Norm, g: Tensor, z: Tensor, mean: Tensor, rate: Tensor, chunks: tuple[Tensor, Tensor],
+    out: tuple[Tensor, Tensor],
+) -> None:  # fmt: skip
+    """g, z [N, H, W, C] → each lane's Σ g · x̂ and Σ g into `out`, columns of tables of one width."""
+    lanes, width = len(mean), triton.cdiv(norm.channels, norm.block)
+    _sums[(width, lanes * norm.chunks)](
+        g, z, mean, rate, *chunks,
+        R=norm.rows, C=norm.channels, CHUNKS=norm.chunks, HAS_Z=True, BR=ROWS, BC=norm.block,
+        enable_fp_fusion=False,
+    )  # fmt: skip
+    for parts, total in zip(chunks, out, strict=True):
+        _join_chunks(norm, parts, total)
+
+
+def column_sums(norm: Norm, g: Tensor, chunks: Tensor, out: Tensor) -> None:
+    """g [N, H, W, C] → each lane's Σ g [L, C], as `norm_sums` has it."""
+    _sums[(triton.cdiv(norm.channels, norm.block), len(chunks))](
+        g, None, None, None, None, chunks,
+        R=norm.rows, C=norm.channels, CHUNKS=norm.chunks, HAS_Z=False, BR=ROWS, BC=norm.block,
+        enable_fp_fusion=False,
+    )  # fmt: skip
+    _join_chunks(norm, chunks, out)
+
+
+def _join_chunks(norm: Norm, parts: Tensor, out: Tensor) -> None:
+    _totals[(triton.cdiv(norm.channels, norm.block), len(parts) // norm.chunks)](
+        parts, out, out.stride(0), C=norm.channels, CHUNKS=norm.chunks, BC=norm.block, enable_fp_fusion=False
+    )
+
+
 def norm_grad(
     norm: Norm, g: Tensor, z: Tensor, stats: Statistics, by_gamma: Tensor, by_beta: Tensor, dz: Tensor
 ) -> None:
     """g [N, H, W, C] → the lanes' gradients of gamma and beta, columns of a table, and dz in its border."""
-    lanes, width = len(stats.mean), triton.cdiv(norm.channels, norm.block)
     total, row, border = z.numel() // norm.channels, by_gamma.stride(0), border_of(norm, dz)
     assert row == by_beta.stride(0)
     chunks = stats.first_parts, stats.second_parts
-    _sums[(width, lanes * norm.chunks)](
-        g, z, stats.mean, stats.rate, *chunks,
-        R=norm.rows, C=norm.channels, CHUNKS=norm.chunks, BR=ROWS, BC=norm.block, enable_fp_fusion=False,
-    )  # fmt: skip
-    for parts, out in zip(chunks, (by_gamma, by_beta), strict=True):
-        _totals[(width, lanes)](
-            parts, out, row, C=norm.channels, CHUNKS=norm.chunks, BC=norm.block, enable_fp_fusion=False
-        )
-    _dz[(triton.cdiv(total, ROWS), width)](
+    norm_sums(norm, g, z, stats.mean, stats.rate, chunks, (by_gamma, by_beta))
+    _dz[(triton.cdiv(total, ROWS), triton.cdiv(norm.channels, norm.block))](
         g, z, stats.mean, stats.rate, stats.factor, by_gamma, by_beta, dz, total, row,
         H=norm.height, W=norm.width, C=norm.channels, BH=border[0], BW=border[1], R=norm.rows,
         BR=ROWS, BC=norm.block, enable_fp_fusion=False,

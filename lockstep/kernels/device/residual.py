@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lockstep.kernels.device.average import average, spread
 from lockstep.kernels.device.data import data_grad
-from lockstep.kernels.device.flat import DeviceNetwork, Slot, lane_chunks
+from lockstep.kernels.device.flat import KernelNetwork, Slot, lane_chunks
 from lockstep.kernels.device.forward import forward
 from lockstep.kernels.device.gradient import input_grad, weight_grad
 from lockstep.kernels.device.layer import Layer
@@ -43,7 +43,7 @@ class Unit:
     momentum: float
 
 
-class ResidualNetwork(DeviceNetwork):
+class ResidualNetwork(KernelNetwork):
     """Runs `lanes` lanes of `lane_size` samples through units and a classifier."""
 
     def __init__(

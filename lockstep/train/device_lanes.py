@@ -1,7 +1,7 @@
-"""Lanes with fused kernels: all lanes of a worker in one launch an operation.
+"""Lanes with kernels that take all lanes of a worker at once.
 
 A gradient starts here: backward → lane tree → bucket → … → optimizer. A `Form` is a model as the kernels see
-it; `Fused` runs lanes for a step that exchanges gradients with other workers.
+it; `DeviceLanes` runs lanes for a step that exchanges gradients with other workers.
 """
 
 from __future__ import annotations
@@ -16,21 +16,18 @@ from lockstep.comm.tree import subtrees
 from lockstep.data.loader import Lanes
 from lockstep.kernels import random
 from lockstep.kernels.device.flat import DeviceNetwork, Layout, Make
-from lockstep.kernels.device.layer import Layer
 from lockstep.train.lane import Early, LaneByLane, LaneOutput
 from lockstep.train.loss import CrossEntropy
-from lockstep.train.lower import FusedPlan
+from lockstep.train.lower import DevicePlan
 
 
 class Form(Protocol):
-    """A model as fused layers, and how its tensors lie in the kernels' flat tables.
+    """A model as kernels on the device take it, and how its tensors lie in their flat tables.
 
     Tensors are the parameters in their order, or those and then the floating buffers. The only other buffers
     are counts of batches.
     """
 
-    @property
-    def layers(self) -> tuple[Layer, ...]: ...
     @property
     def drops(self) -> tuple[str, ...]: ...
 
@@ -48,10 +45,10 @@ def load(form: Form, network: DeviceNetwork, model: nn.Module) -> None:
     network.copy.copy_(network.weights)
 
 
-class Fused(LaneByLane):
-    """Runs the lanes of a model with fused kernels, all of a worker's at once."""
+class DeviceLanes(LaneByLane):
+    """Runs the lanes of a model on the buffers of a network."""
 
-    def __init__(self, model: nn.Module, plan: FusedPlan, seed: int) -> None:
+    def __init__(self, model: nn.Module, plan: DevicePlan, seed: int) -> None:
         train = plan.train
         super().__init__(model, CrossEntropy(train.label_smoothing), seed, train.precision == "bf16")
         self.form, self._plan = plan.form, plan
@@ -67,8 +64,7 @@ class Fused(LaneByLane):
         own = range(lanes.first, lanes.first + lanes.num_lanes)
         network = self.network(lanes.num_lanes)
         self._fill(network, lanes, self.dropout_keys(own, step))
-        network.forward()
-        network.backward()
+        network.compute()
         for first, height in self.roots(own):
             yield self._output(network, range(first - own.start, first - own.start + (1 << height)), height)
 

@@ -1,0 +1,191 @@
+"""A module whose layers know lanes: convolutions, fully connected layers, batch norms, dropouts are replaced.
+
+A convolution runs all lanes at once where, on fixed values of its shapes, every bit is that of a lane by
+itself; stock kernels promise nothing of the kind, and choose by the size of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lockstep.kernels import random
+from lockstep.kernels.device.lanewise import Conv, lane_conv2d, lane_linear, lane_norm
+
+_Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a lane and a run, and of the lanes that run at once; `dtype` is what products are computed in."""
+
+    lane_size: int
+    total_lanes: int
+    lanes: int
+    dtype: torch.dtype
+
+
+def pair(numbers: tuple[int, ...]) -> tuple[int, int]:
+    """Of a layer's height and width."""
+    return numbers[0], numbers[1]
+
+
+class LaneConv2d(nn.Module):
+    """A convolution; its parameters are those of the layer that it replaces."""
+
+    def __init__(self, layer: nn.Conv2d, sizes: Sizes, image: _Shape | None) -> None:
+        super().__init__()
+        self.weight, self.bias, self._dtype = layer.weight, layer.bias, sizes.dtype
+        assert not isinstance(layer.padding, str)
+        options = (pair(layer.stride), pair(layer.padding), pair(layer.dilation))
+        conv = Conv(*options, layer.groups, sizes.lane_size, sizes.total_lanes)
+        self.conv = conv if image is None else find_at_once(conv, layer.weight, image, sizes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return lane_conv2d(x.to(self._dtype), self.weight, self.bias, self.conv)
+
+
+class LaneLinear(nn.Module):
+    """A fully connected layer, lane by lane."""
+
+    def __init__(self, layer: nn.Linear, sizes: Sizes) -> None:
+        super().__init__()
+        self.weight, self.bias, self._sizes = layer.weight, layer.bias, sizes
+
+    def forward(self, x: Tensor) -> Tensor:
+        sizes = self._sizes
+        return lane_linear(x.to(sizes.dtype), self.weight, self.bias, sizes.lane_size, sizes.total_lanes)
+
+
+class LaneNorm(nn.Module):
+    """A batch norm by lane; `new_mean` and `new_var` get the sums of the lanes' running statistics."""
+
+    running_mean: Tensor
+    running_var: Tensor
+    new_mean: Tensor
+    new_var: Tensor
+
+    def __init__(self, layer: nn.BatchNorm2d, sizes: Sizes) -> None:
+        super().__init__()
+        assert layer.running_mean is not None and layer.running_var is not None and layer.momentum is not None
+        self.weight, self.bias = layer.weight, layer.bias
+        for name, value in (("mean", layer.running_mean), ("var", layer.running_var)):
+            self.register_buffer(f"running_{name}", value)
+            self.register_buffer(f"new_{name}", torch.zeros_like(value))
+        self._norm = sizes.lane_size, sizes.total_lanes, layer.eps, layer.momentum
+
+    def forward(self, x: Tensor) -> Tensor:
+        running = self.running_mean, self.running_var
+        y, mean, var = lane_norm(x, self.weight, self.bias, running, self._norm)
+        with torch.no_grad():
+            self.new_mean.copy_(mean)
+            self.new_var.copy_(var)
+        return y
+
+
+class LaneDropout(nn.Module):
+    """Dropout with a key for each lane."""
+
+    keys: Tensor
+
+    def __init__(self, layer: nn.Dropout, sizes: Sizes, device: torch.device) -> None:
+        super().__init__()
+        self.p, self._lane_size = layer.p, sizes.lane_size
+        self.register_buffer("keys", torch.zeros(sizes.lanes, dtype=torch.int64, device=device))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.p:
+            return x
+        if self.p >= 1.0:
+            return x * 0.0
+        lanes = len(x) // self._lane_size
+        counter = torch.arange(x.numel() // lanes, device=x.device)
+        kept = (random.uniform(self.keys[:lanes, None], counter) >= self.p).view(x.shape)
+        return x * (kept.to(x.dtype) * (1.0 / (1.0 - self.p)))
+
+
+def by_lane(model: nn.Module, sizes: Sizes, shapes: Mapping[nn.Module, _Shape]) -> nn.Module:
+    """The model with layers that know lanes; convolutions with a known shape run at once where they can."""
+    found: dict[nn.Module, nn.Module] = {}
+    device = next(model.parameters()).device
+
+    def make(module: nn.Module) -> nn.Module:
+        if type(module) is nn.Conv2d:
+            return LaneConv2d(module, sizes, shapes.get(module))
+        if type(module) is nn.Linear:
+            return LaneLinear(module, sizes)
+        if type(module) is nn.BatchNorm2d:
+            return LaneNorm(module, sizes)
+        if type(module) is nn.Dropout:
+            return LaneDropout(module, sizes, device)
+        for name, child in module._modules.items():
+            if child is not None:
+                if child not in found:
+                    found[child] = make(child)
+                module._modules[name] = found[child]
+        return module
+
+    return make(model)
+
+
+@torch.no_grad()
+def look(model: nn.Module, images: Tensor) -> tuple[dict[nn.Module, _Shape], int]:
+    """What each convolution is given for one of some images, as C, H, W; and how many classes there are."""
+    found: dict[nn.Module, _Shape] = {}
+
+    def note(layer: nn.Module, given: tuple[Tensor, ...]) -> None:
+        found[layer] = tuple(given[0].shape[1:])
+
+    layers = [module for module in model.modules() if type(module) is nn.Conv2d]
+    handles = [layer.register_forward_pre_hook(note) for layer in layers]
+    outputs = model(images)
+    for handle in handles:
+        handle.remove()
+    return found, int((outputs[0] if isinstance(outputs, tuple) else outputs).shape[1])
+
+
+@torch.no_grad()
+def find_at_once(conv: Conv, weight: Tensor, image: _Shape, sizes: Sizes) -> Conv:
+    """Whether forward and data gradient give a sample the same bits in any number of lanes at once."""
+    x = _values("x", (conv.lane_size, *image), weight, sizes.dtype)
+    w = _values("w", tuple(weight.shape), weight, sizes.dtype)
+    options = conv.stride, conv.padding, conv.dilation
+
+    def forward(part: Tensor) -> Tensor:
+        return F.conv2d(part, w, None, *options, conv.groups)
+
+    def gradient(part: Tensor, given: Tensor) -> Tensor:
+        found: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
+            part, given, w, None, *options, False, [0, 0], conv.groups, [True, False, False]
+        )
+        return found[0]
+
+    g = _values("g", tuple(forward(x).shape), weight, sizes.dtype)
+    at_once = _is_same(forward, sizes.lanes, x), _is_same(gradient, sizes.lanes, g, x)
+    return replace(conv, forward_at_once=at_once[0], gradient_at_once=at_once[1])
+
+
+def _is_same(run: Callable[..., Tensor], most: int, *lane: Tensor) -> bool:
+    """Whether every power of two of equal lanes gives each of them what it gets by itself."""
+    alone, lanes = run(*lane), 2
+    while lanes <= most:
+        found = run(*(_repeated(tensor, lanes) for tensor in lane))
+        if not torch.equal(found, _repeated(alone, lanes)):
+            return False
+        lanes *= 2
+    return True
+
+
+def _repeated(x: Tensor, lanes: int) -> Tensor:
+    return x.repeat(lanes, 1, 1, 1).contiguous(memory_format=torch.channels_last)
+
+
+def _values(name: str, shape: _Shape, like: Tensor, dtype: torch.dtype) -> Tensor:
+    """Fixed values in [−1, 1), lying channels last."""
+    counter = torch.arange(torch.Size(shape).numel(), device=like.device)
+    values = random.uniform(random.key("at once", name), counter).mul_(2).sub_(1).view(shape).to(dtype)
+    return values.contiguous(memory_format=torch.channels_last)

@@ -1,0 +1,157 @@
+"""Any network with stock kernels on the device, compiled by torch: forward and backward of all lanes.
+
+A gradient's way begins here: backward → lane tree. Layers know lanes (`lane_module`), so that one call
+computes several and gives their sum; a module of which nothing is known runs lane by lane.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.kernels.device.flat import DeviceNetwork, Slot
+from lockstep.kernels.device.lane_module import LaneConv2d, LaneDropout, LaneNorm, Sizes, by_lane, look
+from lockstep.kernels.device.loss import cross_entropy, lane_means
+from lockstep.kernels.device.table import Table
+from lockstep.kernels.device.tree import tree_sum
+from lockstep.spec import Train
+
+# bits must not depend on what is fused with what, nor on a timing
+_OPTIONS: dict[str, Any] = {"deterministic": True, "emulate_precision_casts": True}
+_COMPILATIONS = 64  # of one function: a worker whose lanes are no power of two needs several
+
+
+@dataclass(frozen=True)
+class Model:
+    """A module, an image's C, H, W, and whether its samples are known not to mix."""
+
+    module: nn.Module
+    image: tuple[int, int, int]
+    at_once: bool
+
+
+class StockNetwork(DeviceNetwork):
+    """Runs `lanes` lanes of `lane_size` samples through a module; the weights are parts of one flat table."""
+
+    pad = (0, 0)
+
+    def __init__(self, model: Model, lanes: int, train: Train, device: torch.device, _: Table) -> None:
+        module, (channels, height, width) = deepcopy(model.module).train(), model.image
+        shapes, classes = look(module, torch.zeros(2, *model.image, device=device))
+        floats = [buffer for buffer in module.buffers() if buffer.is_floating_point()]
+        slots = [Slot(p.numel()) for p in module.parameters()]
+        slots += [Slot(buffer.numel(), is_statistic=True) for buffer in floats]
+        super().__init__(slots, classes, lanes, train, device)
+        self.copy = self.weights
+        self.x = [self.zeros(lanes * self.lane_size, height, width, channels)]
+        self._at_once = model.at_once and lanes > 1
+        sizes = Sizes(self.lane_size, train.lanes, lanes if self._at_once else 1, self.dtype)
+        self._module = by_lane(module, sizes, shapes if self._at_once else {})
+        self._bind()
+        drops = [drop for drop in self._module.modules() if isinstance(drop, LaneDropout)]
+        self._drop_keys = [drop.keys for drop in drops]
+        self.keys = self.zeros(len(drops), lanes, dtype=torch.int64)
+        self._aux_weight = float(getattr(module, "aux_weight", 0.0))
+        self._forward = self._compile()
+        rows = 0 if self._at_once else lanes
+        self._parts = self.zeros(rows, self.layout.size, dtype=torch.float32)
+        self._scores = [self.zeros(lanes, dtype=torch.float32) for _ in range(2)]
+        self._ignored = self.zeros(1, dtype=torch.int32)
+
+    def compute(self) -> None:
+        """With the lanes' sum, in `sum_lanes`; lane by lane, here."""
+        if not self._at_once:
+            for lane in range(self.lanes):
+                self._run(range(lane, lane + 1), self._parts[lane])
+
+    def sum_lanes(self, lanes: range, out: Tensor, bad: Tensor) -> None:
+        if self._at_once:
+            self._run(lanes, out)
+        else:
+            tree_sum(self._parts[lanes.start : lanes.stop], out, bad, 1.0)
+
+    def facts(self) -> str:
+        """How lanes run, in words."""
+        if not self._at_once:
+            return "lane by lane"
+        convs = [module.conv for module in self._module.modules() if isinstance(module, LaneConv2d)]
+        apart = sum(not (conv.forward_at_once and conv.gradient_at_once) for conv in convs)
+        return f"all lanes at once, {apart} of {len(convs)} convolutions lane by lane"
+
+    def _run(self, lanes: range, out: Tensor) -> None:
+        """Sums over some lanes into a flat table: gradients, running statistics, loss, right answers."""
+        rows = slice(lanes.start * self.lane_size, lanes.stop * self.lane_size)
+        for keys, own in zip(self.keys, self._drop_keys, strict=True):
+            own[: len(lanes)].copy_(keys[lanes.start : lanes.stop])
+        with torch.enable_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what torch's compiler says of its own parts
+            heads = self._forward(self.x[0][rows].permute(0, 3, 1, 2))
+            grads = self._score(heads, rows, lanes, out)
+            found = torch.autograd.grad(heads, self._params, grads, allow_unused=True, materialize_grads=True)
+        torch._foreach_copy_(self._views(out, self._params), list(found))
+        if self._news:
+            torch._foreach_copy_(self._views(out, self._news, len(self._params)), self._news)
+
+    @torch.no_grad()
+    def _score(self, heads: tuple[Tensor, ...], rows: slice, lanes: range, out: Tensor) -> list[Tensor]:
+        """Loss and right answers of the lanes, and the gradient of every head's logits."""
+        loss, right, labels = self.loss[rows], self.right[rows], self.labels[rows]
+        mean, hits = (scores[: len(lanes)] for scores in self._scores)
+        total, grads = torch.zeros_like(mean), []
+        for number in reversed(range(len(heads))):  # so that the first one's right answers stay
+            grad, weight = torch.empty_like(heads[number]), self._aux_weight if number else 1.0
+            cross_entropy(heads[number].detach(), labels, loss, right, grad, self.lane_size, self._smoothing)
+            lane_means(loss, right, mean, hits)
+            total += mean * weight
+            grads.append(grad * weight)
+        self.logits[rows].copy_(heads[0].detach())
+        for values, place in ((total, self.layout.loss), (hits, self.layout.right)):
+            tree_sum(values[:, None], out[place : place + 1], self._ignored, 1.0)
+        return grads[::-1]
+
+    def _bind(self) -> None:
+        """Let parameters and running statistics lie in the flat table."""
+        self._params = list(self._module.parameters())
+        norms = [module for module in self._module.modules() if isinstance(module, LaneNorm)]
+        buffers = [buffer for norm in norms for buffer in (norm.running_mean, norm.running_var)]
+        self._news = [buffer for norm in norms for buffer in (norm.new_mean, norm.new_var)]
+        for tensor, view in zip(
+            [*self._params, *buffers], self._views(self.weights, [*self._params, *buffers]), strict=True
+        ):
+            tensor.data = view
+
+    def _views(self, flat: Tensor, tensors: list[Any], first: int = 0) -> list[Tensor]:
+        """Parts of a flat table shaped as tensors, from slot `first` on."""
+        views = []
+        for place, tensor in zip(self.layout.places[first:], tensors, strict=False):
+            views.append(as_lying(flat[place], tensor.shape))
+        return views
+
+    def _compile(self) -> Callable[[Tensor], tuple[Tensor, ...]]:
+        module = self._module
+
+        def forward(images: Tensor) -> tuple[Tensor, ...]:
+            outputs = module(images)
+            heads = outputs if isinstance(outputs, tuple) else (outputs,)
+            return tuple(head.float() for head in heads)
+
+        if self._device.type != "cuda":
+            return forward
+        torch._dynamo.config.recompile_limit = _COMPILATIONS
+        compiled: Callable[[Tensor], tuple[Tensor, ...]] = torch.compile(
+            forward, fullgraph=True, dynamic=False, options=_OPTIONS
+        )
+        return compiled
+
+
+def as_lying(flat: Tensor, shape: torch.Size) -> Tensor:
+    """A part of a flat table as a tensor of some shape; CO CI KH KW lies as CO KH KW CI."""
+    if len(shape) != 4:
+        return flat.view(shape)
+    return flat.view(shape[0], shape[2], shape[3], shape[1]).permute(0, 3, 1, 2)
