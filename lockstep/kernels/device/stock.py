@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lockstep.errors import ModelError
 from lockstep.kernels.device.flat import DeviceNetwork, Slot
 from lockstep.kernels.device.lane_module import LaneConv2d, LaneDropout, LaneNorm, Sizes, by_lane, look
 from lockstep.kernels.device.loss import cross_entropy, lane_means
@@ -91,12 +92,23 @@ class StockNetwork(DeviceNetwork):
             own[: len(lanes)].copy_(keys[lanes.start : lanes.stop])
         with torch.enable_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what torch's compiler says of its own parts
-            heads = self._forward(self.x[0][rows].permute(0, 3, 1, 2))
+            heads = self._call(self.x[0][rows].permute(0, 3, 1, 2))
             grads = self._score(heads, rows, lanes, out)
             found = torch.autograd.grad(heads, self._params, grads, allow_unused=True, materialize_grads=True)
         torch._foreach_copy_(self._views(out, self._params), list(found))
         if self._news:
             torch._foreach_copy_(self._views(out, self._news, len(self._params)), self._news)
+
+    def _call(self, images: Tensor) -> tuple[Tensor, ...]:
+        try:
+            return self._forward(images)
+        except Exception as error:
+            if type(error).__module__ != "torch._dynamo.exc":
+                raise
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise ModelError(
+                f"kernels.set=compiled: torch cannot compile the model: {reason}: use kernels.set=stock"
+            ) from None
 
     @torch.no_grad()
     def _score(self, heads: tuple[Tensor, ...], rows: slice, lanes: range, out: Tensor) -> list[Tensor]:
