@@ -42,8 +42,8 @@ class _Normalize(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, size: int, alpha: float, beta: float, k: float) -> Tensor:
-        wide = _widen(x)
-        return (wide * _denominator(wide, size, alpha, k).pow(-beta)).to(x.dtype)
+        wide = widen(x)
+        return in_type_of(x, wide * _denominator(wide, size, alpha, k).pow(-beta))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, int, float, float, float], output: Tensor) -> None:
@@ -53,16 +53,22 @@ class _Normalize(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         (x,) = ctx.saved_tensors
-        wide, grad_wide = _widen(x), _widen(grad)
+        wide, grad_wide = widen(x), widen(grad)
         denominator = _denominator(wide, ctx.size, ctx.alpha, ctx.k)
         scaled = grad_wide * denominator.pow(-ctx.beta)
         # A channel is in the windows of the channels that it has in its own, seen from the other side.
         shared = _window_sum(scaled * wide / denominator, (ctx.size - 1) // 2, ctx.size)
         slope = 2 * ctx.beta * ctx.alpha / ctx.size
-        return (scaled - slope * wide * shared).to(x.dtype), None, None, None, None
+        return in_type_of(x, scaled - slope * wide * shared), None, None, None, None
 
 
-def _widen(x: Tensor) -> Tensor:
+def in_type_of(like: Tensor, x: Tensor) -> Tensor:
+    """`x` in the type of `like`; torch 2.11 loses a compiled gradient that ends with `to` and needs none."""
+    return x if x.dtype == like.dtype else x.to(like.dtype)
+
+
+def widen(x: Tensor) -> Tensor:
+    """Half precision in fp32."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 

@@ -7,7 +7,7 @@ itself; stock kernels promise nothing of the kind, and choose by the size of a b
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -91,11 +91,14 @@ class LaneDropout(nn.Module):
     """Dropout with a key for each lane."""
 
     keys: Tensor
+    start: Tensor
 
     def __init__(self, layer: nn.Dropout, sizes: Sizes, device: torch.device) -> None:
         super().__init__()
         self.p, self._lane_size = layer.p, sizes.lane_size
         self.register_buffer("keys", torch.zeros(sizes.lanes, dtype=torch.int64, device=device))
+        # in memory, or torch's compiler takes what is counted for an index and overflows
+        self.register_buffer("start", torch.zeros(1, dtype=torch.int64, device=device))
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.p:
@@ -103,7 +106,7 @@ class LaneDropout(nn.Module):
         if self.p >= 1.0:
             return x * 0.0
         lanes = len(x) // self._lane_size
-        counter = torch.arange(x.numel() // lanes, device=x.device)
+        counter = torch.arange(x.numel() // lanes, device=x.device) + self.start
         kept = (random.uniform(self.keys[:lanes, None], counter) >= self.p).view(x.shape)
         return x * (kept.to(x.dtype) * (1.0 / (1.0 - self.p)))
 
@@ -166,7 +169,7 @@ def find_at_once(conv: Conv, weight: Tensor, image: _Shape, sizes: Sizes) -> Con
 
     g = _values("g", tuple(forward(x).shape), weight, sizes.dtype)
     at_once = _is_same(forward, sizes.lanes, x), _is_same(gradient, sizes.lanes, g, x)
-    return replace(conv, forward_at_once=at_once[0], gradient_at_once=at_once[1])
+    return conv._replace(forward_at_once=at_once[0], gradient_at_once=at_once[1])
 
 
 def _is_same(run: Callable[..., Tensor], most: int, *lane: Tensor) -> bool:

@@ -9,8 +9,7 @@ Shapes: x [L · n, C, …], L lanes of n samples, lying channels last; a lane's 
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,13 +17,13 @@ from torch.nn import functional as F
 
 from lockstep.kernels.device.norm import Norm, Statistics, norm_chunks, statistics
 from lockstep.kernels.device.norm_grad import column_sums, norm_sums
+from lockstep.kernels.lrn import in_type_of, widen
 
 _Pair = tuple[int, int]
 _Tensors = tuple[Tensor, Tensor]
 
 
-@dataclass(frozen=True)
-class Conv:
+class Conv(NamedTuple):
     """How a convolution runs: all lanes at once where a sample's result is known to be the lane's."""
 
     stride: _Pair
@@ -39,7 +38,7 @@ class Conv:
 
 def lane_conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, conv: Conv) -> Tensor:
     """x through a convolution in the type of x; weight and bias get fp32 gradients, summed over lanes."""
-    found: Tensor = _Conv.apply(x, weight, bias, x.requires_grad, *astuple(conv))
+    found: Tensor = _Conv.apply(x, weight, bias, x.requires_grad, *conv)
     return found
 
 
@@ -74,8 +73,8 @@ class _Conv(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, has_input_grad: bool, *options: Any
     ) -> Tensor:
         conv = Conv(*options)
-        w = weight.to(x.dtype)
-        b = None if bias is None else bias.to(x.dtype)
+        w = in_type_of(x, weight)
+        b = None if bias is None else in_type_of(x, bias)
         ctx.save_for_backward(x, w)
         ctx.conv, ctx.has_bias, ctx.has_input_grad = conv, bias is not None, has_input_grad
 
@@ -93,10 +92,10 @@ class _Conv(torch.autograd.Function):
                 grad, part, w, None, conv.stride, conv.padding, conv.dilation, False, [0, 0], conv.groups,
                 [not is_weight, is_weight, False],
             )  # fmt: skip
-            return found[is_weight]
+            return found[1] if is_weight else found[0]
 
         parts = list(zip(g.split(conv.lane_size), x.split(conv.lane_size), strict=True))
-        by_weight = pair_sum([run(grad, part, True).float() for grad, part in parts])
+        by_weight = pair_sum([widen(run(grad, part, True)) for grad, part in parts])
         by_bias = pair_sum(lane_sums(g, conv.lane_size, conv.total_lanes)) if ctx.has_bias else None
         by_input = None
         if ctx.has_input_grad:
@@ -111,8 +110,8 @@ class _Linear(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, has_input_grad: bool, lane_size: int,
         total_lanes: int,
     ) -> Tensor:  # fmt: skip
-        w = weight.to(x.dtype)
-        b = None if bias is None else bias.to(x.dtype)
+        w = in_type_of(x, weight)
+        b = None if bias is None else in_type_of(x, bias)
         ctx.save_for_backward(x, w)
         ctx.sizes = lane_size, total_lanes
         ctx.has_bias, ctx.has_input_grad = bias is not None, has_input_grad
@@ -122,7 +121,7 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (g,), (x, w), (lane_size, total_lanes) = grads, ctx.saved_tensors, ctx.sizes
         parts = g.split(lane_size)
-        each = [(grad.t() @ part).float() for grad, part in zip(parts, x.split(lane_size), strict=True)]
+        each = [widen(grad.t() @ part) for grad, part in zip(parts, x.split(lane_size), strict=True)]
         by_weight = pair_sum(each)
         by_bias = pair_sum(lane_sums(g[:, :, None, None], lane_size, total_lanes)) if ctx.has_bias else None
         by_input = _joined([grad @ w for grad in parts]) if ctx.has_input_grad else None
@@ -139,7 +138,7 @@ class _Norm(torch.autograd.Function):
         centre, rate, factor, shift, means, variances = lane_statistics(
             x, gamma, beta, mean, var, *sizes, eps, momentum
         )
-        y = (x.float() * _spread(factor, lane_size) + _spread(shift, lane_size)).to(x.dtype)
+        y = in_type_of(x, widen(x) * _spread(factor, lane_size) + _spread(shift, lane_size))
         ctx.save_for_backward(x, centre, rate, factor)
         ctx.sizes = sizes
         ctx.mark_non_differentiable(means, variances)
@@ -153,8 +152,8 @@ class _Norm(torch.autograd.Function):
         mean_gamma, mean_beta, centre, rate, factor = (
             _spread(values, lane_size) for values in (by_gamma * share, by_beta * share, centre, rate, factor)
         )
-        normal = (x.float() - centre) * rate
-        by_input = (factor * (g.float() - mean_beta - normal * mean_gamma)).to(x.dtype)
+        normal = (widen(x) - centre) * rate
+        by_input = in_type_of(x, factor * (widen(g) - mean_beta - normal * mean_gamma))
         return by_input, pair_sum(by_gamma), pair_sum(by_beta), *[None] * 6
 
 
