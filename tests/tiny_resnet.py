@@ -2,7 +2,8 @@
 
 from torch import nn
 
-from lockstep.models.block import BlockModel, GlobalAverage
+from lockstep.kernels.average import GlobalAverage
+from lockstep.models.block import BlockModel
 from lockstep.models.resnet import Residual, ResNet
 
 

@@ -24,13 +24,6 @@ class BlockModel(nn.Module):
         return self.blocks(x)
 
 
-class GlobalAverage(nn.Module):
-    """[N, C, H, W] → [N, C]; torch's AdaptiveAvgPool2d has no deterministic backward on a GPU."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.mean((2, 3))
-
-
 def blocks(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """The named modules whose composition in order is the model's eval forward.
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from lockstep.kernels.average import GlobalAverage
 from lockstep.kernels.lrn import LRN
-from lockstep.models.block import BlockModel, GlobalAverage, conv_relu, hidden, init_for_relu, out_side
+from lockstep.models.block import BlockModel, conv_relu, hidden, init_for_relu, out_side
 
 _INCEPTIONS = {  # input channels; then filters of 1x1, 3x3 after its reduction, 5x5 after its, pooling
     "inception3a": (192, 64, 96, 128, 16, 32, 32),

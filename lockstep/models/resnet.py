@@ -9,7 +9,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from lockstep.models.block import BlockModel, GlobalAverage
+from lockstep.kernels.average import GlobalAverage
+from lockstep.models.block import BlockModel
 
 Stem = Literal["auto", "imagenet", "cifar"]
 

@@ -9,10 +9,11 @@ from functools import partial
 from torch import Tensor, nn
 
 from lockstep.errors import ModelError
+from lockstep.kernels.average import GlobalAverage
 from lockstep.kernels.device.flat import Layout, Make
 from lockstep.kernels.device.stock import Model, StockNetwork, as_lying
 from lockstep.kernels.lrn import LRN
-from lockstep.models.block import BlockModel, GlobalAverage
+from lockstep.models.block import BlockModel
 from lockstep.models.googlenet import GoogLeNet, Inception
 from lockstep.models.resnet import Residual
 from lockstep.train.together import is_untouched

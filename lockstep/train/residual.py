@@ -8,10 +8,11 @@ from functools import partial
 
 from torch import Tensor, nn
 
+from lockstep.kernels.average import GlobalAverage
 from lockstep.kernels.device.flat import Layout, Make
 from lockstep.kernels.device.layer import Layer
 from lockstep.kernels.device.residual import IMAGES, ResidualNetwork, Unit
-from lockstep.models.block import BlockModel, GlobalAverage, blocks
+from lockstep.models.block import BlockModel, blocks
 from lockstep.models.resnet import Residual, ResNet
 from lockstep.train.together import is_untouched
 

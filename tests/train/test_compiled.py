@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from lockstep.data.loader import Lanes
 from lockstep.errors import ModelError
+from lockstep.kernels.average import GlobalAverage
 from lockstep.kernels.device.stock import StockNetwork
 from lockstep.kernels.device.table import Table
 from lockstep.kernels.lrn import LRN
 from lockstep.models import build
-from lockstep.models.block import GlobalAverage
 from lockstep.models.googlenet import Inception
 from lockstep.spec import Train
 from lockstep.train.compiled import Compiled, find_compiled, is_known
@@ -63,6 +63,12 @@ def prepare(model: nn.Module, lanes: Lanes, at_once: bool | None = None, batch: 
         form = replace(form, model=replace(form.model, at_once=at_once))
     train = Train(batch=batch or len(lanes.labels), lanes=lanes.num_lanes)
     return DeviceLanes(model, DevicePlan(form, Table(), train, torch.device(DEVICE)), 0)
+
+
+@pytest.fixture(autouse=True)
+def exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No tf32 on a GPU."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
 def sums(way: LaneByLane, lanes: Lanes) -> list[Tensor]:

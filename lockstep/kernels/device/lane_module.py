@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lockstep.kernels import random
-from lockstep.kernels.device.lanewise import Conv, lane_conv2d, lane_linear, lane_norm
+from lockstep.kernels.average import GlobalAverage
+from lockstep.kernels.device.lanewise import Conv, lane_conv2d, lane_linear, lane_norm, pixel_mean
 
 _Shape = tuple[int, ...]
 
@@ -43,6 +44,8 @@ class LaneConv2d(nn.Module):
         assert not isinstance(layer.padding, str)
         options = (pair(layer.stride), pair(layer.padding), pair(layer.dilation))
         conv = Conv(*options, layer.groups, sizes.lane_size, sizes.total_lanes)
+        alone = sizes.lanes == 1  # then both ways are one
+        conv = conv._replace(forward_at_once=alone, gradient_at_once=alone)
         self.conv = conv if image is None else find_at_once(conv, layer.weight, image, sizes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -111,6 +114,13 @@ class LaneDropout(nn.Module):
         return x * (kept.to(x.dtype) * (1.0 / (1.0 - self.p)))
 
 
+class LaneAverage(nn.Module):
+    """The mean over pixels, in an order that no batch changes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return pixel_mean(x)
+
+
 def by_lane(model: nn.Module, sizes: Sizes, shapes: Mapping[nn.Module, _Shape]) -> nn.Module:
     """The model with layers that know lanes; convolutions with a known shape run at once where they can."""
     found: dict[nn.Module, nn.Module] = {}
@@ -125,6 +135,8 @@ def by_lane(model: nn.Module, sizes: Sizes, shapes: Mapping[nn.Module, _Shape]) 
             return LaneNorm(module, sizes)
         if type(module) is nn.Dropout:
             return LaneDropout(module, sizes, device)
+        if type(module) is GlobalAverage:
+            return LaneAverage()
         for name, child in module._modules.items():
             if child is not None:
                 if child not in found:

@@ -1,8 +1,8 @@
 """Stock convolutions and products over the samples of several lanes, and batch norm by lane, with gradients.
 
-What reduces over samples is computed lane by lane by a stock kernel, or by one of ours whose sums are cut
-alike for any number of lanes; lanes are summed as pairs. All else is pointwise, which a compiler may fuse as
-it likes.
+Stock kernels are called as they are, lane by lane or at once where that is known to be the same; other sums
+are kernels of ours that cut them alike for any number of lanes. To torch's compiler all of them are closed
+operations: what is left to it is pointwise, and it may fuse that as it likes. Lanes are summed as pairs.
 
 Shapes: x [L · n, C, …], L lanes of n samples, lying channels last; a lane's statistics are [L, C].
 """
@@ -21,6 +21,7 @@ from lockstep.kernels.lrn import in_type_of, widen
 
 _Pair = tuple[int, int]
 _Tensors = tuple[Tensor, Tensor]
+_LAST = torch.channels_last
 
 
 class Conv(NamedTuple):
@@ -38,14 +39,14 @@ class Conv(NamedTuple):
 
 def lane_conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, conv: Conv) -> Tensor:
     """x through a convolution in the type of x; weight and bias get fp32 gradients, summed over lanes."""
-    found: Tensor = _Conv.apply(x, weight, bias, x.requires_grad, *conv)
-    return found
+    y: Tensor = _Conv.apply(x, weight, x.requires_grad, *conv)
+    return y if bias is None else _Bias.apply(y, bias, conv.lane_size, conv.total_lanes)
 
 
 def lane_linear(x: Tensor, weight: Tensor, bias: Tensor | None, lane_size: int, total_lanes: int) -> Tensor:
     """x [L · n, features] through a fully connected layer, lane by lane."""
-    found: Tensor = _Linear.apply(x, weight, bias, x.requires_grad, lane_size, total_lanes)
-    return found
+    y: Tensor = _Linear.apply(x, weight, x.requires_grad, lane_size)
+    return y if bias is None else _Bias.apply(y, bias, lane_size, total_lanes)
 
 
 def lane_norm(
@@ -59,6 +60,12 @@ def lane_norm(
     return y, pair_sum(means), pair_sum(variances)
 
 
+def pixel_mean(x: Tensor) -> Tensor:
+    """[N, C, H, W] → [N, C], each sample by itself."""
+    found: Tensor = _PixelMean.apply(x)
+    return found
+
+
 def pair_sum(parts: Tensor | list[Tensor]) -> Tensor:
     """The sum of a power of two of parts as balanced pairs: the lane tree."""
     rows: list[Tensor] = list(parts)
@@ -69,63 +76,48 @@ def pair_sum(parts: Tensor | list[Tensor]) -> Tensor:
 
 class _Conv(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, has_input_grad: bool, *options: Any
-    ) -> Tensor:
-        conv = Conv(*options)
-        w = in_type_of(x, weight)
-        b = None if bias is None else in_type_of(x, bias)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, has_input_grad: bool, *options: Any) -> Tensor:
+        conv, w = Conv(*options), in_type_of(x, weight)
         ctx.save_for_backward(x, w)
-        ctx.conv, ctx.has_bias, ctx.has_input_grad = conv, bias is not None, has_input_grad
-
-        def run(part: Tensor) -> Tensor:
-            return F.conv2d(part, w, b, conv.stride, conv.padding, conv.dilation, conv.groups)
-
-        return run(x) if conv.forward_at_once else _joined([run(part) for part in x.split(conv.lane_size)])
+        ctx.conv, ctx.has_input_grad = conv, has_input_grad
+        return conv_forward(x, w, *conv[:5], conv.forward_at_once)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (g,), (x, w), conv = grads, ctx.saved_tensors, ctx.conv
-
-        def run(grad: Tensor, part: Tensor, is_weight: bool) -> Tensor:
-            found: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
-                grad, part, w, None, conv.stride, conv.padding, conv.dilation, False, [0, 0], conv.groups,
-                [not is_weight, is_weight, False],
-            )  # fmt: skip
-            return found[1] if is_weight else found[0]
-
-        parts = list(zip(g.split(conv.lane_size), x.split(conv.lane_size), strict=True))
-        by_weight = pair_sum([widen(run(grad, part, True)) for grad, part in parts])
-        by_bias = pair_sum(lane_sums(g, conv.lane_size, conv.total_lanes)) if ctx.has_bias else None
-        by_input = None
-        if ctx.has_input_grad:
-            each = [(g, x)] if conv.gradient_at_once else parts
-            by_input = _joined([run(grad, part, False) for grad, part in each])
-        return by_input, by_weight, by_bias, *[None] * 9
+        each = conv_weight_grads(g, x, w, *conv[:5])
+        by_input = conv_data_grad(g, x, w, *conv[:5], conv.gradient_at_once) if ctx.has_input_grad else None
+        return by_input, pair_sum([widen(part) for part in each]), *[None] * 9
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, has_input_grad: bool, lane_size: int,
-        total_lanes: int,
-    ) -> Tensor:  # fmt: skip
+    def forward(ctx: Any, x: Tensor, weight: Tensor, has_input_grad: bool, lane_size: int) -> Tensor:
         w = in_type_of(x, weight)
-        b = None if bias is None else in_type_of(x, bias)
         ctx.save_for_backward(x, w)
-        ctx.sizes = lane_size, total_lanes
-        ctx.has_bias, ctx.has_input_grad = bias is not None, has_input_grad
-        return _joined([F.linear(part, w, b) for part in x.split(lane_size)])
+        ctx.lane_size, ctx.has_input_grad = lane_size, has_input_grad
+        return product(x, w, lane_size, True)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (g,), (x, w), (lane_size, total_lanes) = grads, ctx.saved_tensors, ctx.sizes
-        parts = g.split(lane_size)
-        each = [widen(grad.t() @ part) for grad, part in zip(parts, x.split(lane_size), strict=True)]
-        by_weight = pair_sum(each)
-        by_bias = pair_sum(lane_sums(g[:, :, None, None], lane_size, total_lanes)) if ctx.has_bias else None
-        by_input = _joined([grad @ w for grad in parts]) if ctx.has_input_grad else None
-        return by_input, by_weight, by_bias, None, None, None
+        (g,), (x, w), lane_size = grads, ctx.saved_tensors, ctx.lane_size
+        each = product_weight_grads(g, x, lane_size)
+        by_input = product(g, w, lane_size, False) if ctx.has_input_grad else None
+        return by_input, pair_sum([widen(part) for part in each]), None, None
+
+
+class _Bias(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor, lane_size: int, total_lanes: int) -> Tensor:
+        ctx.sizes = lane_size, total_lanes
+        b = in_type_of(x, bias)
+        return x + (b if x.dim() == 2 else b[:, None, None])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (g,) = grads
+        image = g if g.dim() == 4 else g[:, :, None, None]
+        return g, pair_sum(lane_sums(image, *ctx.sizes)), None, None
 
 
 class _Norm(torch.autograd.Function):
@@ -157,13 +149,67 @@ class _Norm(torch.autograd.Function):
         return by_input, pair_sum(by_gamma), pair_sum(by_beta), *[None] * 6
 
 
-def _joined(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+class _PixelMean(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.shape, ctx.share = x.shape, 1.0 / (x.shape[2] * x.shape[3])
+        return in_type_of(x, lane_sums(x, 1, 1) * ctx.share)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (g,) = grads
+        spread: Tensor = (g * ctx.share)[:, :, None, None].expand(ctx.shape)
+        return spread.contiguous(memory_format=_LAST)
 
 
 def _spread(values: Tensor, lane_size: int) -> Tensor:
     """[L, C] for each sample of a lane, and all its pixels: [L · n, C, 1, 1]."""
     return values.repeat_interleave(lane_size, 0)[:, :, None, None]
+
+
+@torch.library.custom_op("lockstep::conv_forward", mutates_args=())
+def conv_forward(
+    x: Tensor, w: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int,
+    lane_size: int, at_once: bool,
+) -> Tensor:  # fmt: skip
+    """The convolution without bias."""
+    parts = (x,) if at_once else x.split(lane_size)
+    return _joined([F.conv2d(part, w, None, stride, padding, dilation, groups) for part in parts])
+
+
+@torch.library.custom_op("lockstep::conv_data_grad", mutates_args=())
+def conv_data_grad(
+    g: Tensor, x: Tensor, w: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int,
+    lane_size: int, at_once: bool,
+) -> Tensor:  # fmt: skip
+    """The gradient of its input."""
+    g, options = g.contiguous(memory_format=_LAST), (stride, padding, dilation, groups)
+    parts = [(g, x)] if at_once else zip(g.split(lane_size), x.split(lane_size), strict=True)
+    return _joined([_conv_backward(*part, w, *options, 0) for part in parts])
+
+
+@torch.library.custom_op("lockstep::conv_weight_grads", mutates_args=())
+def conv_weight_grads(
+    g: Tensor, x: Tensor, w: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int,
+    lane_size: int,
+) -> list[Tensor]:  # fmt: skip
+    """The gradient of its weight, for each lane."""
+    g, options = g.contiguous(memory_format=_LAST), (stride, padding, dilation, groups)
+    parts = zip(g.split(lane_size), x.split(lane_size), strict=True)
+    return [_conv_backward(*part, w, *options, 1) for part in parts]
+
+
+@torch.library.custom_op("lockstep::product", mutates_args=())
+def product(x: Tensor, w: Tensor, lane_size: int, is_forward: bool) -> Tensor:
+    """x times w, transposed in a forward pass, lane by lane."""
+    other = w.t() if is_forward else w
+    return torch.cat([part @ other for part in x.split(lane_size)])
+
+
+@torch.library.custom_op("lockstep::product_weight_grads", mutates_args=())
+def product_weight_grads(g: Tensor, x: Tensor, lane_size: int) -> list[Tensor]:
+    """The gradient of a product's weight, for each lane."""
+    return [grad.t() @ part for grad, part in zip(g.split(lane_size), x.split(lane_size), strict=True)]
 
 
 @torch.library.custom_op("lockstep::lane_statistics", mutates_args=())
@@ -202,6 +248,41 @@ def lane_sums(g: Tensor, lane_size: int, total_lanes: int) -> Tensor:
     return out
 
 
+@conv_forward.register_fake
+def _(
+    x: Tensor, w: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int,
+    lane_size: int, at_once: bool,
+) -> Tensor:  # fmt: skip
+    y = F.conv2d(x, w, None, stride, padding, dilation, groups)
+    return torch.empty_like(y, memory_format=_LAST)
+
+
+@conv_data_grad.register_fake
+def _(
+    g: Tensor, x: Tensor, w: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int,
+    lane_size: int, at_once: bool,
+) -> Tensor:  # fmt: skip
+    return torch.empty_like(x, memory_format=_LAST)
+
+
+@conv_weight_grads.register_fake
+def _(
+    g: Tensor, x: Tensor, w: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int,
+    lane_size: int,
+) -> list[Tensor]:  # fmt: skip
+    return [torch.empty_like(w, memory_format=_LAST) for _ in range(len(x) // lane_size)]
+
+
+@product.register_fake
+def _(x: Tensor, w: Tensor, lane_size: int, is_forward: bool) -> Tensor:
+    return x.new_empty(len(x), w.shape[0 if is_forward else 1])
+
+
+@product_weight_grads.register_fake
+def _(g: Tensor, x: Tensor, lane_size: int) -> list[Tensor]:
+    return [x.new_empty(g.shape[1], x.shape[1]) for _ in range(len(x) // lane_size)]
+
+
 @lane_statistics.register_fake
 def _(
     x: Tensor, gamma: Tensor, beta: Tensor, mean: Tensor, var: Tensor, lane_size: int, total_lanes: int,
@@ -218,6 +299,23 @@ def _(g: Tensor, x: Tensor, centre: Tensor, rate: Tensor, lane_size: int, total_
 @lane_sums.register_fake
 def _(g: Tensor, lane_size: int, total_lanes: int) -> Tensor:
     return _single(g, len(g) // lane_size)
+
+
+def _conv_backward(
+    g: Tensor, x: Tensor, w: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int,
+    which: int,
+) -> Tensor:  # fmt: skip
+    """The gradient of the input, 0, or of the weight, 1."""
+    wanted = [which == 0, which == 1, False]
+    found: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
+        g, x, w, None, stride, padding, dilation, False, [0, 0], groups, wanted
+    )
+    return found[which].contiguous(memory_format=_LAST)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """All lanes, in memory of their own, channels last."""
+    return (parts[0] if len(parts) == 1 else torch.cat(parts)).contiguous(memory_format=_LAST)
 
 
 def _lying(x: Tensor) -> Tensor:
