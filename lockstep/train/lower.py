@@ -102,22 +102,21 @@ def plan_device(
 ) -> DevicePlan | None:
     """How whole steps run on the device; None for stock kernels through the host.
 
-    `auto` takes what is known to pay: on a GPU, fused kernels, or compiled ones for a model of known modules.
+    `auto` takes fused kernels where they are known to pay.
     """
     wanted = run.kernels.set
     if wanted == "stock" or (wanted == "auto" and (device.type != "cuda" or run.train.precision == "fp32")):
         return None
-    for kernels in ("fused", "compiled") if wanted == "auto" else (wanted,):
-        try:
-            return _plan(kernels, run, model, loss, shape, device)
-        except ModelError as error:
-            if wanted != "auto":
-                raise ModelError(f"kernels.set={kernels}: {error}: use kernels.set=auto") from None
-    return None
+    try:
+        return _plan(run, model, loss, shape, device)
+    except ModelError as error:
+        if wanted != "auto":
+            raise ModelError(f"kernels.set={wanted}: {error}: use kernels.set=auto") from None
+        return None
 
 
 def _plan(
-    kernels: str, run: Run, model: nn.Module, loss: Loss, shape: tuple[int, int, int], device: torch.device
+    run: Run, model: nn.Module, loss: Loss, shape: tuple[int, int, int], device: torch.device
 ) -> DevicePlan:
     if not find_spec("triton"):
         raise ModelError("the package triton is not installed")
@@ -128,13 +127,10 @@ def _plan(
         raise ModelError(f"its kernels do not run on {device.type}")
     if not isinstance(loss, CrossEntropy):
         raise ModelError("it has no loss but cross_entropy")
-    if kernels == "compiled":
+    if run.kernels.set == "compiled":
         from lockstep.train.compiled import find_compiled
 
-        compiled = find_compiled(model, shape)
-        if run.kernels.set == "auto" and not compiled.model.at_once:
-            raise ModelError("the model has modules of which nothing is known")
-        return DevicePlan(compiled, Table(), run.train, device)
+        return DevicePlan(find_compiled(model, shape), Table(), run.train, device)
     form = _find_form(model, shape, wanted=run.kernels.set)
     if max(layer.num_values for layer in form.layers) * run.train.batch >= 2**31:
         raise ModelError(f"train.batch={run.train.batch} is too large: a layer has more than 2^31 values")

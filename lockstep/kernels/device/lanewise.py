@@ -80,7 +80,8 @@ class _Conv(torch.autograd.Function):
         conv, w = Conv(*options), in_type_of(x, weight)
         ctx.save_for_backward(x, w)
         ctx.conv, ctx.has_input_grad = conv, has_input_grad
-        return conv_forward(x, w, *conv[:5], conv.forward_at_once)
+        y: Tensor = conv_forward(x, w, *conv[:5], conv.forward_at_once)
+        return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -96,7 +97,8 @@ class _Linear(torch.autograd.Function):
         w = in_type_of(x, weight)
         ctx.save_for_backward(x, w)
         ctx.lane_size, ctx.has_input_grad = lane_size, has_input_grad
-        return product(x, w, lane_size, True)
+        y: Tensor = product(x, w, lane_size, True)
+        return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -173,7 +175,7 @@ def conv_forward(
     lane_size: int, at_once: bool,
 ) -> Tensor:  # fmt: skip
     """The convolution without bias."""
-    parts = (x,) if at_once else x.split(lane_size)
+    parts = x.split(len(x) if at_once else lane_size)
     return _joined([F.conv2d(part, w, None, stride, padding, dilation, groups) for part in parts])
 
 
@@ -183,9 +185,10 @@ def conv_data_grad(
     lane_size: int, at_once: bool,
 ) -> Tensor:  # fmt: skip
     """The gradient of its input."""
-    g, options = g.contiguous(memory_format=_LAST), (stride, padding, dilation, groups)
-    parts = [(g, x)] if at_once else zip(g.split(lane_size), x.split(lane_size), strict=True)
-    return _joined([_conv_backward(*part, w, *options, 0) for part in parts])
+    g, size = g.contiguous(memory_format=_LAST), len(g) if at_once else lane_size
+    parts = zip(g.split(size), x.split(size), strict=True)
+    options = stride, padding, dilation, groups
+    return _joined([_conv_backward(grad, part, w, options, 0) for grad, part in parts])
 
 
 @torch.library.custom_op("lockstep::conv_weight_grads", mutates_args=())
@@ -194,9 +197,9 @@ def conv_weight_grads(
     lane_size: int,
 ) -> list[Tensor]:  # fmt: skip
     """The gradient of its weight, for each lane."""
-    g, options = g.contiguous(memory_format=_LAST), (stride, padding, dilation, groups)
-    parts = zip(g.split(lane_size), x.split(lane_size), strict=True)
-    return [_conv_backward(*part, w, *options, 1) for part in parts]
+    parts = zip(g.contiguous(memory_format=_LAST).split(lane_size), x.split(lane_size), strict=True)
+    options = stride, padding, dilation, groups
+    return [_conv_backward(grad, part, w, options, 1) for grad, part in parts]
 
 
 @torch.library.custom_op("lockstep::product", mutates_args=())
@@ -302,11 +305,10 @@ def _(g: Tensor, lane_size: int, total_lanes: int) -> Tensor:
 
 
 def _conv_backward(
-    g: Tensor, x: Tensor, w: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int,
-    which: int,
-) -> Tensor:  # fmt: skip
-    """The gradient of the input, 0, or of the weight, 1."""
-    wanted = [which == 0, which == 1, False]
+    g: Tensor, x: Tensor, w: Tensor, options: tuple[list[int], list[int], list[int], int], which: int
+) -> Tensor:
+    """The gradient of the input, 0, or of the weight, 1; `options`: stride, padding, dilation, groups."""
+    (stride, padding, dilation, groups), wanted = options, [which == 0, which == 1, False]
     found: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
         g, x, w, None, stride, padding, dilation, False, [0, 0], groups, wanted
     )
