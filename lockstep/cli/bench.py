@@ -63,7 +63,7 @@ def tune_tiles(options: argparse.Namespace) -> int:
     store = open_data(run)
     model = build_model(run, store.shape, len(store.classes))
     plan = plan_device(run, model, make_loss(run.train), store.shape, device)
-    if plan is None or not plan.layers:
+    if plan is None or not plan.is_fused:
         raise ModelError(
             f"model.name={run.model.name} in {run.train.precision} runs on stock kernels, which have no "
             "tiles; -o kernels.set=fused says why"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 
 from lockstep.errors import ModelError
 from lockstep.kernels.average import GlobalAverage
 from lockstep.kernels.device.flat import Layout, Make
+from lockstep.kernels.device.lane_module import look
 from lockstep.kernels.device.stock import Model, StockNetwork, as_lying
 from lockstep.kernels.lrn import LRN
 from lockstep.models.block import BlockModel
@@ -18,15 +21,16 @@ from lockstep.models.googlenet import GoogLeNet, Inception
 from lockstep.models.resnet import Residual
 from lockstep.train.together import is_untouched
 
-# modules that treat every sample by itself and use each of their parts once
-_KNOWN = {
-    module.forward
-    for module in (
-        BlockModel, GlobalAverage, GoogLeNet, Inception, Residual, LRN, nn.Sequential, nn.Conv2d,
-        nn.BatchNorm2d, nn.Linear, nn.Dropout, nn.ReLU, nn.Sigmoid, nn.Tanh, nn.MaxPool2d, nn.AvgPool2d,
-        nn.Flatten, nn.Identity, nn.ModuleDict,
-    )
-}  # fmt: skip
+_MOST_SAMPLES, _MOST_VALUES = 2**15, 2**31  # that kernels count
+# layers that compute every sample by itself, but for those that are made to know lanes
+_LAYERS = (
+    nn.Conv2d, nn.Linear, nn.BatchNorm2d, nn.Dropout, GlobalAverage, LRN, nn.ReLU, nn.Sigmoid, nn.Tanh,
+    nn.MaxPool2d, nn.AvgPool2d, nn.Flatten, nn.Identity,
+)  # fmt: skip
+# of modules that call each of their parts once
+_FORWARDS = {
+    kind.forward for kind in (BlockModel, GoogLeNet, Inception, Residual, nn.Sequential, nn.ModuleDict)
+}
 
 
 @dataclass(frozen=True)
@@ -52,27 +56,35 @@ class Compiled:
             tensor.copy_(as_lying(flat[place], tensor.shape))
 
 
-def is_known(model: nn.Module) -> bool:
-    """Whether a model is made of modules that are known to compute every sample by itself."""
-    modules = [module for _, module in model.named_modules(remove_duplicate=False)]
-    used = sum(len(list(module.parameters(recurse=False))) for module in modules)
-    once = used == len(list(model.parameters()))
-    return once and all(is_untouched(module) and type(module).forward in _KNOWN for module in modules)
-
-
-def find_compiled(model: nn.Module, image: tuple[int, int, int]) -> Compiled:
-    """The model for stock kernels on the device; what it has must be known to the step there."""
-    if not all(p.requires_grad for p in model.parameters()):
-        raise ModelError("a parameter of the model is frozen")
-    norms = [module for module in model.modules() if type(module) is nn.BatchNorm2d]
-    if not all(norm.affine and norm.track_running_stats and norm.momentum is not None for norm in norms):
-        raise ModelError("a batch norm without parameters, running statistics or momentum")
-    if len(list(model.buffers())) != 3 * len(norms):
-        raise ModelError("the model has buffers that are no running statistics of nn.BatchNorm2d")
-    for name, module in model.named_modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd) and type(module) is not nn.Dropout:
-            raise ModelError(f"'{name}' is no nn.Dropout")
-        if type(module) is nn.Conv2d and (module.padding_mode != "zeros" or isinstance(module.padding, str)):
-            raise ModelError(f"the padding of '{name}' is not by numbers and zeros")
+def find_compiled(model: nn.Module, image: tuple[int, int, int], batch: int) -> Compiled:
+    """The model for stock kernels on the device, if all that it is made of is known there."""
+    modules = list(model.named_modules(remove_duplicate=False))
+    for name, module in modules:
+        _check(f"'{name}' ({type(module).__name__})", module)
+    if sum(len(list(module.parameters(recurse=False))) for _, module in modules) != len(
+        list(model.parameters())
+    ):
+        raise ModelError("a layer or a parameter of the model is used twice")
+    device = next(model.parameters()).device
+    seen = look(deepcopy(model).train(), torch.zeros(2, *image, device=device))
+    if batch >= _MOST_SAMPLES or seen.largest * batch >= _MOST_VALUES:
+        raise ModelError(f"train.batch={batch} is too large: a layer has more values than its kernels count")
     drops = tuple(name for name, module in model.named_modules() if type(module) is nn.Dropout)
-    return Compiled(Model(model, image, is_known(model)), drops)
+    return Compiled(Model(model, image, seen), drops)
+
+
+def _check(what: str, module: nn.Module) -> None:
+    """Refuse what would be computed otherwise than by itself."""
+    if not (type(module) in _LAYERS or type(module).forward in _FORWARDS):
+        raise ModelError(f"it does not know {what}, whose samples may mix")
+    if not is_untouched(module):
+        raise ModelError(f"{what} has a hook or a forward of its owner's")
+    for parameter in module.parameters(recurse=False):
+        if not parameter.requires_grad or parameter.dtype != torch.float32:
+            raise ModelError(f"a parameter of {what} is frozen or not in fp32")
+    if isinstance(module, nn.BatchNorm2d) and not (
+        module.affine and module.track_running_stats and module.momentum is not None
+    ):
+        raise ModelError(f"{what} is a batch norm without parameters, running statistics or momentum")
+    if isinstance(module, nn.Conv2d) and (module.padding_mode != "zeros" or isinstance(module.padding, str)):
+        raise ModelError(f"the padding of {what} is not by numbers and zeros")

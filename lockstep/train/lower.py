@@ -83,15 +83,19 @@ class DevicePlan:
 
     @property
     def layers(self) -> tuple[Layer, ...]:
-        """The fused layers; none if the kernels are compiled."""
+        """The fused layers; a model that torch compiles has none."""
         return getattr(self.form, "layers", ())
+
+    @property
+    def is_fused(self) -> bool:
+        return bool(self.layers)
 
     def facts(self) -> dict[str, str]:
         """What of it may change bits."""
         import triton
 
         triton_facts = triton.__version__ + (" interpreted" if triton.knobs.runtime.interpret else "")
-        if not self.layers:
+        if not self.is_fused:
             return {"set": "compiled", "triton": triton_facts}
         tiles = self.table.digest(self.layers, self.train.precision)
         return {"set": "fused", "tiles": tiles, "triton": triton_facts}
@@ -130,7 +134,7 @@ def _plan(
     if run.kernels.set == "compiled":
         from lockstep.train.compiled import find_compiled
 
-        return DevicePlan(find_compiled(model, shape), Table(), run.train, device)
+        return DevicePlan(find_compiled(model, shape, run.train.batch), Table(), run.train, device)
     form = _find_form(model, shape, wanted=run.kernels.set)
     if max(layer.num_values for layer in form.layers) * run.train.batch >= 2**31:
         raise ModelError(f"train.batch={run.train.batch} is too large: a layer has more than 2^31 values")

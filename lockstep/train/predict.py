@@ -36,7 +36,7 @@ class Predictor:
         self._plan: DevicePlan | None = None
         with suppress(ModelError):  # a run of fused kernels may be used where there are none
             plan = plan_device(run, trained.model, make_loss(run.train), trained.shape, device)
-            self._plan = plan if plan and plan.layers else None
+            self._plan = plan if plan and plan.is_fused else None
         self._model = None if self._plan else fold_norms(trained.model)
         values = max(layer.num_values for layer in self._plan.layers) if self._plan else 1
         self._most = max(min(_MOST, _VALUES // values), 1)

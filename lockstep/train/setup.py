@@ -157,8 +157,8 @@ def make_evaluator(
     group: Group,
     plan: DevicePlan | None = None,
 ) -> Evaluator:
-    """Evaluation on a split, with the kernels that trained."""
-    if plan is None or not plan.layers:
+    """Evaluation on a split, with fused kernels where they trained, else with the model itself."""
+    if plan is None or not plan.is_fused:
         return Evaluator(run, split, augment, loss, device, group)
     from lockstep.kernels.device.flat import KernelNetwork
     from lockstep.train.fused_evaluator import FusedEvaluator

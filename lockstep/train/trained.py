@@ -45,7 +45,7 @@ class Trained:
         return memory_format(self.run)
 
     def evaluate(self, store: Store) -> Evaluation:
-        """Loss and accuracy on the test images, with the kernels that trained it where they run."""
+        """Loss and accuracy on the test images, with fused kernels if they trained it and run here."""
         run, loss = self.run, make_loss(self.run.train)
         plan = None
         if self.identity.get("kernels.set") == "fused" and self.device.type == "cuda":

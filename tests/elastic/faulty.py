@@ -57,7 +57,7 @@ def around(owner, name, before="", after=""):
 def note_step(self, lanes, *arguments):
     here["step"], here["rank"] = self._state.step, self._group.rank
     if FAULTS and self._group.size < WORKERS:
-        # until those who died are replaced: they are heard of in the next step, and are there in the one after
+        # until those who died are replaced: heard of in the next step, they are there in the one after
         soon = {here["step"] + 1, here["step"] + 2}
         missed = any(step in soon and rank >= self._group.size for _, step, rank in FAULTS)
         time.sleep(1.0 if missed else 0.1)

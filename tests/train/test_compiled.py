@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from images import DEVICE
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from lockstep.comm.tree import LaneTree, worker_lanes
 from lockstep.data.loader import Lanes
 from lockstep.errors import ModelError
 from lockstep.kernels.average import GlobalAverage
+from lockstep.kernels.device.lane_module import LaneConv2d, Sizes, find_at_once
+from lockstep.kernels.device.lanewise import Conv, lane_conv2d
 from lockstep.kernels.device.stock import StockNetwork
 from lockstep.kernels.device.table import Table
 from lockstep.kernels.lrn import LRN
 from lockstep.models import build
 from lockstep.models.googlenet import Inception
 from lockstep.spec import Train
-from lockstep.train.compiled import Compiled, find_compiled, is_known
+from lockstep.train.compiled import find_compiled
 from lockstep.train.device_lanes import DeviceLanes
 from lockstep.train.lane import LaneByLane
 from lockstep.train.loss import CrossEntropy
@@ -37,31 +41,15 @@ def branches() -> nn.Sequential:
     ).to(DEVICE)  # fmt: skip
 
 
-class TwoHeads(nn.Module):
-    """With an auxiliary head, and a forward of its own."""
-
-    aux_weight = 0.3
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(1)
-        self.main = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(400, 10))
-        self.aux = nn.Sequential(nn.Flatten(), nn.Linear(432, 10))
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.main(x), self.aux(x)
-
-
-def given(lanes: int, size: int) -> Lanes:
-    images = torch.randn(lanes * size, 3, 12, 12, generator=torch.Generator().manual_seed(2))
+def given(lanes: int, size: int, side: int = 12) -> Lanes:
+    images = torch.randn(lanes * size, 3, side, side, generator=torch.Generator().manual_seed(2))
     return Lanes(images.to(DEVICE), torch.arange(lanes * size, device=DEVICE) % 10, lanes)
 
 
-def prepare(model: nn.Module, lanes: Lanes, at_once: bool | None = None, batch: int = 0) -> DeviceLanes:
-    form = find_compiled(model, (3, 12, 12))
-    if at_once is not None:
-        form = replace(form, model=replace(form.model, at_once=at_once))
-    train = Train(batch=batch or len(lanes.labels), lanes=lanes.num_lanes)
+def prepare(model: nn.Module, lanes: Lanes) -> DeviceLanes:
+    shape, batch = lanes.images.shape, len(lanes.labels)
+    form = find_compiled(model, (shape[1], shape[2], shape[3]), batch)
+    train = Train(batch=batch, lanes=lanes.num_lanes)
     return DeviceLanes(model, DevicePlan(form, Table(), train, torch.device(DEVICE)), 0)
 
 
@@ -77,26 +65,66 @@ def sums(way: LaneByLane, lanes: Lanes) -> list[Tensor]:
     return [torch.stack(parts).sum(0) for parts in zip(*each, strict=True)]
 
 
-@pytest.mark.parametrize("make", [branches, TwoHeads])
-def test_it_is_the_model_itself(make: Callable[[], nn.Module]) -> None:
+def test_it_is_the_model_itself() -> None:
     """Against stock kernels in float64; dropout has the masks of the step through the host."""
-    lanes = given(4, 3)
-    model, exact = make().to(DEVICE), make().to(DEVICE).double()
-    found = sums(prepare(model, lanes), lanes)
-    reference = LaneByLane(exact, CrossEntropy(), 0, bf16=False)
+    compare(branches, given(4, 3))
+
+
+def test_heads_count_by_their_weight() -> None:
+    """GoogLeNet as small as it can be, with both auxiliary heads."""
+
+    def google() -> nn.Module:
+        torch.manual_seed(0)
+        return build("googlenet", in_channels=3, num_classes=10, image_size=(16, 16), options={}).to(DEVICE)
+
+    compare(google, given(1, 2, side=16))
+
+
+def compare(make: Callable[[], nn.Module], lanes: Lanes) -> None:
+    found = sums(prepare(make(), lanes), lanes)
+    reference = LaneByLane(make().double(), CrossEntropy(), 0, bf16=False)
     expected = sums(reference, Lanes(lanes.images.double(), lanes.labels, lanes.num_lanes))
     for one, other in zip(found, expected, strict=True):
-        assert (one.double() - other).norm() < 2e-6 * other.norm().clamp_min(1e-30)
+        assert (one.double() - other).norm() < 4e-6 * other.norm().clamp_min(1e-30)
 
 
-def test_all_lanes_at_once_are_lane_by_lane() -> None:
+@pytest.mark.parametrize("workers", [2, 4])
+def test_all_lanes_at_once_are_lane_by_lane(workers: int) -> None:
     lanes, model = given(4, 3), branches()
-    together, apart = prepare(model, lanes), prepare(model, lanes, at_once=False)
-    assert all(torch.equal(a, b) for a, b in zip(sums(together, lanes), sums(apart, lanes), strict=True))
-    network = together.network(4)
-    assert isinstance(network, StockNetwork) and network.facts().startswith("all lanes at once")
-    other = apart.network(4)
-    assert isinstance(other, StockNetwork) and other.facts() == "lane by lane"
+    whole = prepare(model, lanes)
+    (expected,) = whole.run(lanes, 3)
+    network = whole.network(4)
+    assert isinstance(network, StockNetwork)
+    convs = [layer.conv for layer in network._module.modules() if isinstance(layer, LaneConv2d)]
+    assert len(convs) == 8 and any(conv.forward_at_once and conv.gradient_at_once for conv in convs)
+    tree = LaneTree()
+    for own in (worker_lanes(4, workers, rank) for rank in range(workers)):
+        for output in prepare(model, lanes).run(lanes.range(own.start, len(own)), 3):
+            tree.add([output.loss, *output.grads, *output.float_buffers], output.height)
+    parts = [expected.loss, *expected.grads, *expected.float_buffers]
+    assert all(torch.equal(a, b) for a, b in zip(tree.root()[1], parts, strict=True))
+
+
+def test_a_convolution_that_differs_runs_lane_by_lane() -> None:
+    """As stock kernels may, one that looks at the size of its batch."""
+    sizes = Sizes(2, 4, 4, torch.float32)
+    conv = Conv((1, 1), (0, 0), (1, 1), 1, 2, 4)
+    weight = torch.ones(3, 3, 2, 2, device=DEVICE)
+    assert find_at_once(conv, weight, (3, 4, 4), sizes) == conv._replace(
+        forward_at_once=True, gradient_at_once=True
+    )
+    own = F.conv2d
+
+    def other(x: Tensor, *arguments: Any) -> Tensor:
+        return own(x, *arguments) * (1 + 1e-6 * len(x))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(F, "conv2d", other)
+        found = find_at_once(conv, weight, (3, 4, 4), sizes)
+    assert not found.forward_at_once and found.gradient_at_once
+    x = torch.randn(8, 3, 4, 4, device=DEVICE)
+    y = [lane_conv2d(x, weight, None, conv._replace(forward_at_once=way)) for way in (False, True)]
+    assert torch.equal(*y)
 
 
 def test_torch_can_compile_it_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,33 +141,51 @@ def test_torch_can_compile_it_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["alexnet", "googlenet", "resnet18", "resnet50", "vgg11", "lenet5"])
-def test_our_models_run_all_lanes_at_once(name: str) -> None:
+def test_our_models_are_known(name: str) -> None:
     with torch.device("meta"):
         model = build(name, in_channels=3, num_classes=10, image_size=(64, 64))
-    assert isinstance(find_compiled(model, (3, 64, 64)), Compiled) and is_known(model)
+    form = find_compiled(model, (3, 64, 64), 256)
+    assert form.model.seen.classes == 10 and form.model.seen.largest >= 3 * 64 * 64
+    with pytest.raises(ModelError, match=r"train\.batch=32768 is too large"):
+        find_compiled(model, (3, 64, 64), 32768)
+
+
+class OwnConv(nn.Conv2d):
+    """Which may do what it likes."""
 
 
 def shared() -> nn.Module:
     layer = nn.Conv2d(3, 3, 3, padding=1)
-    return nn.Sequential(layer, layer, nn.Flatten(), nn.Linear(432, 10))
+    return nn.Sequential(layer, layer)
 
 
-@pytest.mark.parametrize("make", [TwoHeads, shared])
-def test_what_is_not_known_runs_lane_by_lane(make: Callable[[], nn.Module]) -> None:
-    assert not is_known(make())
+def hooked() -> nn.Module:
+    layer = nn.Conv2d(3, 3, 1)
+    layer.weight.register_hook(lambda grad: grad * 0)
+    return layer
 
 
 @pytest.mark.parametrize(
     ("layer", "reason"),
     [
+        (OwnConv(3, 3, 1), "does not know '0' \\(OwnConv\\)"),
+        (nn.Dropout2d(0.1), "does not know '0' \\(Dropout2d\\)"),
+        (nn.InstanceNorm2d(3, track_running_stats=True), "does not know"),
         (nn.BatchNorm2d(3, affine=False), "a batch norm without parameters"),
-        (nn.Dropout2d(0.1), "is no nn.Dropout"),
-        (nn.InstanceNorm2d(3, track_running_stats=True), "buffers that are no running statistics"),
         (nn.Conv2d(3, 3, 3, padding="same"), "is not by numbers and zeros"),
-        (nn.Conv2d(3, 3, 1).requires_grad_(False), "is frozen"),
+        (nn.Conv2d(3, 3, 1).requires_grad_(False), "frozen or not in fp32"),
+        (nn.Conv2d(3, 3, 1).double(), "frozen or not in fp32"),
+        (shared(), "is used twice"),
+        (hooked(), "has a hook"),
+        (nn.Flatten(2), "'2' \\(Linear\\) is not given one row or image a sample"),
+        (nn.Flatten(0, 1), "is not given one row or image a sample"),
     ],
 )
 def test_what_it_cannot_run_says_why(layer: nn.Module, reason: str) -> None:
-    model = nn.Sequential(layer, nn.Flatten(), nn.Linear(432, 10))
+    last = nn.Identity() if isinstance(layer, nn.Flatten) else nn.Flatten()
+    width = 144 if isinstance(layer, nn.Flatten) else 432
+    if layer.__dict__.get("end_dim") == 1:
+        layer = nn.Sequential(layer, nn.Flatten())
+    model = nn.Sequential(layer, last, nn.Linear(width, 10))
     with pytest.raises(ModelError, match=reason):
-        find_compiled(model, (3, 12, 12))
+        find_compiled(model, (3, 12, 12), 8)

@@ -50,7 +50,7 @@ def fuse(
     image = shape[0], shape[1], shape[2]
     form: Form | None = find_chain(model, image) or find_residual(model, image)
     if compiled:
-        form = find_compiled(model, image)
+        form = find_compiled(model, image, len(lanes.labels))
     assert form
     train = Train(
         batch=len(lanes.labels), lanes=lanes.num_lanes, precision=precision, label_smoothing=smoothing

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lockstep.errors import ModelError
 from lockstep.kernels import random
 from lockstep.kernels.average import GlobalAverage
 from lockstep.kernels.device.lanewise import Conv, lane_conv2d, lane_linear, lane_norm, pixel_mean
@@ -38,15 +40,13 @@ def pair(numbers: tuple[int, ...]) -> tuple[int, int]:
 class LaneConv2d(nn.Module):
     """A convolution; its parameters are those of the layer that it replaces."""
 
-    def __init__(self, layer: nn.Conv2d, sizes: Sizes, image: _Shape | None) -> None:
+    def __init__(self, layer: nn.Conv2d, sizes: Sizes, image: _Shape) -> None:
         super().__init__()
         self.weight, self.bias, self._dtype = layer.weight, layer.bias, sizes.dtype
         assert not isinstance(layer.padding, str)
         options = (pair(layer.stride), pair(layer.padding), pair(layer.dilation))
         conv = Conv(*options, layer.groups, sizes.lane_size, sizes.total_lanes)
-        alone = sizes.lanes == 1  # then both ways are one
-        conv = conv._replace(forward_at_once=alone, gradient_at_once=alone)
-        self.conv = conv if image is None else find_at_once(conv, layer.weight, image, sizes)
+        self.conv = find_at_once(conv, layer.weight, image, sizes)
 
     def forward(self, x: Tensor) -> Tensor:
         return lane_conv2d(x.to(self._dtype), self.weight, self.bias, self.conv)
@@ -121,51 +121,68 @@ class LaneAverage(nn.Module):
         return pixel_mean(x)
 
 
-def by_lane(model: nn.Module, sizes: Sizes, shapes: Mapping[nn.Module, _Shape]) -> nn.Module:
-    """The model with layers that know lanes; convolutions with a known shape run at once where they can."""
-    found: dict[nn.Module, nn.Module] = {}
-    device = next(model.parameters()).device
+@dataclass(frozen=True)
+class Seen:
+    """What each convolution is given of one image (C, H, W), the most values of any, and the classes."""
 
-    def make(module: nn.Module) -> nn.Module:
-        if type(module) is nn.Conv2d:
-            return LaneConv2d(module, sizes, shapes.get(module))
-        if type(module) is nn.Linear:
-            return LaneLinear(module, sizes)
-        if type(module) is nn.BatchNorm2d:
-            return LaneNorm(module, sizes)
-        if type(module) is nn.Dropout:
-            return LaneDropout(module, sizes, device)
-        if type(module) is GlobalAverage:
-            return LaneAverage()
-        for name, child in module._modules.items():
-            if child is not None:
-                if child not in found:
-                    found[child] = make(child)
-                module._modules[name] = found[child]
-        return module
-
-    return make(model)
+    shapes: Mapping[str, _Shape]
+    largest: int
+    classes: int
 
 
 @torch.no_grad()
-def look(model: nn.Module, images: Tensor) -> tuple[dict[nn.Module, _Shape], int]:
-    """What each convolution is given for one of some images, as C, H, W; and how many classes there are."""
-    found: dict[nn.Module, _Shape] = {}
+def look(model: nn.Module, images: Tensor) -> Seen:
+    """Run some images through a model to see its shapes."""
+    shapes: dict[str, _Shape] = {}
+    sizes = [images[0].numel()]
 
-    def note(layer: nn.Module, given: tuple[Tensor, ...]) -> None:
-        found[layer] = tuple(given[0].shape[1:])
+    def note(name: str, layer: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
+        x = given[0]
+        if len(x) != len(images) or (isinstance(layer, nn.Linear) and x.dim() != 2):
+            raise ModelError(f"'{name}' ({type(layer).__name__}) is not given one row or image a sample")
+        shapes[name] = tuple(x.shape[1:])
+        sizes.append(output[0].numel())
 
-    layers = [module for module in model.modules() if type(module) is nn.Conv2d]
-    handles = [layer.register_forward_pre_hook(note) for layer in layers]
+    kinds = (nn.Conv2d, nn.Linear, nn.BatchNorm2d)
+    for name, layer in model.named_modules():
+        if isinstance(layer, kinds):
+            layer.register_forward_hook(partial(note, name))
     outputs = model(images)
-    for handle in handles:
-        handle.remove()
-    return found, int((outputs[0] if isinstance(outputs, tuple) else outputs).shape[1])
+    heads = outputs if isinstance(outputs, tuple) else (outputs,)
+    return Seen(shapes, max(sizes), int(heads[0].shape[1]))
+
+
+def by_lane(model: nn.Module, sizes: Sizes, seen: Seen) -> nn.Module:
+    """The model, in place, with layers that know lanes."""
+    device = next(model.parameters()).device
+    made: dict[nn.Module, nn.Module] = {}  # a dropout may be used twice
+
+    def make(module: nn.Module, name: str) -> nn.Module:
+        if isinstance(module, nn.Conv2d):
+            return LaneConv2d(module, sizes, seen.shapes[name])
+        if isinstance(module, nn.Linear):
+            return LaneLinear(module, sizes)
+        if isinstance(module, nn.BatchNorm2d):
+            return LaneNorm(module, sizes)
+        if isinstance(module, nn.Dropout):
+            return LaneDropout(module, sizes, device)
+        if isinstance(module, GlobalAverage):
+            return LaneAverage()
+        for key, child in module._modules.items():
+            if child is not None:
+                if child not in made:
+                    made[child] = make(child, f"{name}.{key}" if name else key)
+                module._modules[key] = made[child]
+        return module
+
+    return make(model, "")
 
 
 @torch.no_grad()
 def find_at_once(conv: Conv, weight: Tensor, image: _Shape, sizes: Sizes) -> Conv:
     """Whether forward and data gradient give a sample the same bits in any number of lanes at once."""
+    if sizes.lanes == 1:  # then both ways are one
+        return conv._replace(forward_at_once=True, gradient_at_once=True)
     x = _values("x", (conv.lane_size, *image), weight, sizes.dtype)
     w = _values("w", tuple(weight.shape), weight, sizes.dtype)
     options = conv.stride, conv.padding, conv.dilation

@@ -1,7 +1,7 @@
 """Any network with stock kernels on the device, compiled by torch: forward and backward of all lanes.
 
 A gradient's way begins here: backward → lane tree. Layers know lanes (`lane_module`), so that one call
-computes several and gives their sum; a module of which nothing is known runs lane by lane.
+computes several and gives their sum.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from lockstep.errors import ModelError
 from lockstep.kernels.device.flat import DeviceNetwork, Slot
-from lockstep.kernels.device.lane_module import LaneConv2d, LaneDropout, LaneNorm, Sizes, by_lane, look
+from lockstep.kernels.device.lane_module import LaneDropout, LaneNorm, Seen, Sizes, by_lane
 from lockstep.kernels.device.loss import cross_entropy, lane_means
 from lockstep.kernels.device.table import Table
 from lockstep.kernels.device.tree import tree_sum
@@ -30,11 +30,11 @@ _COMPILATIONS = 64  # of one function: a worker whose lanes are no power of two 
 
 @dataclass(frozen=True)
 class Model:
-    """A module, an image's C, H, W, and whether its samples are known not to mix."""
+    """A module whose samples do not mix, an image's C, H, W, and what was seen of its shapes."""
 
     module: nn.Module
     image: tuple[int, int, int]
-    at_once: bool
+    seen: Seen
 
 
 class StockNetwork(DeviceNetwork):
@@ -44,71 +44,49 @@ class StockNetwork(DeviceNetwork):
 
     def __init__(self, model: Model, lanes: int, train: Train, device: torch.device, _: Table) -> None:
         module, (channels, height, width) = deepcopy(model.module).train(), model.image
-        shapes, classes = look(module, torch.zeros(2, *model.image, device=device))
         floats = [buffer for buffer in module.buffers() if buffer.is_floating_point()]
         slots = [Slot(p.numel()) for p in module.parameters()]
         slots += [Slot(buffer.numel(), is_statistic=True) for buffer in floats]
-        super().__init__(slots, classes, lanes, train, device)
+        super().__init__(slots, model.seen.classes, lanes, train, device)
         self.copy = self.weights
         self.x = [self.zeros(lanes * self.lane_size, height, width, channels)]
-        self._at_once = model.at_once and lanes > 1
-        sizes = Sizes(self.lane_size, train.lanes, lanes if self._at_once else 1, self.dtype)
-        self._module = by_lane(module, sizes, shapes if self._at_once else {})
+        self._aux_weight = float(getattr(module, "aux_weight", 0.0))
+        self._module = by_lane(module, Sizes(self.lane_size, train.lanes, lanes, self.dtype), model.seen)
         self._bind()
         drops = [drop for drop in self._module.modules() if isinstance(drop, LaneDropout)]
         self._drop_keys = [drop.keys for drop in drops]
         self.keys = self.zeros(len(drops), lanes, dtype=torch.int64)
-        self._aux_weight = float(getattr(module, "aux_weight", 0.0))
         self._forward = self._compile()
-        rows = 0 if self._at_once else lanes
-        self._parts = self.zeros(rows, self.layout.size, dtype=torch.float32)
         self._scores = [self.zeros(lanes, dtype=torch.float32) for _ in range(2)]
         self._ignored = self.zeros(1, dtype=torch.int32)
 
     def compute(self) -> None:
-        """With the lanes' sum, in `sum_lanes`; lane by lane, here."""
-        if not self._at_once:
-            for lane in range(self.lanes):
-                self._run(range(lane, lane + 1), self._parts[lane])
+        """Nothing: lanes are computed with their sum."""
 
     def sum_lanes(self, lanes: range, out: Tensor, bad: Tensor) -> None:
-        if self._at_once:
-            self._run(lanes, out)
-        else:
-            tree_sum(self._parts[lanes.start : lanes.stop], out, bad, 1.0)
-
-    def facts(self) -> str:
-        """How lanes run, in words."""
-        if not self._at_once:
-            return "lane by lane"
-        convs = [module.conv for module in self._module.modules() if isinstance(module, LaneConv2d)]
-        apart = sum(not (conv.forward_at_once and conv.gradient_at_once) for conv in convs)
-        return f"all lanes at once, {apart} of {len(convs)} convolutions lane by lane"
-
-    def _run(self, lanes: range, out: Tensor) -> None:
-        """Sums over some lanes into a flat table: gradients, running statistics, loss, right answers."""
         rows = slice(lanes.start * self.lane_size, lanes.stop * self.lane_size)
         for keys, own in zip(self.keys, self._drop_keys, strict=True):
             own[: len(lanes)].copy_(keys[lanes.start : lanes.stop])
-        with torch.enable_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what torch's compiler says of its own parts
-            heads = self._call(self.x[0][rows].permute(0, 3, 1, 2))
-            grads = self._score(heads, rows, lanes, out)
-            found = torch.autograd.grad(heads, self._params, grads, allow_unused=True, materialize_grads=True)
-        torch._foreach_copy_(self._views(out, self._params), list(found))
-        if self._news:
-            torch._foreach_copy_(self._views(out, self._news, len(self._params)), self._news)
-
-    def _call(self, images: Tensor) -> tuple[Tensor, ...]:
         try:
-            return self._forward(images)
+            with torch.enable_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # what torch's compiler says of its own parts
+                heads = self._forward(self.x[0][rows].permute(0, 3, 1, 2))
+                scores = self._score(heads, rows, lanes, out)
+                grads = torch.autograd.grad(
+                    heads, self._params, scores, allow_unused=True, materialize_grads=True
+                )
         except Exception as error:
-            if type(error).__module__ != "torch._dynamo.exc":
+            from torch._dynamo.exc import TorchDynamoException
+
+            if not isinstance(error, TorchDynamoException):
                 raise
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise ModelError(
                 f"kernels.set=compiled: torch cannot compile the model: {reason}: use kernels.set=stock"
             ) from None
+        torch._foreach_copy_(self._views(out, self._params), list(grads))
+        if self._news:
+            torch._foreach_copy_(self._views(out, self._news, len(self._params)), self._news)
 
     @torch.no_grad()
     def _score(self, heads: tuple[Tensor, ...], rows: slice, lanes: range, out: Tensor) -> list[Tensor]:
@@ -151,7 +129,7 @@ class StockNetwork(DeviceNetwork):
         def forward(images: Tensor) -> tuple[Tensor, ...]:
             outputs = module(images)
             heads = outputs if isinstance(outputs, tuple) else (outputs,)
-            return tuple(head.float() for head in heads)
+            return tuple(head.float().contiguous() for head in heads)
 
         if self._device.type != "cuda":
             return forward
