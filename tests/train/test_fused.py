@@ -32,6 +32,9 @@ from lockstep.train.setup import make_evaluator
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ERRORS = {"fp32": 2e-6, "tf32": 2e-3, "bf16": 3e-2}
+# Of a gradient in tf32, which stock kernels use for few of these layers: within its rounding the largest of a
+# window is another one now and then, in one window of 500 for lenet5.
+FLIPS = 0.1
 
 
 def make(
@@ -80,7 +83,8 @@ def compare(
         error, limit = (
             float((x.double() - other).norm() / other.norm().clamp_min(1e-30)) for x in (one, usual)
         )
-        assert error < ERRORS[precision] + 4 * limit, (name, error, limit)
+        flips = precision == "tf32" and name not in ("loss", "logits")
+        assert error < (FLIPS if flips else ERRORS[precision]) + 4 * limit, (name, error, limit)
 
 
 @pytest.mark.parametrize(("name", "shape"), [("emotion48", (1, 8, 9)), ("lenet5", (1, 13, 12))])
