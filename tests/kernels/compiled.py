@@ -24,8 +24,9 @@ from lockstep.models.resnet import BasicBlock
 from lockstep.spec import Model, Optimizer, Run, Train
 from lockstep.spec.run import OPTIMIZERS
 from lockstep.train.chain import find_chain
+from lockstep.train.compiled import find_compiled
 from lockstep.train.device import DeviceStep
-from lockstep.train.device_lanes import DeviceLanes
+from lockstep.train.device_lanes import DeviceLanes, Form
 from lockstep.train.lower import DevicePlan
 from lockstep.train.residual import find_residual
 from lockstep.train.state import TrainState
@@ -76,16 +77,18 @@ def main(model_name: str, precision: str) -> None:
     size = 48 if model_name == "emotion48" else 32
     shape = (channels, size, size)
     model: nn.Module
-    if model_name == "residual":
+    if model_name in ("residual", "compiled"):
         model = TinyResNet(BasicBlock(8, 64, 2), BasicBlock(64, 64, 1), channels=64)
     else:
         sizes = {"in_channels": channels, "num_classes": 7, "image_size": (size, size)}
         model = build(model_name, **sizes, options={"dropout": 0.5})
     split = MemorySplit(torch.zeros(16, *shape, dtype=torch.uint8), torch.zeros(16, dtype=torch.int64))
-    form = find_chain(model, shape) or find_residual(model, shape)
+    form: Form | None = find_chain(model, shape) or find_residual(model, shape)
+    if model_name == "compiled":
+        form = find_compiled(model, shape, 16)
     assert form
     tiles = table.find_table(torch.device("cpu"), TABLE)
-    for number, name in enumerate(OPTIMIZERS if model_name != "residual" else ["sgd"]):
+    for number, name in enumerate(OPTIMIZERS if model_name == "emotion48" else ["sgd"]):
         train = Train(batch=16, lanes=2, precision=precision, ema=0.9 if number else 0.0)
         run = Run(model=Model(model_name), train=train, optimizer=Optimizer(name, weight_decay=0.1))
         state = TrainState.begin(model, run.optimizer, train.ema)

@@ -10,10 +10,13 @@ import pytest
 COMMON = (
     "_forward _cross_entropy _lane_means _weight_grad _input_grad _tree_sum _update _advance _gather _order"
 )
+STOCK = "_cross_entropy _lane_means _tree_sum _update _advance _gather _order _moments _finish _sums _totals"
 NORM = "_data_grad _moments _finish _apply _sums _totals _dz _average _spread"
 
 
-@pytest.mark.parametrize(("model", "kernels"), [("emotion48", COMMON), ("residual", f"{COMMON} {NORM}")])
+@pytest.mark.parametrize(
+    ("model", "kernels"), [("emotion48", COMMON), ("residual", f"{COMMON} {NORM}"), ("compiled", STOCK)]
+)
 def test_kernels_compile(model: str, kernels: str, tmp_path: Path) -> None:
     script = Path(__file__).parent / "compiled.py"
     env = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from lockstep.kernels.device.norm import Norm, Statistics, norm_chunks, statistics
 from lockstep.kernels.device.norm_grad import column_sums, norm_sums
+from lockstep.kernels.device.tree import tree_sum
 from lockstep.kernels.lrn import in_type_of, widen
 
 _Pair = tuple[int, int]
@@ -66,8 +67,8 @@ def pixel_mean(x: Tensor) -> Tensor:
     return found
 
 
-def pair_sum(parts: Tensor | list[Tensor]) -> Tensor:
-    """The sum of a power of two of parts as balanced pairs: the lane tree."""
+def pair_sum(parts: Tensor) -> Tensor:
+    """The sum over a power of two of rows as balanced pairs: the lane tree."""
     rows: list[Tensor] = list(parts)
     while len(rows) > 1:
         rows = [left + right for left, right in zip(rows[::2], rows[1::2], strict=True)]
@@ -86,9 +87,9 @@ class _Conv(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (g,), (x, w), conv = grads, ctx.saved_tensors, ctx.conv
-        each = conv_weight_grads(g, x, w, *conv[:5])
+        by_weight: Tensor = conv_weight_grad(g, x, w, *conv[:5])
         by_input = conv_data_grad(g, x, w, *conv[:5], conv.gradient_at_once) if ctx.has_input_grad else None
-        return by_input, pair_sum([widen(part) for part in each]), *[None] * 9
+        return by_input, by_weight, *[None] * 9
 
 
 class _Linear(torch.autograd.Function):
@@ -103,9 +104,9 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (g,), (x, w), lane_size = grads, ctx.saved_tensors, ctx.lane_size
-        each = product_weight_grads(g, x, lane_size)
+        by_weight: Tensor = product_weight_grad(g, x, lane_size)
         by_input = product(g, w, lane_size, False) if ctx.has_input_grad else None
-        return by_input, pair_sum([widen(part) for part in each]), None, None
+        return by_input, by_weight, None, None
 
 
 class _Bias(torch.autograd.Function):
@@ -191,15 +192,18 @@ def conv_data_grad(
     return _joined([_conv_backward(grad, part, w, options, 0) for grad, part in parts])
 
 
-@torch.library.custom_op("lockstep::conv_weight_grads", mutates_args=())
-def conv_weight_grads(
+@torch.library.custom_op("lockstep::conv_weight_grad", mutates_args=())
+def conv_weight_grad(
     g: Tensor, x: Tensor, w: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int,
     lane_size: int,
-) -> list[Tensor]:  # fmt: skip
-    """The gradient of its weight, for each lane."""
+) -> Tensor:  # fmt: skip
+    """The gradient of its weight in fp32, lane by lane, summed in the lane tree."""
     parts = zip(g.contiguous(memory_format=_LAST).split(lane_size), x.split(lane_size), strict=True)
-    options = stride, padding, dilation, groups
-    return [_conv_backward(grad, part, w, options, 1) for grad, part in parts]
+    options, lying = (stride, padding, dilation, groups), w.permute(0, 2, 3, 1)
+    each = w.new_empty(len(x) // lane_size, *lying.shape)
+    for out, (grad, part) in zip(each, parts, strict=True):
+        out.copy_(_conv_backward(grad, part, w, options, 1).permute(0, 2, 3, 1))
+    return _tree_sum(each).permute(0, 3, 1, 2)
 
 
 @torch.library.custom_op("lockstep::product", mutates_args=())
@@ -209,10 +213,13 @@ def product(x: Tensor, w: Tensor, lane_size: int, is_forward: bool) -> Tensor:
     return torch.cat([part @ other for part in x.split(lane_size)])
 
 
-@torch.library.custom_op("lockstep::product_weight_grads", mutates_args=())
-def product_weight_grads(g: Tensor, x: Tensor, lane_size: int) -> list[Tensor]:
-    """The gradient of a product's weight, for each lane."""
-    return [grad.t() @ part for grad, part in zip(g.split(lane_size), x.split(lane_size), strict=True)]
+@torch.library.custom_op("lockstep::product_weight_grad", mutates_args=())
+def product_weight_grad(g: Tensor, x: Tensor, lane_size: int) -> Tensor:
+    """The gradient of a product's weight in fp32, lane by lane, summed in the lane tree."""
+    each = x.new_empty(len(x) // lane_size, g.shape[1], x.shape[1])
+    for out, grad, part in zip(each, g.split(lane_size), x.split(lane_size), strict=True):
+        torch.mm(grad.t(), part, out=out)
+    return _tree_sum(each)
 
 
 @torch.library.custom_op("lockstep::lane_statistics", mutates_args=())
@@ -268,12 +275,12 @@ def _(
     return torch.empty_like(x, memory_format=_LAST)
 
 
-@conv_weight_grads.register_fake
+@conv_weight_grad.register_fake
 def _(
     g: Tensor, x: Tensor, w: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int,
     lane_size: int,
-) -> list[Tensor]:  # fmt: skip
-    return [torch.empty_like(w, memory_format=_LAST) for _ in range(len(x) // lane_size)]
+) -> Tensor:  # fmt: skip
+    return torch.empty_like(w, dtype=torch.float32, memory_format=_LAST)
 
 
 @product.register_fake
@@ -281,9 +288,9 @@ def _(x: Tensor, w: Tensor, lane_size: int, is_forward: bool) -> Tensor:
     return x.new_empty(len(x), w.shape[0 if is_forward else 1])
 
 
-@product_weight_grads.register_fake
-def _(g: Tensor, x: Tensor, lane_size: int) -> list[Tensor]:
-    return [x.new_empty(g.shape[1], x.shape[1]) for _ in range(len(x) // lane_size)]
+@product_weight_grad.register_fake
+def _(g: Tensor, x: Tensor, lane_size: int) -> Tensor:
+    return x.new_empty(g.shape[1], x.shape[1], dtype=torch.float32)
 
 
 @lane_statistics.register_fake
@@ -318,6 +325,13 @@ def _conv_backward(
 def _joined(parts: list[Tensor]) -> Tensor:
     """All lanes, in memory of their own, channels last."""
     return (parts[0] if len(parts) == 1 else torch.cat(parts)).contiguous(memory_format=_LAST)
+
+
+def _tree_sum(each: Tensor) -> Tensor:
+    """[lanes, …] → their sum in fp32."""
+    out = torch.empty(each.shape[1:], device=each.device)
+    tree_sum(each.flatten(1), out.view(-1), torch.zeros(1, dtype=torch.int32, device=each.device), 1.0)
+    return out
 
 
 def _lying(x: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ def _tree_sum(parts, out, size, scale, bad, ROWS: tl.constexpr, BLOCK: tl.conste
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row = tl.arange(0, ROWS).to(tl.int64)
     value = tl.load(parts + row[:, None] * size + i[None, :], mask=(i < size)[None, :], other=0.0)
+    value = value.to(tl.float32)
     for _ in tl.static_range(16):
         if value.shape[0] > 1:
             pairs = tl.permute(tl.reshape(value, (value.shape[0] // 2, 2, BLOCK)), (0, 2, 1))
@@ -27,7 +28,7 @@ def _tree_sum(parts, out, size, scale, bad, ROWS: tl.constexpr, BLOCK: tl.conste
 
 
 def tree_sum(parts: Tensor, out: Tensor, bad: Tensor, scale: float) -> None:
-    """Sum `parts` [rows, size], a power of two of rows, times `scale`; sets `bad` if it is not finite."""
+    """Sum `parts` [rows, size], a power of two of rows, in fp32, times `scale`; sets `bad` if not finite."""
     rows, size = parts.shape
     block = max(4096 // rows, 32)
     _tree_sum[(triton.cdiv(size, block),)](
