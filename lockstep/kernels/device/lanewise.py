@@ -1,10 +1,9 @@
-"""Stock convolutions and products over the samples of several lanes, and batch norm by lane, with gradients.
+"""Convolutions, products and batch norm over the samples of several lanes, with gradients.
 
-Stock kernels are called as they are, lane by lane or at once where that is known to be the same; other sums
-are kernels of ours that cut them alike for any number of lanes. To torch's compiler all of them are closed
-operations: what is left to it is pointwise, and it may fuse that as it likes. Lanes are summed as pairs.
+Gradients of parameters are summed over lanes, as pairs. Products and sums are closed operations; what is left
+to torch's compiler is pointwise, and it may fuse that as it likes.
 
-Shapes: x [L · n, C, …], L lanes of n samples, lying channels last; a lane's statistics are [L, C].
+Shapes: as in `closed`.
 """
 
 from __future__ import annotations
@@ -13,16 +12,21 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from lockstep.kernels.device.norm import Norm, Statistics, norm_chunks, statistics
-from lockstep.kernels.device.norm_grad import column_sums, norm_sums
-from lockstep.kernels.device.tree import tree_sum
+from lockstep.kernels.device.closed import (
+    conv_data_grad,
+    conv_forward,
+    conv_weight_grad,
+    lane_norm_sums,
+    lane_statistics,
+    lane_sums,
+    product,
+    product_weight_grad,
+)
 from lockstep.kernels.lrn import in_type_of, widen
 
 _Pair = tuple[int, int]
 _Tensors = tuple[Tensor, Tensor]
-_LAST = torch.channels_last
 
 
 class Conv(NamedTuple):
@@ -162,188 +166,9 @@ class _PixelMean(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         (g,) = grads
         spread: Tensor = (g * ctx.share)[:, :, None, None].expand(ctx.shape)
-        return spread.contiguous(memory_format=_LAST)
+        return spread.contiguous(memory_format=torch.channels_last)
 
 
 def _spread(values: Tensor, lane_size: int) -> Tensor:
     """[L, C] for each sample of a lane, and all its pixels: [L · n, C, 1, 1]."""
     return values.repeat_interleave(lane_size, 0)[:, :, None, None]
-
-
-@torch.library.custom_op("lockstep::conv_forward", mutates_args=())
-def conv_forward(
-    x: Tensor, w: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int,
-    lane_size: int, at_once: bool,
-) -> Tensor:  # fmt: skip
-    """The convolution without bias."""
-    parts = x.split(len(x) if at_once else lane_size)
-    return _joined([F.conv2d(part, w, None, stride, padding, dilation, groups) for part in parts])
-
-
-@torch.library.custom_op("lockstep::conv_data_grad", mutates_args=())
-def conv_data_grad(
-    g: Tensor, x: Tensor, w: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int,
-    lane_size: int, at_once: bool,
-) -> Tensor:  # fmt: skip
-    """The gradient of its input."""
-    g, size = g.contiguous(memory_format=_LAST), len(g) if at_once else lane_size
-    parts = zip(g.split(size), x.split(size), strict=True)
-    options = stride, padding, dilation, groups
-    return _joined([_conv_backward(grad, part, w, options, 0) for grad, part in parts])
-
-
-@torch.library.custom_op("lockstep::conv_weight_grad", mutates_args=())
-def conv_weight_grad(
-    g: Tensor, x: Tensor, w: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int,
-    lane_size: int,
-) -> Tensor:  # fmt: skip
-    """The gradient of its weight in fp32, lane by lane, summed in the lane tree."""
-    parts = zip(g.contiguous(memory_format=_LAST).split(lane_size), x.split(lane_size), strict=True)
-    options, lying = (stride, padding, dilation, groups), w.permute(0, 2, 3, 1)
-    each = w.new_empty(len(x) // lane_size, *lying.shape)
-    for out, (grad, part) in zip(each, parts, strict=True):
-        out.copy_(_conv_backward(grad, part, w, options, 1).permute(0, 2, 3, 1))
-    return _tree_sum(each).permute(0, 3, 1, 2)
-
-
-@torch.library.custom_op("lockstep::product", mutates_args=())
-def product(x: Tensor, w: Tensor, lane_size: int, is_forward: bool) -> Tensor:
-    """x times w, transposed in a forward pass, lane by lane."""
-    other = w.t() if is_forward else w
-    return torch.cat([part @ other for part in x.split(lane_size)])
-
-
-@torch.library.custom_op("lockstep::product_weight_grad", mutates_args=())
-def product_weight_grad(g: Tensor, x: Tensor, lane_size: int) -> Tensor:
-    """The gradient of a product's weight in fp32, lane by lane, summed in the lane tree."""
-    each = x.new_empty(len(x) // lane_size, g.shape[1], x.shape[1])
-    for out, grad, part in zip(each, g.split(lane_size), x.split(lane_size), strict=True):
-        torch.mm(grad.t(), part, out=out)
-    return _tree_sum(each)
-
-
-@torch.library.custom_op("lockstep::lane_statistics", mutates_args=())
-def lane_statistics(
-    x: Tensor, gamma: Tensor, beta: Tensor, mean: Tensor, var: Tensor, lane_size: int, total_lanes: int,
-    eps: float, momentum: float,
-) -> list[Tensor]:  # fmt: skip
-    """Each lane's mean and rate, what they make of x (factor, shift), and its running mean and variance."""
-    z, norm, lanes = _lying(x), _norm_of(x, lane_size, total_lanes, eps, momentum), len(x) // lane_size
-    stats = Statistics(
-        *(_single(x, lanes * norm.chunks) for _ in range(2)), *(_single(x, lanes) for _ in range(4))
-    )
-    running = _single(x, lanes), _single(x, lanes)
-    statistics(norm, z, gamma, beta, (mean, var), running, stats)
-    return [stats.mean, stats.rate, stats.factor, stats.shift, *running]
-
-
-@torch.library.custom_op("lockstep::lane_norm_sums", mutates_args=())
-def lane_norm_sums(
-    g: Tensor, x: Tensor, centre: Tensor, rate: Tensor, lane_size: int, total_lanes: int
-) -> list[Tensor]:
-    """Each lane's Σ g · x̂ and Σ g."""
-    norm, lanes = _norm_of(x, lane_size, total_lanes), len(centre)
-    chunks = _single(x, lanes * norm.chunks), _single(x, lanes * norm.chunks)
-    sums = _single(x, lanes), _single(x, lanes)
-    norm_sums(norm, _lying(g), _lying(x), centre, rate, chunks, sums)
-    return list(sums)
-
-
-@torch.library.custom_op("lockstep::lane_sums", mutates_args=())
-def lane_sums(g: Tensor, lane_size: int, total_lanes: int) -> Tensor:
-    """Each lane's Σ g for every channel."""
-    norm, lanes = _norm_of(g, lane_size, total_lanes), len(g) // lane_size
-    out = _single(g, lanes)
-    column_sums(norm, _lying(g), _single(g, lanes * norm.chunks), out)
-    return out
-
-
-@conv_forward.register_fake
-def _(
-    x: Tensor, w: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int,
-    lane_size: int, at_once: bool,
-) -> Tensor:  # fmt: skip
-    y = F.conv2d(x, w, None, stride, padding, dilation, groups)
-    return torch.empty_like(y, memory_format=_LAST)
-
-
-@conv_data_grad.register_fake
-def _(
-    g: Tensor, x: Tensor, w: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int,
-    lane_size: int, at_once: bool,
-) -> Tensor:  # fmt: skip
-    return torch.empty_like(x, memory_format=_LAST)
-
-
-@conv_weight_grad.register_fake
-def _(
-    g: Tensor, x: Tensor, w: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int,
-    lane_size: int,
-) -> Tensor:  # fmt: skip
-    return torch.empty_like(w, dtype=torch.float32, memory_format=_LAST)
-
-
-@product.register_fake
-def _(x: Tensor, w: Tensor, lane_size: int, is_forward: bool) -> Tensor:
-    return x.new_empty(len(x), w.shape[0 if is_forward else 1])
-
-
-@product_weight_grad.register_fake
-def _(g: Tensor, x: Tensor, lane_size: int) -> Tensor:
-    return x.new_empty(g.shape[1], x.shape[1], dtype=torch.float32)
-
-
-@lane_statistics.register_fake
-def _(
-    x: Tensor, gamma: Tensor, beta: Tensor, mean: Tensor, var: Tensor, lane_size: int, total_lanes: int,
-    eps: float, momentum: float,
-) -> list[Tensor]:  # fmt: skip
-    return [_single(x, len(x) // lane_size) for _ in range(6)]
-
-
-@lane_norm_sums.register_fake
-def _(g: Tensor, x: Tensor, centre: Tensor, rate: Tensor, lane_size: int, total_lanes: int) -> list[Tensor]:
-    return [torch.empty_like(centre), torch.empty_like(centre)]
-
-
-@lane_sums.register_fake
-def _(g: Tensor, lane_size: int, total_lanes: int) -> Tensor:
-    return _single(g, len(g) // lane_size)
-
-
-def _conv_backward(
-    g: Tensor, x: Tensor, w: Tensor, options: tuple[list[int], list[int], list[int], int], which: int
-) -> Tensor:
-    """The gradient of the input, 0, or of the weight, 1; `options`: stride, padding, dilation, groups."""
-    (stride, padding, dilation, groups), wanted = options, [which == 0, which == 1, False]
-    found: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
-        g, x, w, None, stride, padding, dilation, False, [0, 0], groups, wanted
-    )
-    return found[which].contiguous(memory_format=_LAST)
-
-
-def _joined(parts: list[Tensor]) -> Tensor:
-    """All lanes, in memory of their own, channels last."""
-    return (parts[0] if len(parts) == 1 else torch.cat(parts)).contiguous(memory_format=_LAST)
-
-
-def _tree_sum(each: Tensor) -> Tensor:
-    """[lanes, …] → their sum in fp32."""
-    out = torch.empty(each.shape[1:], device=each.device)
-    tree_sum(each.flatten(1), out.view(-1), torch.zeros(1, dtype=torch.int32, device=each.device), 1.0)
-    return out
-
-
-def _lying(x: Tensor) -> Tensor:
-    """N C H W as N H W C, copied only if it does not lie so."""
-    return x.permute(0, 2, 3, 1).contiguous()
-
-
-def _single(like: Tensor, rows: int) -> Tensor:
-    return torch.empty(rows, like.shape[1], device=like.device)
-
-
-def _norm_of(x: Tensor, lane_size: int, total_lanes: int, eps: float = 0.0, momentum: float = 0.0) -> Norm:
-    channels, height, width = x.shape[1:]
-    chunks = norm_chunks(lane_size * height * width, channels, total_lanes)
-    return Norm(height, width, channels, lane_size, chunks, eps, momentum, relu=False)
