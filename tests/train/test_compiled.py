@@ -189,3 +189,28 @@ def test_what_it_cannot_run_says_why(layer: nn.Module, reason: str) -> None:
     model = nn.Sequential(layer, last, nn.Linear(width, 10))
     with pytest.raises(ModelError, match=reason):
         find_compiled(model, (3, 12, 12), 8)
+
+
+def lying(*shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(*shape, generator=generator).to(DEVICE).contiguous(memory_format=torch.channels_last)
+
+
+ROW = [torch.ones(4, device=DEVICE) for _ in range(4)]
+CONV = ([2, 2], [1, 1], [1, 1], 2, 2)
+CLOSED = {
+    "conv_forward": (lying(4, 4, 5, 5), lying(6, 2, 3, 3), *CONV, False),
+    "conv_data_grad": (lying(4, 6, 3, 3), lying(4, 4, 5, 5), lying(6, 2, 3, 3), *CONV, True),
+    "conv_weight_grad": (lying(4, 6, 3, 3), lying(4, 4, 5, 5), lying(6, 2, 3, 3), *CONV),
+    "product": (torch.ones(4, 3, device=DEVICE), torch.ones(5, 3, device=DEVICE), 2, True),
+    "product_weight_grad": (torch.ones(4, 5, device=DEVICE), torch.ones(4, 3, device=DEVICE), 2),
+    "lane_statistics": (lying(4, 4, 2, 3), *ROW, 2, 2, 1e-5, 0.1),
+    "lane_norm_sums": (lying(4, 4, 2, 3), lying(4, 4, 2, 3), *torch.ones(2, 2, 4, device=DEVICE), 2, 2),
+    "lane_sums": (lying(4, 4, 2, 3), 2, 2),
+}
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_the_compiler_knows_the_shapes_of_a_closed_operation(name: str) -> None:
+    operation = getattr(torch.ops.lockstep, name).default
+    torch.library.opcheck(operation, CLOSED[name], test_utils=("test_schema", "test_faketensor"))
