@@ -205,8 +205,9 @@ CLOSED = {
     "product": (torch.ones(4, 3, device=DEVICE), torch.ones(5, 3, device=DEVICE), 2, True),
     "product_weight_grad": (torch.ones(4, 5, device=DEVICE), torch.ones(4, 3, device=DEVICE), 2),
     "lane_statistics": (lying(4, 4, 2, 3), *ROW, 2, 2, 1e-5, 0.1),
-    "lane_norm_sums": (lying(4, 4, 2, 3), lying(4, 4, 2, 3), *torch.ones(2, 2, 4, device=DEVICE), 2, 2),
-    "lane_sums": (lying(4, 4, 2, 3), 2, 2),
+    "lane_norm_sums": (lying(4, 4, 2, 3), lying(4, 4, 2, 3), *torch.ones(2, 4, 4, device=DEVICE), 2, 2),
+    "bias_grad": (lying(4, 4, 2, 3), 2, 2),
+    "pixel_sums": (lying(4, 4, 2, 3),),
 }
 
 

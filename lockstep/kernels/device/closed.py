@@ -76,35 +76,43 @@ def lane_statistics(
     x: Tensor, gamma: Tensor, beta: Tensor, mean: Tensor, var: Tensor, lane_size: int, total_lanes: int,
     eps: float, momentum: float,
 ) -> list[Tensor]:  # fmt: skip
-    """Each lane's mean and rate, what they make of x (factor, shift), and its running mean and variance."""
+    """For each sample its lane's mean, rate, and what they make of x: factor, shift.
+
+    Then the running mean and variance, summed over lanes.
+    """
     z, norm, lanes = _lying(x), _norm_of(x, lane_size, total_lanes, eps, momentum), len(x) // lane_size
     stats = Statistics(
         *(_single(x, lanes * norm.chunks) for _ in range(2)), *(_single(x, lanes) for _ in range(4))
     )
     running = _single(x, lanes), _single(x, lanes)
     statistics(norm, z, gamma, beta, (mean, var), running, stats)
-    return [stats.mean, stats.rate, stats.factor, stats.shift, *running]
+    found = stats.mean, stats.rate, stats.factor, stats.shift
+    return [*(_spread(values, lane_size) for values in found), *map(_tree_sum, running)]
 
 
 @torch.library.custom_op("lockstep::lane_norm_sums", mutates_args=())
 def lane_norm_sums(
     g: Tensor, x: Tensor, centre: Tensor, rate: Tensor, lane_size: int, total_lanes: int
 ) -> list[Tensor]:
-    """Each lane's Σ g · x̂ and Σ g."""
-    norm, lanes = _norm_of(x, lane_size, total_lanes), len(centre)
+    """For each sample its lane's means of g · x̂ and g; then the sums of both over all lanes."""
+    norm, lanes = _norm_of(x, lane_size, total_lanes), len(x) // lane_size
     chunks = _single(x, lanes * norm.chunks), _single(x, lanes * norm.chunks)
     sums = _single(x, lanes), _single(x, lanes)
-    norm_sums(norm, _lying(g), _lying(x), centre, rate, chunks, sums)
-    return list(sums)
+    by_lane = centre[::lane_size].contiguous(), rate[::lane_size].contiguous()
+    norm_sums(norm, _lying(g), _lying(x), *by_lane, chunks, sums)
+    return [*(_spread(values * (1.0 / norm.rows), lane_size) for values in sums), *map(_tree_sum, sums)]
 
 
-@torch.library.custom_op("lockstep::lane_sums", mutates_args=())
-def lane_sums(g: Tensor, lane_size: int, total_lanes: int) -> Tensor:
-    """Each lane's Σ g for every channel."""
-    norm, lanes = _norm_of(g, lane_size, total_lanes), len(g) // lane_size
-    out = _single(g, lanes)
-    column_sums(norm, _lying(g), _single(g, lanes * norm.chunks), out)
-    return out
+@torch.library.custom_op("lockstep::bias_grad", mutates_args=())
+def bias_grad(g: Tensor, lane_size: int, total_lanes: int) -> Tensor:
+    """Σ g for every channel, lane by lane, summed in the lane tree."""
+    return _tree_sum(_lane_sums(g, lane_size, total_lanes))
+
+
+@torch.library.custom_op("lockstep::pixel_sums", mutates_args=())
+def pixel_sums(x: Tensor) -> Tensor:
+    """Each sample's sum over pixels for every channel."""
+    return _lane_sums(x, 1, 1)
 
 
 def _conv_backward(
@@ -123,6 +131,18 @@ def _joined(parts: list[Tensor]) -> Tensor:
     return (parts[0] if len(parts) == 1 else torch.cat(parts)).contiguous(memory_format=_LAST)
 
 
+def _lane_sums(g: Tensor, lane_size: int, total_lanes: int) -> Tensor:
+    norm, lanes = _norm_of(g, lane_size, total_lanes), len(g) // lane_size
+    out = _single(g, lanes)
+    column_sums(norm, _lying(g), _single(g, lanes * norm.chunks), out)
+    return out
+
+
+def _spread(values: Tensor, lane_size: int) -> Tensor:
+    """[L, C] for each sample of a lane: [L · n, C]."""
+    return values.repeat_interleave(lane_size, 0)
+
+
 def _tree_sum(each: Tensor) -> Tensor:
     """[lanes, …] → their sum in fp32."""
     out = torch.empty(each.shape[1:], device=each.device)
@@ -137,6 +157,10 @@ def _lying(x: Tensor) -> Tensor:
 
 def _single(like: Tensor, rows: int) -> Tensor:
     return torch.empty(rows, like.shape[1], device=like.device)
+
+
+def _row(like: Tensor) -> Tensor:
+    return torch.empty(like.shape[1], device=like.device)
 
 
 def _norm_of(x: Tensor, lane_size: int, total_lanes: int, eps: float = 0.0, momentum: float = 0.0) -> Norm:
@@ -158,7 +182,10 @@ conv_weight_grad.register_fake(
 product.register_fake(lambda x, w, size, is_forward: x.new_empty(len(x), w.shape[0 if is_forward else 1]))
 product_weight_grad.register_fake(lambda g, x, size: x.new_empty(g.shape[1], x.shape[1], dtype=torch.float32))
 lane_statistics.register_fake(
-    lambda x, gamma, beta, mean, var, size, *_: [_single(x, len(x) // size) for _ in range(6)]
+    lambda x, *_: [*(_single(x, len(x)) for _ in range(4)), *(_row(x) for _ in range(2))]
 )
-lane_norm_sums.register_fake(lambda g, x, centre, *_: [torch.empty_like(centre), torch.empty_like(centre)])
-lane_sums.register_fake(lambda g, size, total: _single(g, len(g) // size))
+lane_norm_sums.register_fake(
+    lambda g, x, centre, *_: [*(torch.empty_like(centre) for _ in range(2)), *(_row(x) for _ in range(2))]
+)
+bias_grad.register_fake(lambda g, *_: _row(g))
+pixel_sums.register_fake(lambda x: _single(x, len(x)))

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from lockstep.kernels.device.closed import (
+    bias_grad,
     conv_data_grad,
     conv_forward,
     conv_weight_grad,
     lane_norm_sums,
     lane_statistics,
-    lane_sums,
+    pixel_sums,
     product,
     product_weight_grad,
 )
@@ -61,22 +62,14 @@ def lane_norm(
 
     Gives the running mean and variance too, summed over lanes.
     """
-    y, means, variances = _Norm.apply(x, gamma, beta, *running, *norm)
-    return y, pair_sum(means), pair_sum(variances)
+    found: tuple[Tensor, Tensor, Tensor] = _Norm.apply(x, gamma, beta, *running, *norm)
+    return found
 
 
 def pixel_mean(x: Tensor) -> Tensor:
     """[N, C, H, W] → [N, C], each sample by itself."""
     found: Tensor = _PixelMean.apply(x)
     return found
-
-
-def pair_sum(parts: Tensor) -> Tensor:
-    """The sum over a power of two of rows as balanced pairs: the lane tree."""
-    rows: list[Tensor] = list(parts)
-    while len(rows) > 1:
-        rows = [left + right for left, right in zip(rows[::2], rows[1::2], strict=True)]
-    return rows[0]
 
 
 class _Conv(torch.autograd.Function):
@@ -123,8 +116,8 @@ class _Bias(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (g,) = grads
-        image = g if g.dim() == 4 else g[:, :, None, None]
-        return g, pair_sum(lane_sums(image, *ctx.sizes)), None, None
+        by_bias: Tensor = bias_grad(g if g.dim() == 4 else g[:, :, None, None], *ctx.sizes)
+        return g, by_bias, None, None
 
 
 class _Norm(torch.autograd.Function):
@@ -133,34 +126,28 @@ class _Norm(torch.autograd.Function):
         ctx: Any, x: Tensor, gamma: Tensor, beta: Tensor, mean: Tensor, var: Tensor, lane_size: int,
         total_lanes: int, eps: float, momentum: float,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        sizes = lane_size, total_lanes
-        centre, rate, factor, shift, means, variances = lane_statistics(
-            x, gamma, beta, mean, var, *sizes, eps, momentum
+        ctx.sizes = lane_size, total_lanes
+        centre, rate, factor, shift, new_mean, new_var = lane_statistics(
+            x, gamma, beta, mean, var, lane_size, total_lanes, eps, momentum
         )
-        y = in_type_of(x, widen(x) * _spread(factor, lane_size) + _spread(shift, lane_size))
         ctx.save_for_backward(x, centre, rate, factor)
-        ctx.sizes = sizes
-        ctx.mark_non_differentiable(means, variances)
-        return y, means, variances
+        ctx.mark_non_differentiable(new_mean, new_var)
+        return in_type_of(x, widen(x) * _wide(factor) + _wide(shift)), new_mean, new_var
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        g, (x, centre, rate, factor), (lane_size, total_lanes) = grads[0], ctx.saved_tensors, ctx.sizes
-        by_gamma, by_beta = lane_norm_sums(g, x, centre, rate, lane_size, total_lanes)
-        share = 1.0 / (lane_size * x.shape[2] * x.shape[3])
-        mean_gamma, mean_beta, centre, rate, factor = (
-            _spread(values, lane_size) for values in (by_gamma * share, by_beta * share, centre, rate, factor)
-        )
-        normal = (widen(x) - centre) * rate
-        by_input = in_type_of(x, factor * (widen(g) - mean_beta - normal * mean_gamma))
-        return by_input, pair_sum(by_gamma), pair_sum(by_beta), *[None] * 6
+        g, (x, centre, rate, factor) = grads[0], ctx.saved_tensors
+        mean_gamma, mean_beta, by_gamma, by_beta = lane_norm_sums(g, x, centre, rate, *ctx.sizes)
+        normal = (widen(x) - _wide(centre)) * _wide(rate)
+        away = widen(g) - _wide(mean_beta) - normal * _wide(mean_gamma)
+        return in_type_of(x, _wide(factor) * away), by_gamma, by_beta, *[None] * 6
 
 
 class _PixelMean(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.shape, ctx.share = x.shape, 1.0 / (x.shape[2] * x.shape[3])
-        return in_type_of(x, lane_sums(x, 1, 1) * ctx.share)
+        return in_type_of(x, pixel_sums(x) * ctx.share)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
@@ -169,6 +156,6 @@ class _PixelMean(torch.autograd.Function):
         return spread.contiguous(memory_format=torch.channels_last)
 
 
-def _spread(values: Tensor, lane_size: int) -> Tensor:
-    """[L, C] for each sample of a lane, and all its pixels: [L · n, C, 1, 1]."""
-    return values.repeat_interleave(lane_size, 0)[:, :, None, None]
+def _wide(values: Tensor) -> Tensor:
+    """[N, C] for all pixels of a sample."""
+    return values[:, :, None, None]
