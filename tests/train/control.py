@@ -2,11 +2,13 @@
 
 control.py W ... prints, for each number W of workers, the SHA-256 of the weights after three steps. It
 depends on W. The workers are forked once torch is imported, and meet in a file, so that no port is needed.
+They are ended from here once the first has the weights: gloo has been seen to fail while it shuts down.
 """
 
 import multiprocessing
 import sys
 import tempfile
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -22,7 +24,7 @@ from lockstep.train.state import model_tensors, tensors_sha256
 BATCH, STEPS = 32, 3
 
 
-def work(rank, size, place):
+def work(rank, size, place, found):
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     limit = timedelta(seconds=15)  # gloo has been seen to wait here without end
@@ -41,28 +43,29 @@ def work(rank, size, place):
         loss.backward()
         optimizer.step()
     if rank == 0:
-        print(size, tensors_sha256(model_tensors(model)), flush=True)
-    dist.destroy_process_group()
+        found.send(tensors_sha256(model_tensors(model)))
+    time.sleep(60)
 
 
 def main():
     processes = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         for size in map(int, sys.argv[1:]):
-            if not any(run(processes, size, Path(folder, f"{size}-{turn}")) for turn in range(2)):
-                sys.exit(f"of {size} workers, one failed")
+            turns = (run(processes, size, Path(folder, f"{size}-{turn}")) for turn in range(2))
+            print(size, next(filter(None, turns), None) or sys.exit(f"{size} workers gave no weights"))
 
 
 def run(processes, size, place):
-    """Whether all workers came to their end."""
-    group = [processes.Process(target=work, args=(rank, size, place)) for rank in range(size)]
+    """What the weights of so many workers hash to; None if they are not there in time."""
+    here, there = processes.Pipe(duplex=False)
+    group = [processes.Process(target=work, args=(rank, size, place, there)) for rank in range(size)]
     for worker in group:
         worker.start()
+    found = here.recv() if here.poll(20) else None
     for worker in group:
-        worker.join(20)
-        worker.kill()  # does nothing to one that has ended
+        worker.kill()
         worker.join()
-    return not any(worker.exitcode for worker in group)
+    return found
 
 
 if __name__ == "__main__":
