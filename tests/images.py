@@ -30,6 +30,14 @@ def as_kernel(weight: Tensor) -> Tensor:
     return weight.permute(2, 3, 0, 1).reshape(-1, *weight.shape[:2]).contiguous()
 
 
+def gradients(layer: Layer, x: Tensor, weight: Tensor, dz: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the input and the weight, in float64."""
+    x, weight = x.double().requires_grad_(), weight.double().requires_grad_()
+    out = F.conv2d(x, weight, stride=layer.stride, padding=layer.pad)
+    by_x, by_weight = torch.autograd.grad(out, (x, weight), dz.double())
+    return by_x, by_weight
+
+
 def near(found: Tensor, expected: Tensor) -> None:
     assert found.isfinite().all()
     error = (found.double() - expected).norm() / expected.norm().clamp_min(1e-30)

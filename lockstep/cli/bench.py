@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,8 +91,7 @@ def tune_tiles(options: argparse.Namespace) -> int:
 
 def to_toml(tiles: dict[str, Tile], device: str) -> str:
     """A table of tiles as a file."""
-    lines = [f"# Tiles measured on {device}: rows, columns, depth, warps, stages, parts.", "[tiles]"]
+    lines = [f"# Tiles measured on {device}: rows, columns, depth, warps, stages, parts, boxes.", "[tiles]"]
     for name, tile in tiles.items():
-        numbers = tile.rows, tile.cols, tile.depth, tile.warps, tile.stages, tile.parts
-        lines.append(f'"{name}" = {list(numbers)}')
+        lines.append(f'"{name}" = {list(map(int, astuple(tile)))}')
     return "\n".join(lines) + "\n"

@@ -14,7 +14,8 @@ from itertools import product
 
 import torch
 
-from lockstep.kernels.device.flat import KernelNetwork, Make
+from lockstep.kernels.device.box import takes_boxes
+from lockstep.kernels.device.flat import KernelNetwork, Make, lane_chunks
 from lockstep.kernels.device.layer import Layer
 from lockstep.kernels.device.table import OPERATIONS, Table, key, rule
 from lockstep.kernels.device.tile import Tile
@@ -33,9 +34,9 @@ class Candidate:
     tile: Tile
 
 
-def candidates(layers: Sequence[Layer], precision: str) -> Iterator[Candidate]:
+def candidates(layers: Sequence[Layer], train: Train) -> Iterator[Candidate]:
     """Every tile worth a try: those of the rule, and products of powers of two that fit on the chip."""
-    known = set()
+    known, precision, lane_size = set(), train.precision, train.batch // train.lanes
     for i, layer in enumerate(layers):
         for operation in OPERATIONS if i else ("forward", "weight_grad"):
             name = key(operation, layer, precision)
@@ -44,10 +45,12 @@ def candidates(layers: Sequence[Layer], precision: str) -> Iterator[Candidate]:
             known.add(name)
             base = rule(operation, layer, precision)
             found = {base}
-            rows, cols, depths = _sizes(operation, layer)
+            chunks = lane_chunks(base.parts, train.lanes, lane_size)
+            rows, cols, depths = _box_sizes(operation) if base.boxes else _sizes(operation, layer)
             for size in product(rows, cols, depths, (4, 8), (2, 3, 4)):
-                tile = Tile(*size, parts=base.parts)
-                if _fits(tile, precision):
+                tile = Tile(*size, parts=base.parts, boxes=base.boxes)
+                suits = not tile.boxes or takes_boxes(operation, layer, tile, lane_size, chunks)
+                if suits and _fits(tile, precision):
                     found.add(tile)
             yield from (Candidate(operation, i, tile) for tile in sorted(found, key=repr))
 
@@ -60,6 +63,11 @@ def _sizes(operation: str, layer: Layer) -> tuple[list[int], list[int], list[int
     columns, depth = (co, ci) if operation == "forward" else (ci, co)
     depths = [d for d in (32, 64, 128) if depth % d == 0] or [16]
     return [32, 64, 128, 256], _powers(columns, 16, 128), depths
+
+
+def _box_sizes(operation: str) -> tuple[list[int], list[int], list[int]]:
+    """Rows, columns and depths of boxes: a warp group multiplies 64 channels."""
+    return ([64, 128], [64, 128], [64, 128]) if operation == "weight_grad" else ([128, 256], [64, 128], [64])
 
 
 def _powers(size: int, least: int, most: int) -> list[int]:
@@ -84,7 +92,7 @@ def tune(
     processes: int,
 ) -> dict[str, Tile]:
     """The fastest tile of each operation on the current GPU, with all lanes of a batch."""
-    every = list(candidates(layers, train.precision))
+    every = list(candidates(layers, train))
     work = [(make, train, every[n::processes]) for n in range(processes)]
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
         for number, _ in enumerate(pool.map(_compile, work), 1):

@@ -1,20 +1,25 @@
 """`lockstep bench tune`, as far as it goes without a GPU."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from small import call, command
 
 from lockstep.cli.bench import to_toml
+from lockstep.kernels.device.box import takes_boxes
 from lockstep.kernels.device.layer import Layer
 from lockstep.kernels.device.table import OPERATIONS, Table, find_table, key
 from lockstep.kernels.device.tile import Tile
 from lockstep.measure.tune import candidates
+from lockstep.spec import Train
 
 LAYERS = [
     Layer(48, 48, 1, 32, (3, 3), (1, 1), pool=2),
     Layer(1, 1, 4608, 256),
     Layer(1, 1, 256, 7, relu=False),
 ]
+PLAIN = Layer(32, 32, 64, 192, (3, 3), (1, 1), relu=False, bias=False)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -34,7 +39,7 @@ def test_nothing_is_overwritten(tmp_path):
 
 @pytest.mark.parametrize("precision", ["bf16", "tf32", "fp32"])
 def test_candidates_are_powers_of_two_that_fit(precision):
-    every = list(candidates(LAYERS, precision))
+    every = list(candidates(LAYERS, Train(batch=1024, lanes=8, precision=precision)))
     assert len(set(every)) == len(every) > 100
     assert {(c.operation, c.layer) for c in every} == {
         (name, i) for name in OPERATIONS for i in range(3) if i or name != "input_grad"
@@ -43,8 +48,18 @@ def test_candidates_are_powers_of_two_that_fit(precision):
         assert all(n & (n - 1) == 0 for n in (tile.rows, tile.cols, tile.depth, tile.parts))
 
 
-def test_a_table_is_written_and_read_back(tmp_path):
-    path, tile = tmp_path / "tiles.toml", Tile(64, 32, 16, 8, 2, 4)
+def test_convolutions_alone_in_bf16_are_tried_with_boxes_that_suit_them():
+    train, layers = Train(batch=1024, lanes=8, precision="bf16"), [LAYERS[0], PLAIN]
+    tried = [c for c in candidates(layers, train) if c.layer == 1]
+    assert {c.operation for c in tried} == set(OPERATIONS) and len(tried) > 20
+    for each in tried:
+        assert each.tile.boxes and takes_boxes(each.operation, PLAIN, each.tile, 128, each.tile.parts // 8)
+    assert not any(c.tile.boxes for c in candidates(layers, replace(train, precision="tf32")))
+
+
+@pytest.mark.parametrize("boxes", [True, False])
+def test_a_table_is_written_and_read_back(tmp_path, boxes):
+    path, tile = tmp_path / "tiles.toml", Tile(64, 32, 16, 8, 2, 4, boxes)
     path.write_text(to_toml({key("forward", LAYERS[0], "bf16"): tile}, "a GPU"))
     found = find_table(torch.device("cpu"), path)
     assert found.tiles(LAYERS[0], "bf16")["forward"] == tile

@@ -10,8 +10,9 @@ import pytest
 COMMON = (
     "_forward _cross_entropy _lane_means _weight_grad _input_grad _tree_sum _update _advance _gather _order"
 )
-STOCK = "_cross_entropy _lane_means _tree_sum _update _advance _gather _order _moments _finish _sums _totals"
-NORM = "_data_grad _moments _finish _apply _sums _totals _dz _average _spread"
+SUMS = "_moments _join_some _finish _sums _totals"
+STOCK = f"_cross_entropy _lane_means _tree_sum _update _advance _gather _order {SUMS}"
+NORM = f"{SUMS} _box_conv _box_data _box_weight _data_grad _apply _dz _average _spread"
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from images import DEVICE, TILE, as_kernel, bordered, inputs, near
+from images import DEVICE, TILE, as_kernel, bordered, gradients, inputs, near
 from torch import Tensor
 
+from lockstep.kernels.device import moments
+from lockstep.kernels.device import norm as norms
+from lockstep.kernels.device import norm_grad as norm_grads
 from lockstep.kernels.device.data import data_grad
 from lockstep.kernels.device.forward import forward
 from lockstep.kernels.device.gradient import weight_grad
 from lockstep.kernels.device.layer import Layer
-from lockstep.kernels.device.norm import Norm, Statistics, apply, norm_chunks, statistics
+from lockstep.kernels.device.moments import Statistics, find_moments, statistics
+from lockstep.kernels.device.norm import Norm, apply, norm_chunks
 from lockstep.kernels.device.norm_grad import norm_grad
 
 PLAIN = {"relu": False, "bias": False}
@@ -40,14 +44,6 @@ def test_a_strided_convolution_is_the_reference(name: str) -> None:
     forward(layer, wider(layer, x), as_kernel(weight), None, out, None, TILE)
     expected = F.conv2d(x.double(), weight.double(), stride=layer.stride, padding=layer.pad)
     near(out, expected.permute(0, 2, 3, 1))
-
-
-def gradients(layer: Layer, x: Tensor, weight: Tensor, dz: Tensor) -> tuple[Tensor, Tensor]:
-    """Of the input and the weight, in float64."""
-    x, weight = x.double().requires_grad_(), weight.double().requires_grad_()
-    out = F.conv2d(x, weight, stride=layer.stride, padding=layer.pad)
-    by_x, by_weight = torch.autograd.grad(out, (x, weight), dz.double())
-    return by_x, by_weight
 
 
 @pytest.mark.parametrize("through", ["nothing", "relu and another way"])
@@ -95,7 +91,7 @@ def make(name: str, lanes: int, total_lanes: int = 4) -> tuple[Norm, Statistics,
     norm = Norm(height, width, channels, size, chunks, 1e-5, 0.1, relu)
     torch.manual_seed(1)
     rows = [torch.randn(channels, device=DEVICE) for _ in range(4)]
-    parts = [torch.zeros(lanes * chunks, channels, device=DEVICE) for _ in range(2)]
+    parts = [torch.zeros(lanes * norm.part_rows(), channels, device=DEVICE) for _ in range(2)]
     means = [torch.zeros(lanes, channels, device=DEVICE) for _ in range(4)]
     names = ("gamma", "beta", "running_mean", "running_var")
     return norm, Statistics(*parts, *means), dict(zip(names, rows, strict=True))
@@ -115,7 +111,8 @@ def run_norm(name: str, lanes: int, images: list[Tensor]) -> dict[str, Tensor]:
     table = z.new_zeros(lanes, 4 * norm.channels + 3)
     columns = [table[:, 1 + i * norm.channels : 1 + (i + 1) * norm.channels] for i in range(4)]
     running = given["running_mean"], given["running_var"]
-    statistics(norm, z, given["gamma"], given["beta"], running, (columns[0], columns[1]), stats)
+    size = find_moments(norm, z, stats)
+    statistics(norm, size, given["gamma"], given["beta"], running, (columns[0], columns[1]), stats)
     y = bordered(torch.zeros_like(z).permute(0, 3, 1, 2), (1, 1))
     apply(norm, z, stats.factor, stats.shift, y, bordered(residual.permute(0, 3, 1, 2), (2, 0)), norm.rows)
     dz = bordered(torch.zeros_like(z).permute(0, 3, 1, 2), (0, 1))
@@ -124,9 +121,13 @@ def run_norm(name: str, lanes: int, images: list[Tensor]) -> dict[str, Tensor]:
     return {"y": y, "dz": dz, **dict(zip(names, columns, strict=True))}
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_batch_norm_of_each_lane_is_the_reference(name: str) -> None:
+@pytest.mark.parametrize(("name", "joined"), [*((name, None) for name in CASES), ("many", 2)])
+def test_batch_norm_of_each_lane_is_the_reference(
+    name: str, joined: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lanes = 2
+    for module in (norms, moments, norm_grads) if joined else ():
+        monkeypatch.setattr(module, "JOINED", joined)  # more parts than are joined at once
     norm, _, given = make(name, lanes)
     z, residual, g = data(norm, lanes)
     found = run_norm(name, lanes, [z, residual, g])

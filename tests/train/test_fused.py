@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from pathlib import Path
 
@@ -17,7 +17,9 @@ from lockstep.data.augment import Augment
 from lockstep.data.loader import Lanes
 from lockstep.data.store import MemorySplit
 from lockstep.errors import SpecError
-from lockstep.kernels.device.table import find_table
+from lockstep.kernels.device.layer import Layer
+from lockstep.kernels.device.table import OPERATIONS, Table, find_table, key
+from lockstep.kernels.device.tile import Tile
 from lockstep.models import build
 from lockstep.models.resnet import BasicBlock, Bottleneck
 from lockstep.spec import Run, Train
@@ -27,7 +29,7 @@ from lockstep.train.device_lanes import DeviceLanes, Form
 from lockstep.train.lane import LaneByLane, LaneOutput
 from lockstep.train.loss import CrossEntropy
 from lockstep.train.lower import DevicePlan
-from lockstep.train.residual import find_residual
+from lockstep.train.residual import Residuals, find_residual
 from lockstep.train.setup import make_evaluator
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -46,19 +48,32 @@ def make(
     return model, Lanes(images.to(DEVICE), labels.to(DEVICE), lanes)
 
 
+BOX = Tile(16, 16, 16, warps=1, stages=1, parts=2, boxes=True)
+
+
+def in_boxes(layers: Sequence[Layer], kind: str) -> Table:
+    """Small boxes of pixels for convolutions, as `bf16` has large ones on a GPU; perhaps not for all."""
+    names = [name for name in OPERATIONS if kind in ("boxes", f"boxes, {name}")]
+    return Table({key(name, layer, "fp32"): BOX for layer in layers for name in names})
+
+
 def fuse(
-    model: nn.Module, lanes: Lanes, precision: str, smoothing: float = 0.0, compiled: bool = False
+    model: nn.Module, lanes: Lanes, precision: str, smoothing: float = 0.0, kind: str = "fused"
 ) -> DeviceLanes:
     shape = tuple(lanes.images.shape[1:])
     image = shape[0], shape[1], shape[2]
     form: Form | None = find_chain(model, image) or find_residual(model, image)
-    if compiled:
+    table = find_table(DEVICE)
+    if "boxes" in kind:
+        assert isinstance(form, Residuals)
+        table = in_boxes(form.layers, kind)
+    if kind == "compiled":
         form = find_compiled(model, image, len(lanes.labels))
     assert form
     train = Train(
         batch=len(lanes.labels), lanes=lanes.num_lanes, precision=precision, label_smoothing=smoothing
     )
-    return DeviceLanes(model, DevicePlan(form, find_table(DEVICE), train, DEVICE), 0)
+    return DeviceLanes(model, DevicePlan(form, table, train, DEVICE), 0)
 
 
 def total(outputs: list[LaneOutput]) -> list[Tensor]:
@@ -69,9 +84,9 @@ def total(outputs: list[LaneOutput]) -> list[Tensor]:
 
 
 def compare(
-    model: nn.Module, lanes: Lanes, precision: str, smoothing: float = 0.0, compiled: bool = False
+    model: nn.Module, lanes: Lanes, precision: str, smoothing: float = 0.0, kind: str = "fused"
 ) -> None:
-    found = total(list(fuse(model, lanes, precision, smoothing, compiled).run(lanes, 0)))
+    found = total(list(fuse(model, lanes, precision, smoothing, kind).run(lanes, 0)))
     stock = LaneByLane(deepcopy(model), CrossEntropy(smoothing), 0, bf16=precision == "bf16")
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     exact = LaneByLane(deepcopy(model).double(), CrossEntropy(smoothing), 0, bf16=False)
@@ -101,9 +116,18 @@ def tiny(lanes: int, size: int, side: int = 7, whole: bool = True) -> tuple[nn.M
     return model, Lanes(images, torch.arange(lanes * size, device=DEVICE) % 10, lanes)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_a_residual_network_is_the_reference(compiled: bool) -> None:
-    compare(*tiny(2, 3), "fp32", smoothing=0.1, compiled=compiled)
+@pytest.mark.parametrize("kind", ["fused", "compiled"])
+def test_a_residual_network_is_the_reference(kind: str) -> None:
+    compare(*tiny(2, 3), "fp32", smoothing=0.1, kind=kind)
+
+
+@pytest.mark.parametrize("kind", ["boxes", "boxes, input_grad", "boxes, weight_grad"])
+def test_a_residual_network_in_boxes_is_the_reference(kind: str) -> None:
+    """One block by boxes of an image, then one by boxes of four, which have images of two lanes."""
+    torch.manual_seed(0)
+    model = TinyResNet(BasicBlock(8, 16, 2), BasicBlock(16, 32, 2), channels=32).to(DEVICE)
+    images = torch.randn(6, 3, 8, 8, device=DEVICE)
+    compare(model, Lanes(images, torch.arange(6, device=DEVICE), 2), "fp32", smoothing=0.1, kind=kind)
 
 
 def frozen(model: TinyResNet) -> None:
@@ -154,14 +178,14 @@ def test_a_residual_network_counts_its_batches() -> None:
     assert all(not b.any() for name, b in model.named_buffers() if name.endswith("running_mean"))
 
 
-@pytest.mark.parametrize("kind", ["chain", "residual", "compiled"])
+@pytest.mark.parametrize("kind", ["chain", "fused", "boxes", "compiled"])
 def test_gradients_are_the_same_at_any_number_of_workers(kind: str) -> None:
     """Each worker's lanes by themselves, joined in the lane tree: every bit of all they give."""
-    model, lanes = tiny(8, 1, side=3, whole=False)
+    model, lanes = tiny(8, 1, side=8 if kind == "boxes" else 3, whole=False)
     if kind == "chain":
         layers = [nn.Conv2d(3, 4, 2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4, 10)]
         model = nn.Sequential(*layers).to(DEVICE)
-    fused = fuse(model, lanes, "fp32", compiled=kind == "compiled")
+    fused = fuse(model, lanes, "fp32", kind=kind)
     found = []
     for workers in (1, 2, 3, 4, 8):
         tree = LaneTree()

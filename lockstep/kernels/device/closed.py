@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lockstep.kernels.device.norm import Norm, Statistics, norm_chunks, statistics
+from lockstep.kernels.device.moments import Statistics, find_moments, statistics
+from lockstep.kernels.device.norm import Norm, norm_chunks
 from lockstep.kernels.device.norm_grad import column_sums, norm_sums
 from lockstep.kernels.device.tree import tree_sum
 
@@ -82,10 +83,10 @@ def lane_statistics(
     """
     z, norm, lanes = _lying(x), _norm_of(x, lane_size, total_lanes, eps, momentum), len(x) // lane_size
     stats = Statistics(
-        *(_single(x, lanes * norm.chunks) for _ in range(2)), *(_single(x, lanes) for _ in range(4))
+        *(_single(x, lanes * norm.part_rows()) for _ in range(2)), *(_single(x, lanes) for _ in range(4))
     )
     running = _single(x, lanes), _single(x, lanes)
-    statistics(norm, z, gamma, beta, (mean, var), running, stats)
+    statistics(norm, find_moments(norm, z, stats), gamma, beta, (mean, var), running, stats)
     found = stats.mean, stats.rate, stats.factor, stats.shift
     return [*(_spread(values, lane_size) for values in found), *map(_tree_sum, running)]
 
@@ -96,7 +97,7 @@ def lane_norm_sums(
 ) -> list[Tensor]:
     """For each sample its lane's means of g · x̂ and g; then the sums of both over all lanes."""
     norm, lanes = _norm_of(x, lane_size, total_lanes), len(x) // lane_size
-    chunks = _single(x, lanes * norm.chunks), _single(x, lanes * norm.chunks)
+    chunks = _single(x, lanes * norm.part_rows()), _single(x, lanes * norm.part_rows())
     sums = _single(x, lanes), _single(x, lanes)
     by_lane = centre[::lane_size].contiguous(), rate[::lane_size].contiguous()
     norm_sums(norm, _lying(g), _lying(x), *by_lane, chunks, sums)
@@ -134,7 +135,7 @@ def _joined(parts: list[Tensor]) -> Tensor:
 def _lane_sums(g: Tensor, lane_size: int, total_lanes: int) -> Tensor:
     norm, lanes = _norm_of(g, lane_size, total_lanes), len(g) // lane_size
     out = _single(g, lanes)
-    column_sums(norm, _lying(g), _single(g, lanes * norm.chunks), out)
+    column_sums(norm, _lying(g), _single(g, lanes * norm.part_rows()), out)
     return out
 
 

@@ -82,8 +82,8 @@ def data_grad(
     border = (0, 0) if y is None else ((y.shape[1] - high) // 2, (y.shape[2] - wide) // 2)
     for ry in range(min(stride, high)):
         for rx in range(min(stride, wide)):
-            ty, ny = _taps(ry, layer.kernel[0], layer.pad[0], stride)
-            tx, nx = _taps(rx, layer.kernel[1], layer.pad[1], stride)
+            ty, ny = taps(ry, layer.kernel[0], layer.pad[0], stride)
+            tx, nx = taps(rx, layer.kernel[1], layer.pad[1], stride)
             u, v = -(-(high - ry) // stride), -(-(wide - rx) // stride)
             total = len(dz) * u * v
             grid = (triton.cdiv(total, tile.rows), triton.cdiv(layer.in_channels, tile.cols))
@@ -98,7 +98,7 @@ def data_grad(
             )  # fmt: skip
 
 
-def _taps(kind: int, kernel: int, pad: int, stride: int) -> tuple[int, int]:
+def taps(kind: int, kernel: int, pad: int, stride: int) -> tuple[int, int]:
     """The first tap that reaches pixels of a kind, and how many do."""
     first = (kind + pad) % stride
     return first, max(0, -(-(kernel - first) // stride))

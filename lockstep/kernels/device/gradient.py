@@ -186,18 +186,18 @@ def weight_grad(
 ) -> None:  # fmt: skip
     """Parts of each lane's gradient: out [lanes · chunks, KH · KW · CO · CI], out_bias [lanes · chunks, CO].
 
-    Both are columns of one table of parts. g is [N, *grad_shape], or with `compact` [N, *out_shape], placed
-    by `code`.
+    Both are columns of one table of parts. g is [N, OH, OW, CO] in any border, or with `compact`
+    [N, *out_shape], placed by `code`.
     """
     (oh, ow), ci, co = layer.conv_size, layer.in_channels, layer.out_channels
     hp, wp, top, left = layer.place_in(x.shape)
-    chunks = len(out) // lanes
+    chunks, border = len(out) // lanes, (0, 0) if compact else layer.border_in(g.shape)
     assert out_bias is None or out.stride(0) == out_bias.stride(0)
     grid = (triton.cdiv(layer.depth, tile.cols), triton.cdiv(co, tile.rows), lanes * chunks)
     _weight_grad[grid](
         g, code, x, out, out_bias, out.stride(0),
         HP=hp, WP=wp, TOP=top, LEFT=left, CI=ci, CO=co, KH=layer.kernel[0], KW=layer.kernel[1],
-        OH=oh, OW=ow, BH=layer.grad_border[0], BW=layer.grad_border[1],
+        OH=oh, OW=ow, BH=border[0], BW=border[1],
         PH=layer.out_size[0], PW=layer.out_size[1], COMPACT=compact, LANE=len(x) // lanes,
         CHUNKS=chunks, PRECISION=precision, STRIDE=layer.stride, BIAS=layer.bias,
         BM=tile.depth, BC=tile.rows, BK=tile.cols,

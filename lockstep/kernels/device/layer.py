@@ -79,6 +79,16 @@ class Layer:
         assert top >= 0 and left >= 0, "the border is too narrow"
         return high, wide, top, left
 
+    def border_in(self, shape: Sequence[int]) -> tuple[int, int]:
+        """The border around the gradients [N, OH, OW, CO] of its convolution."""
+        height, width = self.conv_size
+        return (shape[1] - height) // 2, (shape[2] - width) // 2
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a convolution only."""
+        return not (self.bias or self.relu or self.pool > 1 or self.dropout)
+
     @property
     def num_values(self) -> int:
         """The most values of one sample that lie in one table; kernels count them in 32 bits."""

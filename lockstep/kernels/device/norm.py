@@ -1,7 +1,7 @@
 """Batch norm of all lanes, each by its own statistics, with ReLU and a residual: the forward pass.
 
-A lane's rows are cut into chunks; a chunk's mean and squared deviations are found block by block, and chunks
-are joined as balanced pairs. So nothing depends on how many lanes there are.
+A lane's rows are cut into chunks, which depend on the Run but not on how many lanes a worker has; `moments`
+finds their mean and squared deviations and joins them.
 
 Legend: z is what is normalized, y the result, g the gradient of what enters the ReLU, dz that of z. Rows
 are pixels, R of them in a lane; C channels; L lanes. Means and factors are [L, C]. Images lie as N H W C; y
@@ -18,6 +18,7 @@ from torch import Tensor
 
 _PROGRAMS = 2048  # that a kernel is cut into, about
 ROWS, _COLS = 64, 64  # of a block
+JOINED = 64  # parts that one program joins
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,11 @@ class Norm:
     def rows(self) -> int:
         """R."""
         return self.lane_size * self.height * self.width
+
+    def part_rows(self, parts: int | None = None) -> int:
+        """Rows that one lane takes of a table of parts: those, and room for what they are joined to."""
+        parts = parts or self.chunks
+        return parts if parts <= JOINED else parts + self.part_rows(triton.cdiv(parts, JOINED))
 
     @property
     def block(self) -> int:
@@ -69,88 +75,6 @@ def chunk_rows(part, R: tl.constexpr, CHUNKS: tl.constexpr):
 
 
 @triton.jit
-def _join(left_count, left_mean, left_square, right_count, right_mean, right_square):
-    """Mean and squared deviations of two sets together; the left ones if the right set is empty."""
-    count = tl.maximum(left_count + right_count, 1).to(tl.float32)
-    share = tl.div_rn(right_count.to(tl.float32), count)
-    away = right_mean - left_mean
-    return left_mean + away * share, left_square + right_square + away * away * (left_count * share)
-
-
-@triton.jit
-def _moments(
-    z, mean, square,
-    R: tl.constexpr, C: tl.constexpr, CHUNKS: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
-    """A chunk's mean and sum of squared deviations, block after block."""
-    SIZE: tl.constexpr = (R + CHUNKS - 1) // CHUNKS
-    part = tl.program_id(1)
-    first, count = chunk_rows(part, R, CHUNKS)
-    c = tl.program_id(0) * BC + tl.arange(0, BC)
-    centre = tl.zeros((BC,), tl.float32)
-    total = tl.zeros((BC,), tl.float32)
-    for start in range(0, SIZE, BR):
-        row = start + tl.arange(0, BR)
-        real = (row < count)[:, None] & (c < C)[None, :]
-        x = tl.load(z + (first + row)[:, None] * C + c[None, :], mask=real, other=0.0).to(tl.float32)
-        here = tl.maximum(tl.minimum(count - start, BR), 0)
-        own = tl.div_rn(tl.sum(x, 0), tl.zeros((BC,), tl.float32) + tl.maximum(here, 1))
-        away = tl.where(real, x - own[None, :], 0.0)
-        seen = tl.zeros((BC,), tl.int32) + start
-        centre, total = _join(seen, centre, total, seen * 0 + here, own, tl.sum(away * away, 0))
-    place = part * C + c
-    tl.store(mean + place, centre, mask=c < C)
-    tl.store(square + place, total, mask=c < C)
-
-
-@triton.jit
-def halves(x):
-    """Rows 0, 2, 4, … and 1, 3, 5, …"""
-    return tl.split(tl.permute(tl.reshape(x, (x.shape[0] // 2, 2, x.shape[1])), (0, 2, 1)))
-
-
-@triton.jit
-def _finish(
-    mean, square, gamma, beta, lane_mean, rate, factor, shift, old_mean, old_var, out_mean, out_var, row,
-    C: tl.constexpr, R: tl.constexpr, CHUNKS: tl.constexpr, EPS: tl.constexpr, MOMENTUM: tl.constexpr,
-    BC: tl.constexpr,
-):  # fmt: skip
-    """Chunks as pairs to a lane's mean and rate, what they make of z, and the lane's running statistics."""
-    lane = tl.program_id(1).to(tl.int64)  # the table of parts may be large
-    c = tl.program_id(0) * BC + tl.arange(0, BC)
-    inside = c < C
-    number = tl.arange(0, CHUNKS)
-    place = (lane * CHUNKS + number)[:, None] * C + c[None, :]
-    centre = tl.load(mean + place, mask=inside[None, :], other=0.0)
-    total = tl.load(square + place, mask=inside[None, :], other=0.0)
-    SIZE: tl.constexpr = (R + CHUNKS - 1) // CHUNKS
-    count = tl.maximum(tl.minimum(SIZE, R - number * SIZE), 0)
-    count = tl.broadcast_to(count[:, None], (CHUNKS, BC))
-    for _ in tl.static_range(16):
-        if centre.shape[0] > 1:
-            left_mean, right_mean = halves(centre)
-            left_square, right_square = halves(total)
-            left_count, right_count = halves(count)
-            centre, total = _join(left_count, left_mean, left_square, right_count, right_mean, right_square)
-            count = left_count + right_count
-    centre = tl.reshape(centre, (BC,))
-    number_of_rows = tl.zeros((BC,), tl.float32) + R
-    variance = tl.div_rn(tl.reshape(total, (BC,)), number_of_rows)
-    inverse = tl.div_rn(tl.full((BC,), 1.0, tl.float32), tl.sqrt_rn(variance + EPS))
-    scale = inverse * tl.load(gamma + c, mask=inside, other=0.0)
-    own = lane * C + c
-    tl.store(lane_mean + own, centre, mask=inside)
-    tl.store(rate + own, inverse, mask=inside)
-    tl.store(factor + own, scale, mask=inside)
-    tl.store(shift + own, tl.load(beta + c, mask=inside, other=0.0) - centre * scale, mask=inside)
-    unbiased = variance * (R / max(R - 1, 1))
-    before = tl.load(old_mean + c, mask=inside, other=0.0)
-    tl.store(out_mean + lane * row + c, before * (1.0 - MOMENTUM) + centre * MOMENTUM, mask=inside)
-    before = tl.load(old_var + c, mask=inside, other=0.0)
-    tl.store(out_var + lane * row + c, before * (1.0 - MOMENTUM) + unbiased * MOMENTUM, mask=inside)
-
-
-@triton.jit
 def _apply(
     z, factor, shift, residual, y, total,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, RH: tl.constexpr, RW: tl.constexpr,
@@ -169,37 +93,6 @@ def _apply(
     if RELU:
         x = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
     tl.store(y + image_place(q, c, H, W, C, BH, BW), x.to(y.dtype.element_ty), mask=mask)
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """Buffers of one norm: [L · chunks, C] for two values of a chunk, [L, C] a lane."""
-
-    first_parts: Tensor
-    second_parts: Tensor
-    mean: Tensor
-    rate: Tensor
-    factor: Tensor
-    shift: Tensor
-
-
-def statistics(
-    norm: Norm, z: Tensor, gamma: Tensor, beta: Tensor, running: tuple[Tensor, Tensor],
-    out: tuple[Tensor, Tensor], stats: Statistics,
-) -> None:  # fmt: skip
-    """Each lane's mean and rate of z [N, H, W, C]; `out`, columns of a table, gets its running statistics."""
-    lanes, width = len(stats.mean), triton.cdiv(norm.channels, norm.block)
-    assert out[0].stride(0) == out[1].stride(0)
-    _moments[(width, lanes * norm.chunks)](
-        z, stats.first_parts, stats.second_parts,
-        R=norm.rows, C=norm.channels, CHUNKS=norm.chunks, BR=ROWS, BC=norm.block, enable_fp_fusion=False,
-    )  # fmt: skip
-    _finish[(width, lanes)](
-        stats.first_parts, stats.second_parts, gamma, beta, stats.mean, stats.rate, stats.factor, stats.shift,
-        *running, *out, out[0].stride(0),
-        C=norm.channels, R=norm.rows, CHUNKS=norm.chunks, EPS=norm.eps, MOMENTUM=norm.momentum, BC=norm.block,
-        enable_fp_fusion=False,
-    )  # fmt: skip
 
 
 def apply(

@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lockstep.kernels.device.norm import ROWS, Norm, Statistics, border_of, chunk_rows, halves, image_place
+from lockstep.kernels.device.moments import COLS, Statistics, halves, part_places
+from lockstep.kernels.device.norm import JOINED, ROWS, Norm, border_of, chunk_rows, image_place
 
 
 @triton.jit
@@ -44,17 +45,20 @@ def _sums(
 
 
 @triton.jit
-def _totals(chunks, out, row, C: tl.constexpr, CHUNKS: tl.constexpr, BC: tl.constexpr):
-    """The chunks of a lane as pairs: [L · CHUNKS, C] → row `lane` of out."""
-    lane = tl.program_id(1).to(tl.int64)
+def _totals(
+    parts, out, row, C: tl.constexpr, PARTS: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr
+):  # fmt: skip
+    """Every BP parts of a lane as pairs: [L · PARTS, C] → rows of out."""
+    lane, group = tl.program_id(1), tl.program_id(2)
     c = tl.program_id(0) * BC + tl.arange(0, BC)
-    place = (lane * CHUNKS + tl.arange(0, CHUNKS))[:, None] * C + c[None, :]
-    value = tl.load(chunks + place, mask=(c < C)[None, :], other=0.0)
-    for _ in tl.static_range(16):
+    _, place, real = part_places(lane, group, c, C, PARTS, BP)
+    value = tl.load(parts + place, mask=real, other=0.0)
+    for _ in tl.static_range(8):
         if value.shape[0] > 1:
             left, right = halves(value)
             value = left + right
-    tl.store(out + lane * row + c, tl.reshape(value, (BC,)), mask=c < C)
+    own = (lane * tl.num_programs(2) + group).to(tl.int64)
+    tl.store(out + own * row + c, tl.reshape(value, (BC,)), mask=c < C)
 
 
 @triton.jit
@@ -97,7 +101,7 @@ def norm_sums(
 
 def column_sums(norm: Norm, g: Tensor, chunks: Tensor, out: Tensor) -> None:
     """g [N, H, W, C] → each lane's Σ g [L, C], as `norm_sums` has it."""
-    _sums[(triton.cdiv(norm.channels, norm.block), len(chunks))](
+    _sums[(triton.cdiv(norm.channels, norm.block), len(out) * norm.chunks)](
         g, None, None, None, None, chunks,
         R=norm.rows, C=norm.channels, CHUNKS=norm.chunks, HAS_Z=False, BR=ROWS, BC=norm.block,
         enable_fp_fusion=False,
@@ -105,10 +109,21 @@ def column_sums(norm: Norm, g: Tensor, chunks: Tensor, out: Tensor) -> None:
     _join_chunks(norm, chunks, out)
 
 
-def _join_chunks(norm: Norm, parts: Tensor, out: Tensor) -> None:
-    _totals[(triton.cdiv(norm.channels, norm.block), len(parts) // norm.chunks)](
-        parts, out, out.stride(0), C=norm.channels, CHUNKS=norm.chunks, BC=norm.block, enable_fp_fusion=False
-    )
+def _join_chunks(norm: Norm, table: Tensor, out: Tensor) -> None:
+    """All chunks of each lane → a row of out [L, C]."""
+    lanes, parts = len(out), norm.chunks
+    while parts > JOINED:
+        groups, rest = triton.cdiv(parts, JOINED), table[lanes * parts :]
+        _join_some(norm, table, parts, rest[: lanes * groups], groups)
+        table, parts = rest, groups
+    _join_some(norm, table, parts, out, 1)
+
+
+def _join_some(norm: Norm, table: Tensor, parts: int, out: Tensor, groups: int) -> None:
+    _totals[(triton.cdiv(norm.channels, COLS), len(out) // groups, groups)](
+        table, out, out.stride(0),
+        C=norm.channels, PARTS=parts, BP=min(parts, JOINED), BC=COLS, enable_fp_fusion=False,
+    )  # fmt: skip
 
 
 def norm_grad(

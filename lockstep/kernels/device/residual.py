@@ -10,18 +10,21 @@ of z. A unit that is only added to another (a projection) has that one's g.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from lockstep.kernels.device.average import average, spread
+from lockstep.kernels.device.box import holds_lanes, takes_boxes
+from lockstep.kernels.device.boxed import box_conv, box_data_grad, box_weight_grad
 from lockstep.kernels.device.data import data_grad
 from lockstep.kernels.device.flat import KernelNetwork, Slot, lane_chunks
 from lockstep.kernels.device.forward import forward
 from lockstep.kernels.device.gradient import input_grad, weight_grad
 from lockstep.kernels.device.layer import Layer
-from lockstep.kernels.device.norm import Norm, Statistics, apply, norm_chunks, statistics
+from lockstep.kernels.device.moments import Statistics, find_moments, statistics
+from lockstep.kernels.device.norm import Norm, apply, norm_chunks
 from lockstep.kernels.device.norm_grad import norm_grad
 from lockstep.kernels.device.table import Table
 from lockstep.kernels.device.tile import Tile
@@ -60,10 +63,11 @@ class ResidualNetwork(KernelNetwork):
         self.tiles = [table.tiles(layer, train.precision) for layer in self.layers]
         lane_size = train.batch // train.lanes
         chunks = [lane_chunks(tiles["weight_grad"].parts, train.lanes, lane_size) for tiles in self.tiles]
+        self._box_sizes = self._fit_boxes(lane_size, chunks)
         super().__init__(_slots(units, head, chunks), head.out_channels, lanes, train, device)
         count = len(self.labels)
         self._norms = [_norm(unit, lane_size, train.lanes) for unit in units]
-        self._stats = [self._statistics(norm) for norm in self._norms]
+        self._stats = [self._statistics(*sizes) for sizes in zip(self._norms, self._box_sizes, strict=True)]
         first = units[0].layer
         images = first.height, first.width, first.in_channels
         self.x = [self.zeros(count, *_with_border(units, IMAGES, images))]
@@ -76,22 +80,35 @@ class ResidualNetwork(KernelNetwork):
         for i, unit in enumerate(units):
             if unit.residual is not None and not any(other.source == unit.residual for other in units):
                 self._g[unit.residual] = self._g[i]
-        keys = {(unit.layer.grad_shape, unit.layer.grad_border) for unit in units}
-        self._dz = {key: self.zeros(count, *key[0]) for key in keys}
+        self._dz = {key: self.zeros(count, *key[0]) for key in map(self._dz_shape, range(len(units)))}
         self._pooled, self._g_pooled = (self.zeros(count, *head.in_shape) for _ in range(2))
         self.keys = self.zeros(0, lanes, dtype=torch.int64)
         self._g_head = self.zeros(count, 1, 1, head.out_channels)
 
+    def _fit_boxes(self, lane_size: int, chunks: Sequence[int]) -> list[int]:
+        """Leave boxes to tiles that go with the shapes; of how many pixels each unit finds moments."""
+        sizes = []
+        for i, (unit, tiles) in enumerate(zip(self._units, self.tiles, strict=False)):
+            for name, tile in tiles.items():
+                fits = tile.boxes and takes_boxes(name, unit.layer, tile, lane_size, chunks[i])
+                if name == "weight_grad":  # boxes know no border
+                    fits = fits and self._dz_shape(i)[1] == (0, 0)
+                tiles[name] = replace(tile, boxes=fits)
+            tile = tiles["forward"]
+            sizes.append(tile.rows if tile.boxes and holds_lanes(unit.layer, tile, lane_size) else 0)
+        return sizes
+
     def forward(self, training: bool = True) -> None:
         """x[0] and the weights' copy → logits; by lane statistics in training, else by running ones."""
         for i, unit in enumerate(self._units):
-            self.run("forward", i)
+            self.run("forward", i, training)
             norm, z, stats = self._norms[i], self._z[i], self._stats[i]
             _, gamma, beta, mean, var = (self.weights[place] for place in self._places(i))
             factor, shift, rows = stats.factor, stats.shift, norm.rows
             if training:
                 out = [self.part(place) for place in self._places(i)[-2:]]
-                statistics(norm, z, gamma, beta, (mean, var), (out[0], out[1]), stats)
+                size = self._box_sizes[i] or find_moments(norm, z, stats)
+                statistics(norm, size, gamma, beta, (mean, var), (out[0], out[1]), stats)
             else:
                 factor = gamma / torch.sqrt(var + norm.eps)
                 shift, rows = beta - mean * factor, norm.rows * self.lanes
@@ -124,19 +141,28 @@ class ResidualNetwork(KernelNetwork):
             self._run_head(operation, tile)
             return
         unit, weight = self._units[i], self._places(i)[0]
-        x = self.x[0] if unit.source == IMAGES else self._y[unit.source]
-        if operation == "forward":
-            forward(unit.layer, x, self.copy[weight], None, self._z[i], None, tile, precision=precision)
+        x, dz, w = (
+            self.x[0] if unit.source == IMAGES else self._y[unit.source],
+            self._dz_of(i),
+            self.copy[weight],
+        )
+        if operation == "forward" and tile.boxes:
+            stats, size = self._stats[i], self._box_sizes[i]
+            finds = training and 0 < size <= tile.rows
+            moments = (stats.first_parts, stats.second_parts) if finds else None
+            box_conv(unit.layer, x, w, self._z[i], tile, moments=moments, precision=precision)
+        elif operation == "forward":
+            forward(unit.layer, x, w, None, self._z[i], None, tile, precision=precision)
+        elif operation == "weight_grad" and tile.boxes:
+            box_weight_grad(unit.layer, dz, x, self.part(weight), tile, precision=precision)
         elif operation == "weight_grad":
-            weight_grad(
-                unit.layer, self._dz_of(i), None, x, self.part(weight), None, self.lanes, tile,
-                precision=precision,
-            )  # fmt: skip
+            part = self.part(weight)
+            weight_grad(unit.layer, dz, None, x, part, None, self.lanes, tile, precision=precision)
         else:
             readers = [n for n, other in enumerate(self._units) if other.source == unit.source]
             ends = i == readers[0] and self._units[unit.source].relu
-            data_grad(
-                unit.layer, self._dz_of(i), self.copy[weight], self._g[unit.source], tile,
+            (box_data_grad if tile.boxes else data_grad)(
+                unit.layer, dz, w, self._g[unit.source], tile,
                 other=self._added_to(unit.source) if i == readers[-1] else self._g[unit.source],
                 y=x if ends else None, precision=precision,
             )  # fmt: skip
@@ -160,16 +186,23 @@ class ResidualNetwork(KernelNetwork):
         return self._g[found[0]] if found else None
 
     def _dz_of(self, i: int) -> Tensor:
-        layer = self._units[i].layer
-        return self._dz[layer.grad_shape, layer.grad_border]
+        return self._dz[self._dz_shape(i)]
+
+    def _dz_shape(self, i: int) -> tuple[tuple[int, int, int], tuple[int, int]]:
+        """With its border: none if nobody reads past its edge, or by boxes only."""
+        layer, tile = self._units[i].layer, self.tiles[i]["input_grad"]
+        if tile.boxes or self._units[i].source == IMAGES:
+            return layer.out_shape, (0, 0)
+        return layer.grad_shape, layer.grad_border
 
     def _places(self, i: int) -> list[slice]:
         """Weight, gamma, beta, running mean, running variance."""
         return self.layout.places[PER_UNIT * i : PER_UNIT * (i + 1)]
 
-    def _statistics(self, norm: Norm) -> Statistics:
+    def _statistics(self, norm: Norm, box: int) -> Statistics:
         lanes, channels = self.lanes, norm.channels
-        parts = [self.zeros(lanes * norm.chunks, channels, dtype=torch.float32) for _ in range(2)]
+        rows = lanes * norm.part_rows(max(norm.rows // (box or norm.rows), norm.chunks))
+        parts = [self.zeros(rows, channels, dtype=torch.float32) for _ in range(2)]
         means = [self.zeros(lanes, channels, dtype=torch.float32) for _ in range(4)]
         return Statistics(*parts, *means)
 

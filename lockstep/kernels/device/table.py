@@ -16,6 +16,7 @@ from lockstep.kernels.device.layer import Layer
 from lockstep.kernels.device.tile import Tile
 
 _TABLES = Path(__file__).parent / "tables"
+_BOX_PROGRAMS = 512  # of one by boxes, of which a multiprocessor holds one or two
 _PROGRAMS = 2048  # of a weight gradient: more parts than give so many only have to be summed
 OPERATIONS = ("forward", "input_grad", "weight_grad")
 
@@ -50,7 +51,7 @@ def find_table(device: torch.device, path: Path | None = None) -> Table:
             return Table()
     try:
         rows = tomllib.loads(path.read_text())
-        tiles = {name: Tile(*map(int, numbers)) for name, numbers in rows["tiles"].items()}
+        tiles = {name: _read(numbers) for name, numbers in rows["tiles"].items()}
         pooled = {
             name: tile for name, tile in tiles.items() if name.startswith("forward") and "pool2" in name
         }
@@ -59,6 +60,12 @@ def find_table(device: torch.device, path: Path | None = None) -> Table:
         return Table(tiles)
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise SpecError(f"kernels.table={path}: no table of tiles: {error}") from None
+
+
+def _read(numbers: list[int]) -> Tile:
+    """Rows, columns, depth, warps, stages, parts, and 1 for boxes."""
+    rows, cols, depth, warps, stages, parts, *boxes = map(int, numbers)
+    return Tile(rows, cols, depth, warps, stages, parts, boxes=boxes == [1])
 
 
 def key(operation: str, layer: Layer, precision: str) -> str:
@@ -77,6 +84,8 @@ def rule(operation: str, layer: Layer, precision: str) -> Tile:
     """
     ci, co = layer.in_channels, layer.out_channels
     rows, cols, deepest = (64, 32, 16) if precision == "fp32" else (128, 64, 64)
+    if precision == "bf16" and (found := _in_boxes(operation, layer)):
+        return found
     if operation == "forward":
         return Tile(rows, _near(co, 16, cols), _divisor(ci, layer.depth, deepest))
     if operation == "input_grad":
@@ -85,6 +94,21 @@ def rule(operation: str, layer: Layer, precision: str) -> Tile:
     parts = 1 if layer.height * layer.width == 1 else 64 if layer.depth > 64 else 1024
     programs = -(-co // tile.rows) * -(-layer.depth // tile.cols)
     return replace(tile, parts=min(parts, 1 << max(_PROGRAMS // programs, 1).bit_length() - 1))
+
+
+def _in_boxes(operation: str, layer: Layer) -> Tile | None:
+    """A tile of boxes for channels that are multiples of 64."""
+    ci, co = layer.in_channels, layer.out_channels
+    if ci % 64 or co % 64 or not layer.is_plain:
+        return None
+    if operation == "weight_grad":
+        rows = 128 if co % 128 == 0 else 64
+        programs = layer.depth // 64 * (co // rows) // (3 if layer.kernel[1] == 3 else 1)
+        parts = 1 << max(_BOX_PROGRAMS // programs, 1).bit_length() - 1
+        return Tile(rows, 64, 64, warps=rows // 16, stages=4, parts=parts, boxes=True)
+    wide = (co if operation == "forward" else ci) % 128 == 0
+    size = (256, 128, 64, 8, 3) if wide else (256, 64, 64, 4, 2)
+    return Tile(*size, boxes=True)
 
 
 def _near(size: int, least: int, most: int) -> int:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class Tile:
     """Rows and columns of the result that one program computes, and how deep it reads at a time.
 
-    A weight gradient's sum over samples is cut into `parts` for all lanes of a run together.
+    A weight gradient's sum over samples is cut into `parts` for all lanes of a run together. With `boxes`
+    the pixels of a tile are a box that the GPU's copy engine moves.
     """
 
     rows: int
@@ -18,9 +19,12 @@ class Tile:
     warps: int = 4
     stages: int = 3
     parts: int = 1
+    boxes: bool = False
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
+            if name == "boxes":
+                continue
             if value < 1 or (name != "stages" and value & (value - 1)):
                 raise ValueError(f"{name}={value} of a tile must be a power of two")
         if min(self.rows, self.cols, self.depth) < 16:

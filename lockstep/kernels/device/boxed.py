@@ -1,0 +1,212 @@
+"""Convolutions whose tiles are boxes of pixels, which the GPU's own copy engine moves.
+
+A box is so many images, rows and columns; what lies outside of an image reads as zero and is not written. The
+channels are the rows of a product and the pixels its columns, since only the second operand of a product may
+be reshaped where it lies.
+
+Legend: as in `layer`. Images are seen as [N, H / S, S, W / S, S · C], so that every S-th pixel is a box too.
+A box is BI images, BY rows, BX columns. C is the depth that is summed over, F the channels of the result.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from lockstep.kernels.device.box import Box, find_box, neighbours
+from lockstep.kernels.device.data import taps
+from lockstep.kernels.device.layer import Layer
+from lockstep.kernels.device.tile import Tile
+
+
+@triton.jit
+def _box_place(
+    box, HIGH: tl.constexpr, WIDE: tl.constexpr, BI: tl.constexpr, BY: tl.constexpr, BX: tl.constexpr
+):
+    """The first image, row and column of a box; HIGH by WIDE boxes are an image."""
+    return box // (HIGH * WIDE) * BI, box // WIDE % HIGH * BY, box % WIDE * BX
+
+
+@triton.jit
+def _box_conv(
+    x, w, z, mean, square,
+    C: tl.constexpr, F: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, S: tl.constexpr,
+    TOP: tl.constexpr, LEFT: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
+    BI: tl.constexpr, BY: tl.constexpr, BX: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    MOMENTS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """z = w · x for one box and BN channels; perhaps their mean and squared deviations over the box."""
+    BM: tl.constexpr = BI * BY * BX
+    box = tl.program_id(0) // (F // BN)
+    f = tl.program_id(0) % (F // BN) * BN
+    i, row, col = _box_place(box, HIGH, WIDE, BI, BY, BX)
+    acc = tl.zeros((BN, BM), tl.float32)
+    for k0 in range(0, KH * KW * C, BK):
+        tap, k = k0 // C, k0 % C
+        down, right = TOP + tap // KW, LEFT + tap % KW
+        xt = x.load([i, row + down // S, down % S, col + right // S, right % S * C + k])
+        wt = w.load([tap * F + f, k])
+        acc = tl.dot(wt, xt.reshape(BM, BK).T, acc, input_precision=PRECISION)
+    value = acc.to(z.dtype)
+    if MOMENTS:
+        value32 = value.to(tl.float32)
+        own = tl.sum(value32, 1) * (1.0 / BM)
+        away = value32 - own[:, None]
+        place = box * F + f + tl.arange(0, BN)
+        tl.store(mean + place, own)
+        tl.store(square + place, tl.sum(away * away, 1))
+    z.store([i, row, 0, col, f], value.T.reshape(BI, BY, 1, BX, BN))
+
+
+@triton.jit
+def _box_data(
+    dz, w, other, y, out,
+    C: tl.constexpr, F: tl.constexpr, KW: tl.constexpr, S: tl.constexpr, RY: tl.constexpr, RX: tl.constexpr,
+    TY: tl.constexpr, TX: tl.constexpr, NY: tl.constexpr, NX: tl.constexpr,
+    GY: tl.constexpr, GX: tl.constexpr, YH: tl.constexpr, YW: tl.constexpr,
+    HIGH: tl.constexpr, WIDE: tl.constexpr,
+    BI: tl.constexpr, BY: tl.constexpr, BX: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    HAS_OTHER: tl.constexpr, RELU: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """out = (products + other) where y > 0, for a box of pixels of one kind and BN channels; see `data`."""
+    BM: tl.constexpr = BI * BY * BX
+    box = tl.program_id(0) // (F // BN)
+    f = tl.program_id(0) % (F // BN) * BN
+    i, row, col = _box_place(box, HIGH, WIDE, BI, BY, BX)
+    acc = tl.zeros((BN, BM), tl.float32)
+    for k0 in range(0, NY * NX * C, BK):
+        spot, k = k0 // C, k0 % C
+        gt = dz.load([i, row + GY - spot // NX, 0, col + GX - spot % NX, k])
+        tap = (TY + spot // NX * S) * KW + TX + spot % NX * S
+        wt = w.load([tap * C + k, f])
+        acc = tl.dot(wt.T, gt.reshape(BM, BK).T, acc, input_precision=PRECISION)
+    value = acc.T
+    if HAS_OTHER:
+        value += other.load([i, row, RY, col, RX * F + f]).reshape(BM, BN).to(tl.float32)
+    if RELU:
+        seen = y.load([i, row + YH // S, YH % S, col + YW // S, YW % S * F + f]).reshape(BM, BN)
+        value = tl.where(seen > 0, value, 0.0)
+    out.store([i, row, RY, col, RX * F + f], value.to(out.dtype).reshape(BI, BY, 1, BX, BN))
+
+
+@triton.jit
+def _box_weight(
+    g, x, out, row_size,
+    CI: tl.constexpr, CO: tl.constexpr, KW: tl.constexpr, TAPS: tl.constexpr, S: tl.constexpr,
+    TOP: tl.constexpr, LEFT: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, SIZE: tl.constexpr,
+    BI: tl.constexpr, BY: tl.constexpr, BX: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """BC channels by BK of each of TAPS neighbours, 1 or 3, summed over a chunk of a lane: SIZE images."""
+    BM: tl.constexpr = BI * BY * BX
+    BOXES: tl.constexpr = SIZE // BI * HIGH * WIDE
+    tap = tl.program_id(0) // (CI // BK) * TAPS
+    ci = tl.program_id(0) % (CI // BK) * BK
+    co = tl.program_id(1) * BC
+    part = tl.program_id(2)
+    down, right = TOP + tap // KW, LEFT + tap % KW
+    acc = tl.zeros((BC, BK), tl.float32)
+    if TAPS == 3:
+        acc1 = tl.zeros((BC, BK), tl.float32)
+        acc2 = tl.zeros((BC, BK), tl.float32)
+    for box in range(BOXES):
+        i, row, col = _box_place(box, HIGH, WIDE, BI, BY, BX)
+        gt = g.load([(part * BOXES + box) * BM, co]).T
+        i, row = part * SIZE + i, row + down // S
+        xt = x.load([i, row, down % S, col + right // S, right % S * CI + ci])
+        acc = tl.dot(gt, xt.reshape(BM, BK), acc, input_precision=PRECISION)
+        if TAPS == 3:
+            xt = x.load([i, row, down % S, col + (right + 1) // S, (right + 1) % S * CI + ci])
+            acc1 = tl.dot(gt, xt.reshape(BM, BK), acc1, input_precision=PRECISION)
+            xt = x.load([i, row, down % S, col + (right + 2) // S, (right + 2) % S * CI + ci])
+            acc2 = tl.dot(gt, xt.reshape(BM, BK), acc2, input_precision=PRECISION)
+    out += part.to(tl.int64) * row_size + tap * (CO * CI)
+    place = (co + tl.arange(0, BC))[:, None] * CI + (ci + tl.arange(0, BK))[None, :]
+    tl.store(out + place, acc)
+    if TAPS == 3:
+        tl.store(out + place + CO * CI, acc1)
+        tl.store(out + place + 2 * (CO * CI), acc2)
+
+
+def box_conv(
+    layer: Layer, x: Tensor, weight: Tensor, z: Tensor, tile: Tile, *,
+    moments: tuple[Tensor, Tensor] | None = None, precision: str = "ieee",
+) -> None:  # fmt: skip
+    """x [N, *in_shape], perhaps in a wider border → z [N, OH, OW, CO]; and `moments` of each box."""
+    (high, wide), stride = layer.conv_size, layer.stride
+    box, (_, _, top, left) = find_box(tile.rows, high, wide), layer.place_in(x.shape)
+    mean, square = moments or (None, None)
+    _box_conv[(_boxes(box, len(x), high, wide) * (layer.out_channels // tile.cols),)](
+        _images(x, box, tile.depth, stride), _matrix(weight, layer.in_channels, tile.cols, tile.depth),
+        _images(z, box, tile.cols), mean, square,
+        C=layer.in_channels, F=layer.out_channels, KH=layer.kernel[0], KW=layer.kernel[1], S=stride,
+        TOP=top, LEFT=left, MOMENTS=moments is not None, PRECISION=precision, BN=tile.cols, BK=tile.depth,
+        **_sizes(box, high, wide, tile),
+    )  # fmt: skip
+
+
+def box_data_grad(
+    layer: Layer, dz: Tensor, weight: Tensor, out: Tensor, tile: Tile, *, other: Tensor | None = None,
+    y: Tensor | None = None, precision: str = "ieee",
+) -> None:  # fmt: skip
+    """dz [N, OH, OW, CO] → out [N, H, W, CI], `other` added; only where y, in its border, is positive."""
+    stride = layer.stride
+    high, wide = layer.height // stride, layer.width // stride
+    box, channels = find_box(tile.rows, high, wide), layer.in_channels
+    border = (0, 0) if y is None else ((y.shape[1] - layer.height) // 2, (y.shape[2] - layer.width) // 2)
+    for ry in range(stride):
+        for rx in range(stride):
+            ty, ny = taps(ry, layer.kernel[0], layer.pad[0], stride)
+            tx, nx = taps(rx, layer.kernel[1], layer.pad[1], stride)
+            _box_data[(_boxes(box, len(dz), high, wide) * (channels // tile.cols),)](
+                _images(dz, box, tile.depth), _matrix(weight, layer.in_channels, tile.depth, tile.cols),
+                None if other is None else _images(other, box, tile.cols, stride),
+                None if y is None else _images(y, box, tile.cols, stride),
+                _images(out, box, tile.cols, stride),
+                C=layer.out_channels, F=channels, KW=layer.kernel[1], S=stride, RY=ry, RX=rx,
+                TY=ty, TX=tx, NY=ny, NX=nx,
+                GY=(ry + layer.pad[0] - ty) // stride, GX=(rx + layer.pad[1] - tx) // stride,
+                YH=border[0] + ry, YW=border[1] + rx, HAS_OTHER=other is not None, RELU=y is not None,
+                PRECISION=precision, BN=tile.cols, BK=tile.depth, **_sizes(box, high, wide, tile),
+            )  # fmt: skip
+
+
+def box_weight_grad(
+    layer: Layer, g: Tensor, x: Tensor, out: Tensor, tile: Tile, *, precision: str = "ieee"
+) -> None:
+    """g [N, OH, OW, CO] → parts of each lane's gradient: out [lanes · chunks, KH · KW · CO · CI]."""
+    (high, wide), (_, _, top, left) = layer.conv_size, layer.place_in(x.shape)
+    box, together = find_box(tile.depth, high, wide), neighbours(layer, tile)
+    columns = layer.depth // tile.cols // together
+    _box_weight[(columns, layer.out_channels // tile.rows, len(out))](
+        _matrix(g, layer.out_channels, tile.depth, tile.rows), _images(x, box, tile.cols, layer.stride),
+        out, out.stride(0),
+        CI=layer.in_channels, CO=layer.out_channels, KW=layer.kernel[1], TAPS=together, S=layer.stride,
+        TOP=top, LEFT=left, SIZE=len(x) // len(out), PRECISION=precision, BC=tile.rows, BK=tile.cols,
+        **_sizes(box, high, wide, tile),
+    )  # fmt: skip
+
+
+def _sizes(box: Box, high: int, wide: int, tile: Tile) -> dict[str, int | bool]:
+    """What all three kernels are told."""
+    sizes = {"HIGH": high // box.rows, "WIDE": wide // box.cols, "BI": box.images, "BY": box.rows}
+    options = {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": True}
+    return {**sizes, "BX": box.cols, **options}
+
+
+def _boxes(box: Box, samples: int, high: int, wide: int) -> int:
+    return -(-samples // box.images) * (high // box.rows) * (wide // box.cols)
+
+
+def _images(images: Tensor, box: Box, channels: int, stride: int = 1) -> TensorDescriptor:
+    """[N, H, W, C] by boxes of every `stride`-th pixel."""
+    count, high, wide, depth = images.shape
+    seen = images.view(count, high // stride, stride, wide // stride, stride * depth)
+    return TensorDescriptor.from_tensor(seen, [box.images, box.rows, 1, box.cols, channels])
+
+
+def _matrix(values: Tensor, width: int, rows: int, cols: int) -> TensorDescriptor:
+    """[…, width] by blocks."""
+    return TensorDescriptor.from_tensor(values.view(-1, width), [rows, cols])
