@@ -58,7 +58,7 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--no-overlap", action="store_true", help="exchange gradients after the backward pass")
     group.add_argument(
-        "--no-graph", action="store_true", help="launch the kernels of a step one by one on a GPU"
+        "--no-graph", action="store_true", help="launch kernels one by one on a GPU, not as CUDA graphs"
     )
 
 

@@ -30,7 +30,7 @@ class Launch:
     backend: str = "auto"
     bucket_mb: float = 25.0
     overlap: bool = True
-    graph: bool = True  # whole steps on a GPU as one CUDA graph, where they can be
+    graph: bool = True  # whole steps and evaluation on a GPU as CUDA graphs, where they can be
     trace: bool = False
     min_workers: int = 1
     wait_s: float = 60.0  # below that number, how long to wait for more

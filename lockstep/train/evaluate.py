@@ -50,34 +50,39 @@ class Evaluator:
         """Samples of a block: those of a lane."""
         return self.run.train.batch // self.run.train.lanes
 
+    @property
+    def num_blocks(self) -> int:
+        return -(-len(self.split) // self.block)
+
+    @property
+    def own(self) -> range:
+        """The blocks of this worker: each W-th."""
+        return range(self.group.rank, self.num_blocks, self.group.size)
+
     @torch.no_grad()
     def __call__(self, model: nn.Module) -> Evaluation:
-        """Blocks of one shape, the last padded and masked; the loss is a fixed tree over blocks.
-
-        Every worker takes each W-th block.
-        """
+        """Blocks of one shape, the last padded and masked; the loss is a fixed tree over blocks."""
         model.eval()
-        num_blocks, size = -(-len(self.split) // self.block), self.group.size
-        own = range(self.group.rank, num_blocks, size)
-        mine = torch.zeros(-(-num_blocks // size), device=self.device)
+        size, own = self.group.size, self.own
+        mine = torch.zeros(-(-self.num_blocks // size), device=self.device)
         correct = torch.zeros((), dtype=torch.int64, device=self.device)
         if own:
-            mine[: len(own)], correct = self.measure(model, own)
+            mine[: len(own)], correct = self.measure(model)
         every, counts = mine.new_zeros(size, len(mine)), correct.new_zeros(size)
         self.group.all_gather(every, mine)
         self.group.all_gather(counts, correct)
-        total = float(tree_sum(every.t().flatten()[:num_blocks]) / len(self.split))
+        total = float(tree_sum(every.t().flatten()[: self.num_blocks]) / len(self.split))
         correct_everywhere = int(counts.sum())
         self.group.check()  # on a GPU a group that was cut leaves what lay there
         return Evaluation(total, correct_everywhere, len(self.split))
 
-    def measure(self, model: nn.Module, own: range) -> tuple[Tensor, Tensor]:
-        """The summed loss of each of some blocks, and how many samples of all of them are right."""
+    def measure(self, model: nn.Module) -> tuple[Tensor, Tensor]:
+        """The summed loss of each of this worker's blocks, and how many samples of all of them are right."""
         losses: list[Tensor] = []
         correct = torch.zeros((), dtype=torch.int64, device=self.device)
         lying, bf16 = memory_format(self.run), self.run.train.precision == "bf16"
-        blocks = eval_blocks(self.split, self.augment, self.block, self.device, own)
-        for number, (images, labels, real) in zip(own, blocks, strict=True):
+        blocks = eval_blocks(self.split, self.augment, self.block, self.device, self.own)
+        for number, (images, labels, real) in zip(self.own, blocks, strict=True):
             seed_stream(
                 self.device, random.key("evaluate", self.run.seed, number)
             )  # a model or loss may draw

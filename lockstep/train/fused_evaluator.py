@@ -1,20 +1,27 @@
-"""Evaluation with fused kernels: as many blocks in one launch as a step has lanes.
+"""Evaluation with fused kernels: as many blocks in one launch as a step has lanes, on a GPU as a CUDA graph.
 
-A sample's loss does not depend on the batch it is in, so it does not matter which blocks go together.
+A sample's loss does not depend on the batch it is in, so it does not matter which blocks go together. Order
+and results lie on the device, which finds its place in them by a cursor: the host waits only at the end.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
 from lockstep.comm.tree import tree_sum
+from lockstep.data.augment import Augment
+from lockstep.data.store import Split
 from lockstep.kernels.device.flat import KernelNetwork
 from lockstep.kernels.device.gather import Move, gather
 from lockstep.train.device_lanes import Form, load
 from lockstep.train.evaluate import Evaluator
+from lockstep.train.graph import capture
+from lockstep.train.images import find_images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,38 +30,63 @@ class FusedEvaluator(Evaluator):
 
     form: Form
     network: KernelNetwork
+    graph: bool
 
-    def measure(self, model: nn.Module, own: range) -> tuple[Tensor, Tensor]:
-        network = self.network
-        load(self.form, network, model)
-        losses, rights = [], []
-        for start in range(0, len(own), network.lanes):
-            ids, real = self._ids(own[start : start + network.lanes])
-            self._fill(ids)
-            network.forward(training=False)
-            network.score()
-            losses.append(self._sums(network.loss, real))
-            rights.append(self._sums(network.right, real))
-        return torch.cat(losses)[: len(own)], torch.cat(rights).sum().to(torch.int64)
+    def measure(self, model: nn.Module) -> tuple[Tensor, Tensor]:
+        load(self.form, self.network, model)
+        blocks, compute = self.blocks, self._compute
+        blocks.begin()
+        for group in range(blocks.groups):
+            blocks.images.feed(group)
+            compute()
+        return blocks.loss.flatten()[: len(self.own)], blocks.right.sum().to(torch.int64)
 
-    def _ids(self, blocks: range) -> tuple[Tensor, Tensor]:
-        """The samples of some blocks, and which are real: others stand in for those that are missing."""
-        numbers = torch.tensor([*blocks, *[len(self.split)] * (self.network.lanes - len(blocks))])
-        ids = (numbers[:, None] * self.block + torch.arange(self.block)).flatten()
-        return ids.clamp(max=len(self.split) - 1), ids < len(self.split)
+    @cached_property
+    def blocks(self) -> Blocks:
+        """This worker's blocks, kept for all evaluations."""
+        return Blocks(self.network, self.split, self.augment, self.own, self.device)
 
-    def _fill(self, ids: Tensor) -> None:
-        """Images and labels to where the kernels read them."""
-        network, device = self.network, self.device
-        images, labels = (tensor.contiguous().to(device) for tensor in self.split.read(ids))
-        order = torch.arange(len(ids), device=device)
-        nothing = torch.zeros(5, dtype=torch.int64, device=device)
+    @cached_property
+    def _compute(self) -> Callable[[], object]:
+        self.blocks.compute()
+        return capture(self.blocks.compute, self.graph)
+
+
+class Blocks:
+    """Some blocks in groups of as many as the network has lanes, and the sums over each."""
+
+    def __init__(
+        self, network: KernelNetwork, split: Split, augment: Augment, own: range, device: torch.device
+    ) -> None:
+        self._network, self.groups = network, -(-len(own) // network.lanes)
+        shape, length = (self.groups, network.lanes), len(split)
+        numbers = torch.full(shape, length)  # others stand in for blocks and samples that are missing
+        numbers.view(-1)[: len(own)] = torch.tensor(own)
+        ids = (numbers[..., None] * network.lane_size + torch.arange(network.lane_size)).flatten(1)
+        self._missing, self._order = (ids >= length).to(device), ids.clamp(max=length - 1).to(device)
+        self.images = find_images(split, self._order, device)
+        self._normal = augment.normal(self.images.images)
+        self._rows = torch.arange(self.groups, device=device)[:, None]
+        self._nothing = torch.zeros(5, dtype=torch.int64, device=device)
+        self._cursor = torch.zeros(1, dtype=torch.int64, device=device)
+        self.loss, self.right = (torch.zeros(shape, device=device) for _ in range(2))
+
+    def begin(self) -> None:
+        """The first group comes next."""
+        self._cursor.zero_()
+        self.images.begin_epoch(0)
+
+    def compute(self) -> None:
+        """Gather, forward and sums of the group at the cursor; then on to the next."""
+        network, nothing = self._network, self._nothing
         gather(
-            images, labels, order, order, nothing[:1], nothing[:1], nothing, self.augment.normal(images),
-            network.x[0], network.labels, Move(), network.pad,
+            self.images.images, self.images.labels, self.images.places, self._order, self._cursor,
+            nothing[:1], nothing, self._normal, network.x[0], network.labels, Move(), network.pad,
         )  # fmt: skip
-
-    def _sums(self, values: Tensor, real: Tensor) -> Tensor:
-        """Sums over the real samples of each block, by a tree."""
-        masked = torch.where(real.to(self.device), values, 0.0)
-        return tree_sum(masked.view(-1, self.block).t())
+        network.forward(training=False)
+        network.score()
+        missing, here = self._missing.index_select(0, self._cursor)[0], self._rows == self._cursor
+        for values, sums in ((network.loss, self.loss), (network.right, self.right)):
+            real = values.masked_fill(missing, 0.0)  # a scalar for torch.where would be copied by the host
+            torch.where(here, tree_sum(real.view(-1, network.lane_size).t()), sums, out=sums)
+        self._cursor.add_(1)

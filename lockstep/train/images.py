@@ -16,6 +16,7 @@ from lockstep.comm.hand import Hand
 from lockstep.data.store import MemorySplit, Split
 
 _MOST = 0.5  # of the device's free memory may hold images
+_LABEL, _ALIGN = 8, 16  # bytes: of a label, and what those of an image and its label are a multiple of
 _Batch = tuple[Tensor, Tensor]
 
 
@@ -73,21 +74,18 @@ class WholeSplit:
 
 
 class TwoBatches:
-    """Two places for a batch, filled in turn."""
+    """Two places for a batch, filled in turn; an image and its label are one row, and all rows one copy."""
 
     ahead = 1  # the next may take long to read, and who waits wants to know of those before
 
     def __init__(self, split: Split, order: Tensor, device: torch.device) -> None:
         self._split, self._order = split, order
         steps, count = order.shape
-        like, _ = split.read(torch.zeros(1, dtype=torch.int64))
-        shape, pinned = (2, count, *like.shape[1:]), device.type == "cuda"
-        self._pinned = (
-            torch.zeros(shape, dtype=like.dtype, pin_memory=pinned),
-            torch.zeros(2, count, dtype=torch.int64, pin_memory=pinned),
-        )
-        self._there = tuple(tensor.to(device) for tensor in self._pinned)
-        self.images, self.labels = (tensor.flatten(0, 1) for tensor in self._there)
+        self._like = split.read(torch.zeros(1, dtype=torch.int64))[0]
+        row, pinned = -(-(self._like.nbytes + _LABEL) // _ALIGN) * _ALIGN, device.type == "cuda"
+        self._pinned = torch.zeros(2, count, row, dtype=torch.uint8, pin_memory=pinned)
+        self._there = torch.zeros_like(self._pinned, device=device)
+        self.images, self.labels = self._parts(self._there.flatten(0, 1))
         self.places = (torch.arange(steps)[:, None] % 2 * count + torch.arange(count)).to(device)
         self._hand: Hand[_Batch] = Hand("feed")
         self._ahead: Future[_Batch] | None = None
@@ -96,7 +94,7 @@ class TwoBatches:
     def begin_epoch(self, first: int) -> None:
         """The order is known; step `first` comes next."""
         self._rest()
-        self._ids = self._order.cpu()
+        self._ids = self._order.cpu()  # waits for all that was started: both places are free
         self._read(first)
 
     def feed(self, step: int) -> None:
@@ -106,18 +104,23 @@ class TwoBatches:
         self._read(step + 1)
         if self._side:
             self._side.wait_for_copy(half)
-        for tensor, pinned in zip(batch, self._pinned, strict=True):
-            pinned[half].copy_(tensor)
+        for tensor, pinned in zip(batch, self._parts(self._pinned[half]), strict=True):
+            pinned.copy_(tensor)
         if self._side:
             self._side.copy(half, self._there, self._pinned)
         else:
-            for there, pinned in zip(self._there, self._pinned, strict=True):
-                there[half].copy_(pinned[half])
+            self._there[half].copy_(self._pinned[half])
 
     def close(self) -> None:
         """End what reads ahead: others may read now."""
         self._rest()
         self._hand.close()
+
+    def _parts(self, rows: Tensor) -> _Batch:
+        """Images and labels of some rows, where they lie."""
+        like = self._like
+        images = rows[:, : like.nbytes].view(like.dtype).view(-1, *like.shape[1:])
+        return images, rows.view(torch.int64)[:, -1]
 
     def _rest(self) -> None:
         if self._ahead:
@@ -142,12 +145,11 @@ class _Side:
         """On the host, until the pinned memory may be written again."""
         self._copied[half].synchronize()
 
-    def copy(self, half: int, there: tuple[Tensor, ...], pinned: tuple[Tensor, ...]) -> None:
+    def copy(self, half: int, there: Tensor, pinned: Tensor) -> None:
         """Send a batch once the step that last used its place is done; let the next step wait for it."""
         self._stream.wait_event(self._used)  # recorded before the last step was started
         with torch.cuda.stream(self._stream):
-            for target, source in zip(there, pinned, strict=True):
-                target[half].copy_(source[half], non_blocking=True)
+            there[half].copy_(pinned[half], non_blocking=True)
             self._copied[half].record()
         current = torch.cuda.current_stream()
         self._used.record(current)

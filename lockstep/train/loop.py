@@ -157,7 +157,7 @@ class Loop:
 
     @cached_property
     def _evaluate(self) -> Evaluator:
-        return self._setup.evaluator(self._group)
+        return self._setup.evaluator(self._group, self._launch.graph)
 
     def _is_due(self) -> bool:
         """Whether a checkpoint belongs to the step that was committed last."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from lockstep.errors import BadInput, ModelError
+from lockstep.train.graph import capture
 from lockstep.train.loss import make_loss
 from lockstep.train.lower import DevicePlan, plan_device
 from lockstep.train.numerics import half_precision
@@ -94,13 +95,8 @@ class FusedBatch:
         self._nothing = torch.zeros(5, dtype=torch.int64, device=device)
         self._normal = trained.augment.normal(self._images)
         self._result = torch.zeros(size, len(trained.classes), device=device)
-        self._launch()  # compiles, which a capture cannot
-        self._replay: Callable[[], object] = self._launch
-        if device.type == "cuda":
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                self._launch()
-            self._replay = graph.replay
+        self._launch()
+        self._replay = capture(self._launch, device.type == "cuda")
 
     def __call__(self, images: Tensor) -> Tensor:
         """[N, C, H, W] → [N, classes]."""

@@ -21,6 +21,7 @@ from lockstep.errors import GroupLost
 from lockstep.spec import Launch
 from lockstep.train.device import DeviceStep
 from lockstep.train.device_lanes import DeviceLanes
+from lockstep.train.graph import capture
 from lockstep.train.lane import LaneByLane
 from lockstep.train.setup import Setup
 from lockstep.train.state import TrainState
@@ -46,10 +47,10 @@ class Resident:
         step.dry_run()
         if reduction:
             self._sums = torch.zeros_like(step.grads)
-            self._compute = _capture(step.compute, graph)
-            self._commit = _capture(lambda: step.commit(self._sums, 1.0), graph)
+            self._compute = capture(step.compute, graph)
+            self._commit = capture(lambda: step.commit(self._sums, 1.0), graph)
         else:
-            self._whole = _capture(step.run_alone, graph)
+            self._whole = capture(step.run_alone, graph)
 
     def epoch(
         self, is_due: Callable[[int], bool], wishes: Wishes, synced: bool = False
@@ -179,14 +180,3 @@ def _make_reduction(step: DeviceStep, group: Group, launch: Launch) -> Reduction
     grads, rest = step.parts(step.grads)
     entries = [Entry(grads, wire), Entry(rest), Entry(step.grads[:2])]
     return Reduction(group, step.run.train.lanes, entries, launch.bucket_mb, overlap=False)
-
-
-def _capture(launch: Callable[[], object], graph: bool) -> Callable[[], object]:
-    """The launches as one CUDA graph."""
-    if not graph:
-        return launch
-    captured = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(captured, capture_error_mode="thread_local"):  # NCCL has threads of its own
-        launch()
-    replay: Callable[[], object] = captured.replay
-    return replay

@@ -20,7 +20,6 @@ from lockstep.data import Store, open_store
 from lockstep.data.augment import Augment
 from lockstep.data.loader import Lanes
 from lockstep.data.mapped import from_map_style
-from lockstep.data.store import Split
 from lockstep.errors import DataError, ModelError
 from lockstep.kernels import random
 from lockstep.measure.fingerprint import fingerprint
@@ -85,10 +84,10 @@ class Setup:
         """The way of an image from the store to the model."""
         return make_augment(self.run, self.store.shape, self.store.mean, self.store.std)
 
-    def evaluator(self, group: Group) -> Evaluator:
+    def evaluator(self, group: Group, graph: bool = True) -> Evaluator:
         """Evaluation on the test split, in blocks of one lane, by all workers."""
-        parts = self.run, self.store.test, self.augment(), self.loss, self.device, group
-        return make_evaluator(*parts, plan=self.plan)
+        stock = Evaluator(self.run, self.store.test, self.augment(), self.loss, self.device, group)
+        return fuse_evaluator(stock, self.plan, graph)
 
 
 def set_up(
@@ -148,24 +147,18 @@ def set_up(
     return Setup(run, device, store, model, chosen_loss, identity, warnings, notices, plan)
 
 
-def make_evaluator(
-    run: Run,
-    split: Split,
-    augment: Augment,
-    loss: Loss,
-    device: torch.device,
-    group: Group,
-    plan: DevicePlan | None = None,
-) -> Evaluator:
-    """Evaluation on a split, with fused kernels where they trained, else with the model itself."""
+def fuse_evaluator(stock: Evaluator, plan: DevicePlan | None, graph: bool = True) -> Evaluator:
+    """Evaluation with fused kernels where they trained, on a GPU as a CUDA graph; else `stock`, as it is."""
     if plan is None or not plan.is_fused:
-        return Evaluator(run, split, augment, loss, device, group)
+        return stock
     from lockstep.kernels.device.flat import KernelNetwork
     from lockstep.train.fused_evaluator import FusedEvaluator
 
-    network = plan.network(len(worker_lanes(run.train.lanes, group.size, group.rank)))
+    own = worker_lanes(stock.run.train.lanes, stock.group.size, stock.group.rank)
+    network = plan.network(len(own))
     assert isinstance(network, KernelNetwork)
-    return FusedEvaluator(run, split, augment, loss, device, group, form=plan.form, network=network)
+    graph = graph and stock.device.type == "cuda"
+    return FusedEvaluator(**vars(stock), form=plan.form, network=network, graph=graph)
 
 
 def open_data(run: Run) -> Store:

@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from lockstep.comm.group import Group
 from lockstep.data import Store
 from lockstep.data.augment import Augment
 from lockstep.errors import BadInput, CheckpointError, DataError, ModelError
@@ -17,12 +16,12 @@ from lockstep.spec.identity import Identity, differences, flatten
 from lockstep.train import checkpoint
 from lockstep.train.checkpoint import Saved
 from lockstep.train.directory import RunDirectory
-from lockstep.train.evaluate import Evaluation
+from lockstep.train.evaluate import Evaluation, Evaluator
 from lockstep.train.loss import make_loss
 from lockstep.train.lower import plan_device
 from lockstep.train.numerics import memory_format, plain_torch, prepare_device
 from lockstep.train.resume import check_checkpoint, newest_checkpoint
-from lockstep.train.setup import build_model, data_facts, make_augment, make_evaluator, place
+from lockstep.train.setup import build_model, data_facts, fuse_evaluator, make_augment, place
 from lockstep.train.state import model_tensors
 
 
@@ -50,8 +49,8 @@ class Trained:
         plan = None
         if self.identity.get("kernels.set") == "fused" and self.device.type == "cuda":
             plan = plan_device(run, self.model, loss, self.shape, self.device)
-        parts = run, store.test, self.augment, loss, self.device, Group()
-        return make_evaluator(*parts, plan=plan)(self.model)
+        stock = Evaluator(run, store.test, self.augment, loss, self.device)
+        return fuse_evaluator(stock, plan)(self.model)
 
 
 def open_trained(

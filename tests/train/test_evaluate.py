@@ -1,5 +1,7 @@
 """Evaluation counts every sample once, whatever the block, and leaves the weights as they were."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 from torch import nn
@@ -7,11 +9,18 @@ from torch.nn import functional as F
 
 from lockstep.data.augment import Augment
 from lockstep.data.store import MemorySplit
+from lockstep.kernels.device.table import find_table
 from lockstep.spec import Run, Train
+from lockstep.train import images
+from lockstep.train.chain import find_chain
 from lockstep.train.evaluate import Evaluation, Evaluator, averaged_weights
+from lockstep.train.loss import CrossEntropy
+from lockstep.train.lower import DevicePlan
+from lockstep.train.setup import fuse_evaluator
 from lockstep.train.state import float_state
 
 CPU = torch.device("cpu")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def split(length: int) -> MemorySplit:
@@ -98,3 +107,23 @@ def test_without_averages_the_model_is_left_alone() -> None:
     before = model[0].weight.clone()
     with averaged_weights(model, {}):
         assert torch.equal(model[0].weight, before)
+
+
+def test_fused_evaluation_is_the_same_bits_however_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With any number of blocks at once, also missing ones; images that do not fit; weights that change."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(1, 4, 2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4, 3)]
+    model, other = nn.Sequential(*layers).to(DEVICE), nn.Sequential(*deepcopy(layers)).to(DEVICE)
+    nn.init.normal_(other[-1].weight)
+    form = find_chain(model, (1, 4, 4))
+    assert form
+    found = set[tuple[Evaluation, Evaluation]]()
+    for lanes, fits in ((1, True), (2, True), (4, True), (2, False), (4, False)):
+        monkeypatch.setattr(images, "fits", lambda _, device, fits=fits: fits)
+        train = Train(batch=2 * lanes, lanes=lanes)
+        stock = Evaluator(Run(train=train), split(11), augment(), CrossEntropy(), DEVICE)
+        fused = fuse_evaluator(stock, DevicePlan(form, find_table(DEVICE), train, DEVICE))
+        found.add((fused(model), fused(other)))
+        assert fused(model).loss == pytest.approx(stock(model).loss, rel=1e-5)
+    ((one, two),) = found
+    assert one.loss != two.loss

@@ -11,7 +11,6 @@ import torch
 from tiny_resnet import TinyResNet
 from torch import Tensor, nn
 
-from lockstep.comm.group import Group
 from lockstep.comm.tree import LaneTree, worker_lanes
 from lockstep.data.augment import Augment
 from lockstep.data.loader import Lanes
@@ -26,11 +25,12 @@ from lockstep.spec import Run, Train
 from lockstep.train.chain import find_chain
 from lockstep.train.compiled import find_compiled
 from lockstep.train.device_lanes import DeviceLanes, Form
+from lockstep.train.evaluate import Evaluator
 from lockstep.train.lane import LaneByLane, LaneOutput
 from lockstep.train.loss import CrossEntropy
 from lockstep.train.lower import DevicePlan
 from lockstep.train.residual import Residuals, find_residual
-from lockstep.train.setup import make_evaluator
+from lockstep.train.setup import fuse_evaluator
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ERRORS = {"fp32": 2e-6, "tf32": 2e-3, "bf16": 3e-2}
@@ -229,8 +229,8 @@ def test_evaluation_is_the_stock_one(kind: str, length: int, lanes: int, size: i
     form = find_chain(model, (1, 8, 8)) or find_residual(model, (3, 8, 8))
     assert form
     plan = DevicePlan(form, find_table(DEVICE), train, DEVICE)
-    stock = make_evaluator(run, split, augment, loss, DEVICE, Group())(model)
-    fused = make_evaluator(run, split, augment, loss, DEVICE, Group(), plan)(model)
+    evaluator = Evaluator(run, split, augment, loss, DEVICE)
+    stock, fused = evaluator(model), fuse_evaluator(evaluator, plan)(model)
     assert (fused.correct, fused.samples) == (stock.correct, stock.samples)
     assert fused.loss == pytest.approx(stock.loss, rel=1e-5)
 

@@ -8,7 +8,11 @@ import pytest
 import torch
 from small import OVERRIDES, call, small_run, summary, train, train_command
 
+from lockstep.comm.group import Group
+from lockstep.train import images
 from lockstep.train.event import StepDone
+from lockstep.train.numerics import plain_torch, prepare_device
+from lockstep.train.setup import set_up
 
 pytestmark = pytest.mark.gpu
 
@@ -162,7 +166,8 @@ def test_whole_steps_on_the_device_are_the_same_bits_however_they_run(keys, wire
         command[command.index("cpu")] = "cuda"
         done = call([*command, *flags], timeout=150)  # the first one compiles
         assert done.returncode == 0, (name, done.stderr)
-        found[name] = tuple(summary(tmp_path / name / "run")[key] for key in ("weights_sha256", "loss"))
+        told = summary(tmp_path / name / "run")
+        found[name] = tuple(told[key] for key in ("weights_sha256", "loss", "accuracy"))
     assert len(set(found.values())) == 1, found
 
 
@@ -178,3 +183,28 @@ def test_steps_on_the_device_allocate_nothing(tmp_path):
     train(run, tmp_path, launch={"device": "cuda"}, on_event=watch)
     middle = counts[: len(counts) // 2]
     assert len(middle) > 20 and len(set(middle)) == 1
+
+
+@pytest.mark.parametrize("keys", [FUSED, RESIDUAL], ids=["emotion48", "resnet18"])
+def test_evaluation_as_a_graph_is_the_same_bits_and_allocates_nothing(keys, monkeypatch):
+    """As launch by launch, and when the images do not fit; the allocator's counters stand still."""
+    run, found = small_run(*keys, "data.num_test=500"), []
+
+    def watch(feed, counts):
+        def watched(group):
+            counts.append(torch.cuda.memory_stats()["allocation.all.allocated"])
+            feed(group)
+
+        return watched
+
+    with plain_torch():
+        setup = set_up(run, prepare_device("cuda", run.train.threads))
+        for graph, fits in ((True, True), (False, True), (True, False)):
+            monkeypatch.setattr(images, "fits", lambda split, device, fits=fits: fits)
+            evaluator, counts = setup.evaluator(Group(), graph), []
+            found.append(evaluator(setup.model))
+            source = evaluator.blocks.images
+            monkeypatch.setattr(source, "feed", watch(source.feed, counts))
+            found.append(evaluator(setup.model))
+            assert len(counts) == 16 and (not graph or len(set(counts)) == 1)
+    assert len(set(found)) == 1

@@ -12,7 +12,9 @@ from job import Job, assert_no_step_lost
 from small import rows, small_run, summary, train
 from tiny_resnet import TinyResNet
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from lockstep.data.store import MemorySplit
 from lockstep.errors import Interrupted, ModelError, NumericsError
 from lockstep.models.resnet import BasicBlock
 from lockstep.train import images
@@ -92,6 +94,38 @@ def test_images_that_do_not_fit_are_fed_two_batches_in_turn(tmp_path, monkeypatc
         fused(tmp_path, *keys, data=data, launch={"name": "fed"}, on_event=stop)
     fed, _ = fused(tmp_path, *keys, data=data, launch={"name": "fed", "resume": "auto"})
     assert hashes(fed) == hashes(whole)
+
+
+def storage(tensor):
+    return tensor.untyped_storage().data_ptr()
+
+
+class Sent(TorchDispatchMode):
+    """Notes every copy to where tensors lie, and whether it is from one piece of memory to another."""
+
+    def __init__(self, *targets):
+        super().__init__()
+        self._targets, self.copies = {storage(target) for target in targets}, []
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        if op is torch.ops.aten.copy_.default and storage(args[0]) in self._targets:
+            self.copies.append(args[0].is_contiguous() and args[1].is_contiguous())
+        return op(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_a_batch_is_sent_by_one_copy(dtype):
+    split = MemorySplit(torch.randint(0, 256, (7, 3, 3, 5)).to(dtype), torch.arange(7) - 3)
+    order = torch.tensor([[4, 0], [6, 1], [2, 2]])
+    fed = images.TwoBatches(split, order, torch.device("cpu"))
+    fed.begin_epoch(0)
+    for step, ids in enumerate(order):
+        with Sent(fed.images, fed.labels) as sent:
+            fed.feed(step)
+        assert sent.copies == [True]
+        assert torch.equal(fed.images[fed.places[step]], split.images[ids])
+        assert torch.equal(fed.labels[fed.places[step]], split.labels[ids])
+    fed.close()
 
 
 def test_a_stop_between_steps_loses_nothing(tmp_path):

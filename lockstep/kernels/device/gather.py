@@ -19,9 +19,11 @@ _BLOCK = 1024
 @triton.jit
 def _gather(
     images, labels, places, order, cursor, bad, keys, scale, shift, out, out_labels, count,
+    IMAGE: tl.constexpr, LABEL: tl.constexpr,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr,
     CROP: tl.constexpr, FLIP: tl.constexpr, CUTOUT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """An image begins every IMAGE values, a label every LABEL."""
     sample = tl.program_id(0)
     step = tl.load(cursor)
     spot = step.to(tl.int64) * count + sample
@@ -38,7 +40,7 @@ def _gather(
     if FLIP:
         col = tl.where(integers(tl.load(keys + 2), number, 2) == 1, W - 1 - col, col)
     known = inside & (row >= 0) & (row < H) & (col >= 0) & (col < W)
-    value = tl.load(images + place * (C * H * W) + (c * H + row) * W + col, mask=known, other=0)
+    value = tl.load(images + place * IMAGE + (c * H + row) * W + col, mask=known, other=0)
     value = value.to(tl.float32) * tl.load(scale + c, mask=inside, other=0.0)
     value = value - tl.load(shift + c, mask=inside, other=0.0)
     if CUTOUT > 0:
@@ -49,7 +51,7 @@ def _gather(
     target = ((sample * (H + 2 * BH) + y + BH) * (W + 2 * BW) + x + BW) * C + c
     tl.store(out + target, value.to(out.dtype.element_ty), mask=inside)
     if tl.program_id(1) == 0:
-        tl.store(out_labels + sample, tl.load(labels + place).to(tl.int32), mask=good)
+        tl.store(out_labels + sample, tl.load(labels + place * LABEL).to(tl.int32), mask=good)
 
 
 @dataclass(frozen=True)
@@ -69,13 +71,15 @@ def gather(
     """Step `cursor` of an epoch → out [count, H, W, C] in its border, unless a step was `bad`.
 
     order [steps, count] has the numbers of the samples, places [steps, count] where each lies in the images
-    [·, C, H, W] and labels; keys of the epoch: crop row, crop column, flip, cutout row, cutout column.
+    [·, C, H, W] and labels, which may lie apart, each image in one piece; keys of the epoch: crop row, crop
+    column, flip, cutout row, cutout column.
     """
     _, channels, height, width = images.shape
     count = len(out_labels)
     grid = (count, triton.cdiv(channels * height * width, _BLOCK))
     _gather[grid](
         images, labels, places, order, cursor, bad, keys, *normal, out, out_labels, count,
+        IMAGE=images.stride(0), LABEL=labels.stride(0),
         C=channels, H=height, W=width, BH=border[0], BW=border[1],
         CROP=move.crop, FLIP=move.flip, CUTOUT=move.cutout, BLOCK=_BLOCK, enable_fp_fusion=False,
     )  # fmt: skip
