@@ -81,6 +81,7 @@ CASES = {
     "relu": (3, 7, 16, True),
     "many": (12, 12, 5, True),
     "tall": (1, 2, 70, True),
+    "whole blocks": (8, 8, 16, True),
 }
 
 

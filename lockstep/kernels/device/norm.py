@@ -75,6 +75,16 @@ def chunk_rows(part, R: tl.constexpr, CHUNKS: tl.constexpr):
 
 
 @triton.jit
+def lane_rows(q, total, R: tl.constexpr, BR: tl.constexpr):
+    """The lane of each row of a block, as a column; one for all if no block has rows of two lanes."""
+    if R % BR == 0:
+        lanes = tl.program_id(0) * BR // R + tl.zeros((1, 1), tl.int32)
+    else:
+        lanes = (tl.minimum(q, total - 1) // R)[:, None]
+    return lanes
+
+
+@triton.jit
 def _apply(
     z, factor, shift, residual, y, total,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, RH: tl.constexpr, RW: tl.constexpr,
@@ -86,8 +96,9 @@ def _apply(
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     mask = (q < total)[:, None] & (c < C)[None, :]
     x = tl.load(z + q[:, None] * C + c[None, :], mask=mask, other=0.0).to(tl.float32)
-    own = (q // R)[:, None] * C + c[None, :]
-    x = x * tl.load(factor + own, mask=mask, other=0.0) + tl.load(shift + own, mask=mask, other=0.0)
+    lane = lane_rows(q, total, R, BR)
+    own, real = lane * C + c[None, :], (c < C)[None, :]
+    x = x * tl.load(factor + own, mask=real, other=0.0) + tl.load(shift + own, mask=real, other=0.0)
     if HAS_RESIDUAL:
         x += tl.load(residual + image_place(q, c, H, W, C, RH, RW), mask=mask, other=0.0).to(tl.float32)
     if RELU:

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lockstep.kernels.device.moments import COLS, Statistics, halves, part_places
-from lockstep.kernels.device.norm import JOINED, ROWS, Norm, border_of, chunk_rows, image_place
+from lockstep.kernels.device.norm import JOINED, ROWS, Norm, border_of, chunk_rows, image_place, lane_rows
 
 
 @triton.jit
@@ -73,14 +73,14 @@ def _dz(
     mask = (q < total)[:, None] & (c < C)[None, :]
     grad = tl.load(g + q[:, None] * C + c[None, :], mask=mask, other=0.0).to(tl.float32)
     x = tl.load(z + q[:, None] * C + c[None, :], mask=mask, other=0.0).to(tl.float32)
-    lane = q // R
-    own = lane[:, None] * C + c[None, :]
-    centre = tl.load(lane_mean + own, mask=mask, other=0.0)
-    x = (x - centre) * tl.load(rate + own, mask=mask, other=0.0)
-    part = lane.to(tl.int64)[:, None] * row + c[None, :]
-    mean_gamma = tl.load(by_gamma + part, mask=mask, other=0.0) * (1.0 / R)
-    mean_beta = tl.load(by_beta + part, mask=mask, other=0.0) * (1.0 / R)
-    value = tl.load(factor + own, mask=mask, other=0.0) * (grad - mean_beta - x * mean_gamma)
+    lane = lane_rows(q, total, R, BR)
+    own, real = lane * C + c[None, :], (c < C)[None, :]
+    centre = tl.load(lane_mean + own, mask=real, other=0.0)
+    x = (x - centre) * tl.load(rate + own, mask=real, other=0.0)
+    part = lane.to(tl.int64) * row + c[None, :]
+    mean_gamma = tl.load(by_gamma + part, mask=real, other=0.0) * (1.0 / R)
+    mean_beta = tl.load(by_beta + part, mask=real, other=0.0) * (1.0 / R)
+    value = tl.load(factor + own, mask=real, other=0.0) * (grad - mean_beta - x * mean_gamma)
     tl.store(dz + image_place(q, c, H, W, C, BH, BW), value.to(dz.dtype.element_ty), mask=mask)
 
 
