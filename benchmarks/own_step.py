@@ -49,7 +49,7 @@ def train_on(setup: Any) -> Iterator[float]:
     loader = TrainLoader(
         setup.store.train, setup.augment(), batch=train.batch, lanes=train.lanes, device=setup.device
     )
-    lowered = setup.lower(lambda: next(loader.epoch(0)))
+    lowered = setup.lower(lambda: next(loader.epoch(0)), Group())
     resident = make_resident(setup, state, lowered, Group(), Launch()) if setup.plan else None
     step = Step(run, state, lowered, len(loader))
     while True:

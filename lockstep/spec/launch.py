@@ -122,7 +122,7 @@ class Launch:
         return f"`lockstep train --resume {run}{words}`"
 
     def check_workers(self, run: Run) -> None:
-        """Refuse numbers of workers that contradict each other or the run."""
+        """Refuse what contradicts itself or the run, numbers of workers first."""
         world, workers, lanes = self.world, self.workers, run.train.lanes
         if world and workers not in (None, "auto", world.size):
             raise SpecError(
@@ -134,6 +134,11 @@ class Launch:
             raise SpecError(
                 f"{size} workers are more than train.lanes={lanes}: every worker needs a lane of its own; "
                 f"use at most {lanes} workers, or more lanes (a power of two), which is another run"
+            )
+        if self.audit and run.train.sync_norm:
+            raise SpecError(
+                "--audit computes a lane a second time by itself, and with train.sync_norm=true its batch "
+                "norms need all lanes: leave one of the two out"
             )
         if world is None and isinstance(workers, int) and not self.rdzv and self.min_workers > workers:
             raise SpecError(

@@ -81,6 +81,7 @@ class Train:
     label_smoothing: float = 0.0
     clip: float = 0.0
     ema: float = 0.0
+    sync_norm: bool = False
     channels_last: bool = False
     threads: int = 1
 

@@ -12,7 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from lockstep.comm.tree import subtrees
+from lockstep.comm.group import Group
+from lockstep.comm.tree import subtrees, worker_lanes
 from lockstep.data.loader import Lanes
 from lockstep.kernels import random
 from lockstep.kernels.device.flat import DeviceNetwork, Layout, Make
@@ -48,14 +49,16 @@ def load(form: Form, network: DeviceNetwork, model: nn.Module) -> None:
 class DeviceLanes(LaneByLane):
     """Runs the lanes of a model on the buffers of a network."""
 
-    def __init__(self, model: nn.Module, plan: DevicePlan, seed: int) -> None:
+    def __init__(self, model: nn.Module, plan: DevicePlan, seed: int, group: Group | None = None) -> None:
         train = plan.train
         super().__init__(model, CrossEntropy(train.label_smoothing), seed, train.precision == "bf16")
-        self.form, self._plan = plan.form, plan
+        self.form, self._plan, self._group = plan.form, plan, group or Group()
 
     def network(self, lanes: int) -> DeviceNetwork:
         """Buffers and kernels for so many lanes."""
-        return self._plan.network(lanes)
+        network = self._plan.network(lanes)
+        network.all_lanes = self._all_lanes
+        return network
 
     @torch.no_grad()
     def run(self, lanes: Lanes, step: int, early: Early | None = None) -> Iterator[LaneOutput]:
@@ -71,6 +74,18 @@ class DeviceLanes(LaneByLane):
     def roots(self, own: range) -> list[tuple[int, int]]:
         """What a worker sums by itself; with a wire type that rounds every node, nothing."""
         return subtrees(own) if self._plan.train.wire == "fp32" else [(lane, 0) for lane in own]
+
+    def _all_lanes(self, own: Tensor) -> Tensor:
+        """[L, …] of this worker's lanes → [V, …] of all workers', in order."""
+        group, total = self._group, self._plan.train.lanes
+        if group.size == 1:
+            return own
+        counts = [len(worker_lanes(total, group.size, rank)) for rank in range(group.size)]
+        mine = own.new_zeros(max(counts), *own.shape[1:])
+        mine[: len(own)] = own
+        every = mine.new_empty(group.size, *mine.shape)
+        group.all_gather(every, mine)
+        return torch.cat([rows[:count] for rows, count in zip(every, counts, strict=True)])
 
     def _fill(self, network: DeviceNetwork, lanes: Lanes, keys: Tensor) -> None:
         """Images, labels, weights and keys to where the kernels read them."""

@@ -29,7 +29,7 @@ class Engine:
     def __init__(self, setup: Setup, state: TrainState, launch: Launch, group: Group) -> None:
         self._setup, self._state, self._launch, self._group = setup, state, launch, group
         self._loader = self._make_loader(worker_lanes(setup.run.train.lanes, group.size, group.rank))
-        self._lowered = setup.lower(lambda: next(self._loader.epoch(0)))
+        self._lowered = setup.lower(lambda: next(self._loader.epoch(0)), group)
         self._step = Step(
             setup.run,
             state,

@@ -90,6 +90,11 @@ class DevicePlan:
     def is_fused(self) -> bool:
         return bool(self.layers)
 
+    @property
+    def shares_norms(self) -> bool:
+        """Whether it has batch norms that can see all lanes."""
+        return self.is_fused and hasattr(self.form, "units")
+
     def facts(self) -> dict[str, str]:
         """What of it may change bits."""
         import triton
@@ -108,15 +113,19 @@ def plan_device(
 
     `auto` takes fused kernels where they are known to pay.
     """
-    wanted = run.kernels.set
-    if wanted == "stock" or (wanted == "auto" and (device.type != "cuda" or run.train.precision == "fp32")):
-        return None
-    try:
-        return _plan(run, model, loss, shape, device)
-    except ModelError as error:
-        if wanted != "auto":
-            raise ModelError(f"kernels.set={wanted}: {error}: use kernels.set=auto") from None
-        return None
+    wanted, plan = run.kernels.set, None
+    if wanted != "stock" and (wanted != "auto" or (device.type == "cuda" and run.train.precision != "fp32")):
+        try:
+            plan = _plan(run, model, loss, shape, device)
+        except ModelError as error:
+            if wanted != "auto":
+                raise ModelError(f"kernels.set={wanted}: {error}: use kernels.set=auto") from None
+    if run.train.sync_norm and not (plan and plan.shares_norms):
+        raise ModelError(
+            "train.sync_norm=true: only residual networks with kernels.set=fused have batch norms over all "
+            "lanes: set kernels.set=fused, or train.sync_norm=false"
+        )
+    return plan
 
 
 def _plan(

@@ -47,7 +47,9 @@ class Resident:
         step.dry_run()
         if reduction:
             self._sums = torch.zeros_like(step.grads)
-            self._compute = capture(step.compute, graph)
+            # statistics of all lanes are exchanged within a step, which cannot be captured everywhere
+            cut = step.run.train.sync_norm and group.size > 1
+            self._compute = capture(step.compute, graph and not cut)
             self._commit = capture(lambda: step.commit(self._sums, 1.0), graph)
         else:
             self._whole = capture(step.run_alone, graph)

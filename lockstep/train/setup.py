@@ -64,13 +64,13 @@ class Setup:
     def bf16(self) -> bool:
         return self.run.train.precision == "bf16"
 
-    def lower(self, read: Callable[[], Lanes]) -> LaneByLane:
-        """The model made ready to run lanes; `read` gives those of a step, for their shapes."""
+    def lower(self, read: Callable[[], Lanes], group: Group) -> LaneByLane:
+        """The model made ready to run a worker's lanes; `read` gives those of a step, for their shapes."""
         run = self.run
         if self.plan:
             from lockstep.train.device_lanes import DeviceLanes
 
-            return DeviceLanes(self.model, self.plan, run.seed)
+            return DeviceLanes(self.model, self.plan, run.seed, group)
         return lower(
             self.model,
             self.loss,

@@ -59,7 +59,7 @@ def test_convolutions_alone_in_bf16_are_tried_with_boxes_that_suit_them():
 
 @pytest.mark.parametrize("boxes", [True, False])
 def test_a_table_is_written_and_read_back(tmp_path, boxes):
-    path, tile = tmp_path / "tiles.toml", Tile(64, 32, 16, 8, 2, 4, boxes)
+    path, tile = tmp_path / "tiles.toml", Tile(64, 32, 16, 8, 2, 4, boxes=boxes)
     path.write_text(to_toml({key("forward", LAYERS[0], "bf16"): tile}, "a GPU"))
     found = find_table(torch.device("cpu"), path)
     assert found.tiles(LAYERS[0], "bf16")["forward"] == tile

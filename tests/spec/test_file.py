@@ -43,6 +43,7 @@ def runs(draw):
         label_smoothing=draw(SHARE) if loss == "cross_entropy" else 0.0,
         clip=draw(st.floats(0, 1e300)),
         ema=draw(SHARE),
+        sync_norm=draw(st.booleans()),
         channels_last=draw(st.booleans()),
         threads=draw(st.integers(1, 64)),
     )

@@ -60,6 +60,7 @@ def test_where_things_lie_and_when_they_are_saved_is_no_part_of_it(run: Run) -> 
         (Run(train=Train(precision="bf16")), "train.precision"),
         (Run(train=Train(threads=2)), "train.threads"),
         (Run(train=Train(channels_last=True)), "train.channels_last"),
+        (Run(train=Train(sync_norm=True)), "train.sync_norm"),
         (Run(optimizer=Optimizer(lr=0.1)), "optimizer.lr"),
         (Run(schedule=Schedule(options={"final": 0.1})), "schedule.final"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -86,7 +87,19 @@ def total(outputs: list[LaneOutput]) -> list[Tensor]:
 def compare(
     model: nn.Module, lanes: Lanes, precision: str, smoothing: float = 0.0, kind: str = "fused"
 ) -> None:
-    found = total(list(fuse(model, lanes, precision, smoothing, kind).run(lanes, 0)))
+    check(
+        total(list(fuse(model, lanes, precision, smoothing, kind).run(lanes, 0))),
+        model,
+        lanes,
+        precision,
+        smoothing,
+    )
+
+
+def check(
+    found: list[Tensor], model: nn.Module, lanes: Lanes, precision: str = "fp32", smoothing: float = 0.0
+) -> None:
+    """Against the model itself in float64; a few times as far from it as stock kernels are is near enough."""
     stock = LaneByLane(deepcopy(model), CrossEntropy(smoothing), 0, bf16=precision == "bf16")
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     exact = LaneByLane(deepcopy(model).double(), CrossEntropy(smoothing), 0, bf16=False)
@@ -119,6 +132,16 @@ def tiny(lanes: int, size: int, side: int = 7, whole: bool = True) -> tuple[nn.M
 @pytest.mark.parametrize("kind", ["fused", "compiled"])
 def test_a_residual_network_is_the_reference(kind: str) -> None:
     compare(*tiny(2, 3), "fp32", smoothing=0.1, kind=kind)
+
+
+@pytest.mark.parametrize("kind", ["fused", "boxes"])
+@pytest.mark.parametrize("lanes", [1, 4])
+def test_norms_over_all_lanes_are_those_of_the_batch(lanes: int, kind: str) -> None:
+    model, images = tiny(lanes, 4 // lanes, side=8, whole=False)
+    plan = fuse(model, images, "fp32", kind=kind)._plan
+    fused = DeviceLanes(model, replace(plan, train=replace(plan.train, sync_norm=True)), 0)
+    *sums, logits = total(list(fused.run(images, 0)))
+    check([*(tensor / lanes for tensor in sums), logits], model, Lanes(images.images, images.labels, 1))
 
 
 @pytest.mark.parametrize("kind", ["boxes", "boxes, input_grad", "boxes, weight_grad"])
@@ -266,6 +289,7 @@ def test_a_bias_before_its_weight_is_no_chain() -> None:
         ('"forward 8x8x1-4 3x3 pool2 bf16" = [16, 32, 16]', "at least 32 rows"),
         ('"forward 8x8x1-4 3x3 pool1 bf16" = [32, 8, 16]', "at least 16"),
         ('"forward 8x8x1-4 3x3 pool1 bf16" = [48, 32, 16]', "power of two"),
+        ('"forward 8x8x1-4 3x3 pool1 bf16" = [32, 32, 16, 4, 2, 1, 2]', "must be 0 or 1"),
         ('"forward" = "wide"', "invalid literal"),
     ],
 )

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from job import Job, assert_no_step_lost
-from small import rows, small_run, summary, train
+from small import call, rows, small_run, summary, train
 from tiny_resnet import TinyResNet
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep.data.store import MemorySplit
-from lockstep.errors import Interrupted, ModelError, NumericsError
+from lockstep.errors import Interrupted, ModelError, NumericsError, SpecError
 from lockstep.models.resnet import BasicBlock
 from lockstep.train import images
 from lockstep.train.event import StepDone
@@ -161,21 +161,50 @@ import sys
 sys.path[:0] = {path}
 import lockstep
 from small import small_run
-from test_resident import LONGER, tiny
-launch = lockstep.Launch(name="run", runs_dir={runs_dir!r}, device="cpu", workers=2)
-lockstep.train(small_run(*LONGER), model=tiny(), launch=launch)
+from test_resident import LONGER, SHARED, residual, tiny
+launch = lockstep.Launch(name="run", runs_dir={runs_dir!r}, device="cpu", workers={workers})
+lockstep.train(small_run(*{keys}), model={model}(), launch=launch)
 """
 LONGER = (*KEYS, "data.num_train=36", "train.epochs=1", "checkpoint.every_steps=100")
+SHARED = (*KEYS, "train.sync_norm=true", "train.lanes=4", "train.batch=8", "train.epochs=1")
+
+
+def script(path, **given):
+    """A script that trains with several workers."""
+    here, file = Path(__file__).parent, path / "script.py"
+    file.write_text(SCRIPT.format(path=[str(here), str(here.parent)], runs_dir=str(path), **given))
+    return [sys.executable, str(file)]
+
+
+@pytest.mark.gloo
+@pytest.mark.parametrize("workers", [2, 3])
+def test_norms_over_all_lanes_are_the_same_for_any_number_of_workers(tmp_path, workers):
+    alone, _ = train(small_run(*SHARED), tmp_path / "alone", model=residual())
+    done = call(script(tmp_path, workers=workers, keys="SHARED", model="residual"))
+    assert done.returncode == 0, done.stderr
+    found = summary(tmp_path / "run")
+    assert (found["workers"], found["weights_sha256"]) == (workers, alone.summary["weights_sha256"])
+
+
+def test_norms_over_all_lanes_want_kernels_that_have_them(tmp_path):
+    for keys, model in (
+        ((), tiny),
+        (("kernels.set=compiled",), residual),
+        (("kernels.set=stock",), residual),
+    ):
+        with pytest.raises(
+            ModelError, match=r"train.sync_norm=true: only residual .*: set kernels.set=fused"
+        ):
+            train(small_run(*SHARED, *keys), tmp_path, model=model())
+    with pytest.raises(SpecError, match="--audit computes a lane a second time by itself"):
+        train(small_run(*SHARED), tmp_path, model=residual(), launch={"audit": 2})
 
 
 @pytest.mark.gloo
 def test_a_worker_is_killed_and_replaced(tmp_path):
     """Two workers, one of them killed; the other goes on alone, and with the next one in a group."""
     alone, _ = train(small_run(*LONGER), tmp_path / "alone", model=tiny())
-    here = Path(__file__).parent
-    path, script = [str(here), str(here.parent)], tmp_path / "script.py"
-    script.write_text(SCRIPT.format(path=path, runs_dir=str(tmp_path)))
-    with Job(tmp_path, command=[sys.executable, str(script)]) as job:
+    with Job(tmp_path, command=script(tmp_path, workers=2, keys="LONGER", model="tiny")) as job:
         job.wait_for_steps(3)
         job.kill(max(job.workers()))
         job.finish()

@@ -87,6 +87,7 @@ class DeviceNetwork(ABC):
         self.logits = self.zeros(count, classes, dtype=single)
         self.loss, self.right = self.zeros(count, dtype=single), self.zeros(count, dtype=single)
         self.weights = self.zeros(self.layout.size, dtype=single)  # the master weights
+        self.all_lanes: Callable[[Tensor], Tensor] = lambda own: own  # [L, …] → [V, …] of all workers
 
     @abstractmethod
     def compute(self) -> None:

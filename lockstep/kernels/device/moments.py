@@ -5,6 +5,7 @@ Legend: as in `norm`. A part is SIZE rows, the last ones fewer or none; a lane h
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import triton
@@ -14,6 +15,7 @@ from torch import Tensor
 from lockstep.kernels.device.norm import JOINED, ROWS, Norm, chunk_rows
 
 COLS = 16  # channels that one program joins
+AllLanes = Callable[[Tensor], Tensor]  # [L, …] of a worker's lanes → [V, …] of all workers'
 
 
 @triton.jit
@@ -77,7 +79,7 @@ def _joined(
     total = tl.load(square + place, mask=real, other=0.0)
     count = tl.maximum(tl.minimum(SIZE, R - number * SIZE), 0)
     count = tl.broadcast_to(count[:, None], (BP, BC))
-    for _ in tl.static_range(8):
+    for _ in tl.static_range(16):
         if centre.shape[0] > 1:
             left_mean, right_mean = halves(centre)
             left_square, right_square = halves(total)
@@ -106,13 +108,17 @@ def _join_some(
 def _finish(
     mean, square, gamma, beta, lane_mean, rate, factor, shift, old_mean, old_var, out_mean, out_var, row,
     C: tl.constexpr, R: tl.constexpr, SIZE: tl.constexpr, PARTS: tl.constexpr,
-    EPS: tl.constexpr, MOMENTUM: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+    EPS: tl.constexpr, MOMENTUM: tl.constexpr, SHARED: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """All parts to a lane's mean and rate, what they make of z, and the lane's running statistics."""
+    """All parts to a lane's mean and rate, what they make of z, and the lane's running statistics.
+
+    If SHARED, the parts are of all lanes together.
+    """
     lane = tl.program_id(1).to(tl.int64)
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     inside = c < C
-    centre, total = _joined(mean, square, lane, 0, c, R, C, SIZE, PARTS, BP, BC)
+    source = lane * 0 if SHARED else lane
+    centre, total = _joined(mean, square, source, 0, c, R, C, SIZE, PARTS, BP, BC)
     variance = tl.div_rn(total, tl.zeros((BC,), tl.float32) + R)
     inverse = tl.div_rn(tl.full((BC,), 1.0, tl.float32), tl.sqrt_rn(variance + EPS))
     scale = inverse * tl.load(gamma + c, mask=inside, other=0.0)
@@ -152,20 +158,28 @@ def find_moments(norm: Norm, z: Tensor, stats: Statistics) -> int:
 
 def statistics(
     norm: Norm, size: int, gamma: Tensor, beta: Tensor, running: tuple[Tensor, Tensor],
-    out: tuple[Tensor, Tensor], stats: Statistics,
+    out: tuple[Tensor, Tensor], stats: Statistics, all_lanes: AllLanes | None = None,
 ) -> None:  # fmt: skip
-    """Each lane's mean and rate from parts of `size` rows; `out`, columns of a table, its running ones."""
-    lanes, parts, width = len(stats.mean), triton.cdiv(norm.rows, size), triton.cdiv(norm.channels, COLS)
+    """Each lane's mean and rate from parts of `size` rows; `out`, columns of a table, its running ones.
+
+    With `all_lanes` they are those of all lanes of the step together, the same for each.
+    """
+    lanes, rows, parts = len(stats.mean), norm.rows, triton.cdiv(norm.rows, size)
     assert out[0].stride(0) == out[1].stride(0)
-    given, shapes = (stats.first_parts, stats.second_parts), {"C": norm.channels, "R": norm.rows, "BC": COLS}
-    while parts > JOINED:
+    given, width = (stats.first_parts, stats.second_parts), triton.cdiv(norm.channels, COLS)
+    while parts > (1 if all_lanes else JOINED):
         groups, joined = triton.cdiv(parts, JOINED), (given[0][lanes * parts :], given[1][lanes * parts :])
         _join_some[(width, lanes, groups)](
-            *given, *joined, SIZE=size, PARTS=parts, BP=JOINED, **shapes, enable_fp_fusion=False
-        )
+            *given, *joined, R=rows, C=norm.channels, SIZE=size, PARTS=parts,
+            BP=min(triton.next_power_of_2(parts), JOINED), BC=COLS, enable_fp_fusion=False,
+        )  # fmt: skip
         given, parts, size = joined, groups, size * JOINED
+    if all_lanes:
+        given = all_lanes(given[0][:lanes]), all_lanes(given[1][:lanes])
+        parts, size, rows = len(given[0]), rows, rows * len(given[0])
     _finish[(width, lanes)](
         *given, gamma, beta, stats.mean, stats.rate, stats.factor, stats.shift,
-        *running, *out, out[0].stride(0), EPS=norm.eps, MOMENTUM=norm.momentum,
-        SIZE=size, PARTS=parts, BP=triton.next_power_of_2(parts), **shapes, enable_fp_fusion=False,
+        *running, *out, out[0].stride(0), EPS=norm.eps, MOMENTUM=norm.momentum, SHARED=bool(all_lanes),
+        R=rows, C=norm.channels, SIZE=size, PARTS=parts, BP=triton.next_power_of_2(parts), BC=COLS,
+        enable_fp_fusion=False,
     )  # fmt: skip

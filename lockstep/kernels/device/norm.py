@@ -42,7 +42,7 @@ class Norm:
     def part_rows(self, parts: int | None = None) -> int:
         """Rows that one lane takes of a table of parts: those, and room for what they are joined to."""
         parts = parts or self.chunks
-        return parts if parts <= JOINED else parts + self.part_rows(triton.cdiv(parts, JOINED))
+        return parts if parts == 1 else parts + self.part_rows(triton.cdiv(parts, JOINED))
 
     @property
     def block(self) -> int:

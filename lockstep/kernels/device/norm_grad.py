@@ -5,12 +5,14 @@ Legend: as in `norm`; g is the gradient of what enters the ReLU, dz that of z.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from lockstep.kernels.device.moments import COLS, Statistics, halves, part_places
+from lockstep.kernels.device.moments import COLS, AllLanes, Statistics, halves, part_places
 from lockstep.kernels.device.norm import JOINED, ROWS, Norm, border_of, chunk_rows, image_place, lane_rows
+from lockstep.kernels.device.tree import tree_sum
 
 
 @triton.jit
@@ -53,7 +55,7 @@ def _totals(
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     _, place, real = part_places(lane, group, c, C, PARTS, BP)
     value = tl.load(parts + place, mask=real, other=0.0)
-    for _ in tl.static_range(8):
+    for _ in tl.static_range(16):
         if value.shape[0] > 1:
             left, right = halves(value)
             value = left + right
@@ -65,9 +67,9 @@ def _totals(
 def _dz(
     g, z, lane_mean, rate, factor, by_gamma, by_beta, dz, total, row,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, R: tl.constexpr,
-    BR: tl.constexpr, BC: tl.constexpr,
+    COUNT: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """dz = factor · (g − mean of g − x̂ · mean of g · x̂)."""
+    """dz = factor · (g − mean of g − x̂ · mean of g · x̂); the sums are over COUNT rows."""
     q = tl.program_id(0) * BR + tl.arange(0, BR)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     mask = (q < total)[:, None] & (c < C)[None, :]
@@ -78,8 +80,8 @@ def _dz(
     centre = tl.load(lane_mean + own, mask=real, other=0.0)
     x = (x - centre) * tl.load(rate + own, mask=real, other=0.0)
     part = lane.to(tl.int64) * row + c[None, :]
-    mean_gamma = tl.load(by_gamma + part, mask=real, other=0.0) * (1.0 / R)
-    mean_beta = tl.load(by_beta + part, mask=real, other=0.0) * (1.0 / R)
+    mean_gamma = tl.load(by_gamma + part, mask=real, other=0.0) * (1.0 / COUNT)
+    mean_beta = tl.load(by_beta + part, mask=real, other=0.0) * (1.0 / COUNT)
     value = tl.load(factor + own, mask=real, other=0.0) * (grad - mean_beta - x * mean_gamma)
     tl.store(dz + image_place(q, c, H, W, C, BH, BW), value.to(dz.dtype.element_ty), mask=mask)
 
@@ -127,15 +129,27 @@ def _join_some(norm: Norm, table: Tensor, parts: int, out: Tensor, groups: int) 
 
 
 def norm_grad(
-    norm: Norm, g: Tensor, z: Tensor, stats: Statistics, by_gamma: Tensor, by_beta: Tensor, dz: Tensor
-) -> None:
+    norm: Norm, g: Tensor, z: Tensor, stats: Statistics, by_gamma: Tensor, by_beta: Tensor, dz: Tensor,
+    all_lanes: AllLanes | None = None,
+) -> None:  # fmt: skip
     """g [N, H, W, C] → the lanes' gradients of gamma and beta, columns of a table, and dz in its border."""
-    total, row, border = z.numel() // norm.channels, by_gamma.stride(0), border_of(norm, dz)
+    total, row, border, count = z.numel() // norm.channels, by_gamma.stride(0), border_of(norm, dz), norm.rows
     assert row == by_beta.stride(0)
     chunks = stats.first_parts, stats.second_parts
     norm_sums(norm, g, z, stats.mean, stats.rate, chunks, (by_gamma, by_beta))
+    sums = by_gamma, by_beta
+    if all_lanes:
+        every = all_lanes(by_gamma), all_lanes(by_beta)
+        sums, row, count = (_lane_sum(every[0]), _lane_sum(every[1])), 0, count * len(every[0])
     _dz[(triton.cdiv(total, ROWS), triton.cdiv(norm.channels, norm.block))](
-        g, z, stats.mean, stats.rate, stats.factor, by_gamma, by_beta, dz, total, row,
-        H=norm.height, W=norm.width, C=norm.channels, BH=border[0], BW=border[1], R=norm.rows,
+        g, z, stats.mean, stats.rate, stats.factor, *sums, dz, total, row,
+        H=norm.height, W=norm.width, C=norm.channels, BH=border[0], BW=border[1], R=norm.rows, COUNT=count,
         BR=ROWS, BC=norm.block, enable_fp_fusion=False,
     )  # fmt: skip
+
+
+def _lane_sum(every: Tensor) -> Tensor:
+    """[V, C] → [C], in the lane tree."""
+    out = every.new_empty(every.shape[1])
+    tree_sum(every.contiguous(), out, torch.zeros(1, dtype=torch.int32, device=every.device), 1.0)
+    return out

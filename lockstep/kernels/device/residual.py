@@ -23,7 +23,7 @@ from lockstep.kernels.device.flat import KernelNetwork, Slot, lane_chunks
 from lockstep.kernels.device.forward import forward
 from lockstep.kernels.device.gradient import input_grad, weight_grad
 from lockstep.kernels.device.layer import Layer
-from lockstep.kernels.device.moments import Statistics, find_moments, statistics
+from lockstep.kernels.device.moments import AllLanes, Statistics, find_moments, statistics
 from lockstep.kernels.device.norm import Norm, apply, norm_chunks
 from lockstep.kernels.device.norm_grad import norm_grad
 from lockstep.kernels.device.table import Table
@@ -58,7 +58,7 @@ class ResidualNetwork(KernelNetwork):
         device: torch.device,
         table: Table,
     ) -> None:
-        self._units, self._head = list(units), head
+        self._units, self._head, self._sync_norm = list(units), head, train.sync_norm
         self.layers = [*(unit.layer for unit in units), head]
         self.tiles = [table.tiles(layer, train.precision) for layer in self.layers]
         lane_size = train.batch // train.lanes
@@ -108,7 +108,7 @@ class ResidualNetwork(KernelNetwork):
             if training:
                 out = [self.part(place) for place in self._places(i)[-2:]]
                 size = self._box_sizes[i] or find_moments(norm, z, stats)
-                statistics(norm, size, gamma, beta, (mean, var), (out[0], out[1]), stats)
+                statistics(norm, size, gamma, beta, (mean, var), (out[0], out[1]), stats, self._shared)
             else:
                 factor = gamma / torch.sqrt(var + norm.eps)
                 shift, rows = beta - mean * factor, norm.rows * self.lanes
@@ -129,7 +129,8 @@ class ResidualNetwork(KernelNetwork):
         for i in reversed(range(len(self._units))):
             _, gamma, beta, _, _ = self._places(i)
             parts = self.part(gamma), self.part(beta)
-            norm_grad(self._norms[i], self._g[i], self._z[i], self._stats[i], *parts, self._dz_of(i))
+            stats, dz = self._stats[i], self._dz_of(i)
+            norm_grad(self._norms[i], self._g[i], self._z[i], stats, *parts, dz, self._shared)
             self.run("weight_grad", i)
             if self._units[i].source != IMAGES:
                 self.run("input_grad", i)
@@ -179,6 +180,11 @@ class ResidualNetwork(KernelNetwork):
         else:
             before = Layer(1, 1, 1, head.in_channels, relu=False)
             input_grad(head, before, g, self.copy[weight], x, None, self._g_pooled, tile, precision=precision)
+
+    @property
+    def _shared(self) -> AllLanes | None:
+        """How batch norms see all lanes of a step, if they are to."""
+        return self.all_lanes if self._sync_norm else None
 
     def _added_to(self, source: int) -> Tensor | None:
         """The gradient that comes to a unit's output as it is, from the unit that it is added to."""

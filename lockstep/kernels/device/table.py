@@ -63,9 +63,11 @@ def find_table(device: torch.device, path: Path | None = None) -> Table:
 
 
 def _read(numbers: list[int]) -> Tile:
-    """Rows, columns, depth, warps, stages, parts, and 1 for boxes."""
-    rows, cols, depth, warps, stages, parts, *boxes = map(int, numbers)
-    return Tile(rows, cols, depth, warps, stages, parts, boxes=boxes == [1])
+    """Rows, columns, depth, and perhaps warps, stages, parts, and 1 for boxes."""
+    sizes, rest = [*map(int, numbers)][:6], [*map(int, numbers)][6:]
+    if rest not in ([], [0], [1]):
+        raise ValueError(f"{rest} after the first six numbers of a tile must be 0 or 1, for boxes")
+    return Tile(*sizes, boxes=rest == [1])
 
 
 def key(operation: str, layer: Layer, precision: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Tile:
     warps: int = 4
     stages: int = 3
     parts: int = 1
-    boxes: bool = False
+    boxes: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
