@@ -40,6 +40,12 @@ def residual():
     return TinyResNet(BasicBlock(8, 16, 2), channels=16, colours=1)
 
 
+def stem():
+    """A residual network without a block: one convolution with a batch norm."""
+    torch.manual_seed(0)
+    return TinyResNet(channels=8, colours=1)
+
+
 def fused(tmp_path, *overrides, model=tiny, **arguments):
     return train(small_run(*KEYS, *overrides), tmp_path, model=model(), **arguments)
 
@@ -161,12 +167,12 @@ import sys
 sys.path[:0] = {path}
 import lockstep
 from small import small_run
-from test_resident import LONGER, SHARED, residual, tiny
+from test_resident import stem, tiny
 launch = lockstep.Launch(name="run", runs_dir={runs_dir!r}, device="cpu", workers={workers})
 lockstep.train(small_run(*{keys}), model={model}(), launch=launch)
 """
 LONGER = (*KEYS, "data.num_train=36", "train.epochs=1", "checkpoint.every_steps=100")
-SHARED = (*KEYS, "train.sync_norm=true", "train.lanes=4", "train.batch=8", "train.epochs=1")
+SHARED = (*LONGER, "train.sync_norm=true", "train.lanes=4", "data.num_train=28")
 
 
 def script(path, **given):
@@ -177,10 +183,11 @@ def script(path, **given):
 
 
 @pytest.mark.gloo
-@pytest.mark.parametrize("workers", [2, 3])
-def test_norms_over_all_lanes_are_the_same_for_any_number_of_workers(tmp_path, workers):
-    alone, _ = train(small_run(*SHARED), tmp_path / "alone", model=residual())
-    done = call(script(tmp_path, workers=workers, keys="SHARED", model="residual"))
+def test_norms_over_all_lanes_are_the_same_for_workers_with_unequally_many(tmp_path):
+    workers = 3
+    few = (*SHARED, "data.num_train=8")
+    alone, _ = train(small_run(*few), tmp_path / "alone", model=stem())
+    done = call(script(tmp_path, workers=workers, keys=few, model="stem"))
     assert done.returncode == 0, done.stderr
     found = summary(tmp_path / "run")
     assert (found["workers"], found["weights_sha256"]) == (workers, alone.summary["weights_sha256"])
@@ -201,10 +208,11 @@ def test_norms_over_all_lanes_want_kernels_that_have_them(tmp_path):
 
 
 @pytest.mark.gloo
-def test_a_worker_is_killed_and_replaced(tmp_path):
+@pytest.mark.parametrize(("keys", "model"), [(LONGER, tiny), (SHARED, stem)])
+def test_a_worker_is_killed_and_replaced(tmp_path, keys, model):
     """Two workers, one of them killed; the other goes on alone, and with the next one in a group."""
-    alone, _ = train(small_run(*LONGER), tmp_path / "alone", model=tiny())
-    with Job(tmp_path, command=script(tmp_path, workers=2, keys="LONGER", model="tiny")) as job:
+    alone, _ = train(small_run(*keys), tmp_path / "alone", model=model())
+    with Job(tmp_path, command=script(tmp_path, workers=2, keys=keys, model=model.__name__)) as job:
         job.wait_for_steps(3)
         job.kill(max(job.workers()))
         job.finish()
