@@ -11,7 +11,7 @@ COMMON = (
     "_forward _cross_entropy _lane_means _weight_grad _input_grad _tree_sum _update _advance _gather _order"
 )
 SUMS = "_moments _join_some _finish _sums _totals"
-STOCK = f"_cross_entropy _lane_means _tree_sum _update _advance _gather _order {SUMS}"
+STOCK = f"_forward _weight_grad _cross_entropy _lane_means _tree_sum _update _advance _gather _order {SUMS}"
 NORM = f"{SUMS} _box_conv _box_data _box_weight _data_grad _apply _dz _average _spread"
 
 

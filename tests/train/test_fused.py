@@ -17,6 +17,7 @@ from lockstep.data.augment import Augment
 from lockstep.data.loader import Lanes
 from lockstep.data.store import MemorySplit
 from lockstep.errors import SpecError
+from lockstep.kernels.device import lane_module
 from lockstep.kernels.device.layer import Layer
 from lockstep.kernels.device.table import OPERATIONS, Table, find_table, key
 from lockstep.kernels.device.tile import Tile
@@ -68,7 +69,7 @@ def fuse(
     if "boxes" in kind:
         assert isinstance(form, Residuals)
         table = in_boxes(form.layers, kind)
-    if kind == "compiled":
+    if "compiled" in kind:
         form = find_compiled(model, image, len(lanes.labels))
     assert form
     train = Train(
@@ -129,7 +130,15 @@ def tiny(lanes: int, size: int, side: int = 7, whole: bool = True) -> tuple[nn.M
     return model, Lanes(images, torch.arange(lanes * size, device=DEVICE) % 10, lanes)
 
 
-@pytest.mark.parametrize("kind", ["fused", "compiled"])
+@pytest.fixture
+def own_stem(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a kind of `compiled, own stem`, kernels of ours for the first convolution, as `bf16` has them."""
+    if "own stem" in request.getfixturevalue("kind"):
+        monkeypatch.setattr(lane_module, "OWN_TYPES", (torch.float32,))
+
+
+@pytest.mark.parametrize("kind", ["fused", "compiled", "compiled, own stem"])
+@pytest.mark.usefixtures("own_stem")
 def test_a_residual_network_is_the_reference(kind: str) -> None:
     compare(*tiny(2, 3), "fp32", smoothing=0.1, kind=kind)
 
@@ -201,7 +210,8 @@ def test_a_residual_network_counts_its_batches() -> None:
     assert all(not b.any() for name, b in model.named_buffers() if name.endswith("running_mean"))
 
 
-@pytest.mark.parametrize("kind", ["chain", "fused", "boxes", "compiled"])
+@pytest.mark.parametrize("kind", ["chain", "fused", "boxes", "compiled", "compiled, own stem"])
+@pytest.mark.usefixtures("own_stem")
 def test_gradients_are_the_same_at_any_number_of_workers(kind: str) -> None:
     """Each worker's lanes by themselves, joined in the lane tree: every bit of all they give."""
     model, lanes = tiny(8, 1, side=8 if kind == "boxes" else 3, whole=False)

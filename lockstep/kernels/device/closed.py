@@ -12,12 +12,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lockstep.kernels.device.flat import lane_chunks
+from lockstep.kernels.device.forward import forward
+from lockstep.kernels.device.gradient import weight_grad
+from lockstep.kernels.device.layer import Layer
 from lockstep.kernels.device.moments import Statistics, find_moments, statistics
 from lockstep.kernels.device.norm import Norm, norm_chunks
 from lockstep.kernels.device.norm_grad import column_sums, norm_sums
+from lockstep.kernels.device.table import rule
 from lockstep.kernels.device.tree import tree_sum
 
 _LAST = torch.channels_last
+_PRECISIONS = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 
 @torch.library.custom_op("lockstep::conv_forward", mutates_args=())
@@ -54,6 +60,29 @@ def conv_weight_grad(
     for out, (grad, part) in zip(each, parts, strict=True):
         out.copy_(_conv_backward(grad, part, w, options, 1).permute(0, 2, 3, 1))
     return _tree_sum(each).permute(0, 3, 1, 2)
+
+
+@torch.library.custom_op("lockstep::stem_forward", mutates_args=())
+def stem_forward(x: Tensor, w: Tensor, stride: list[int], padding: list[int]) -> Tensor:
+    """The convolution without bias by a kernel of ours, which gives a sample its bits in any batch."""
+    layer = _layer_of(x, w, stride, padding)
+    z, tile = x.new_empty(len(x), *layer.out_shape), rule("forward", layer, _PRECISIONS[x.dtype])
+    forward(layer, _bordered(x, padding), w.permute(2, 3, 0, 1).contiguous(), None, z, None, tile)
+    return z.permute(0, 3, 1, 2)
+
+
+@torch.library.custom_op("lockstep::stem_weight_grad", mutates_args=())
+def stem_weight_grad(
+    g: Tensor, x: Tensor, w: Tensor, stride: list[int], padding: list[int], lane_size: int, total_lanes: int
+) -> Tensor:
+    """The gradient of its weight in fp32, all lanes in one launch, summed in the lane tree."""
+    layer, lanes = _layer_of(x, w, stride, padding), len(x) // lane_size
+    tile = rule("weight_grad", layer, _PRECISIONS[x.dtype])
+    chunks = lane_chunks(tile.parts, total_lanes, lane_size)
+    parts = torch.empty(lanes * chunks, w.numel(), device=x.device)
+    weight_grad(layer, _lying(g), None, _bordered(x, padding), parts, None, lanes, tile)
+    height, width = layer.kernel
+    return _tree_sum(parts).view(height, width, *w.shape[:2]).permute(2, 3, 0, 1)
 
 
 @torch.library.custom_op("lockstep::product", mutates_args=())
@@ -164,6 +193,19 @@ def _row(like: Tensor) -> Tensor:
     return torch.empty(like.shape[1], device=like.device)
 
 
+def _layer_of(x: Tensor, w: Tensor, stride: list[int], padding: list[int]) -> Layer:
+    (out_channels, channels, *kernel), (height, width) = w.shape, x.shape[2:]
+    return Layer(
+        height, width, channels, out_channels, (kernel[0], kernel[1]), (padding[0], padding[1]),
+        relu=False, stride=stride[0], bias=False,
+    )  # fmt: skip
+
+
+def _bordered(x: Tensor, padding: list[int]) -> Tensor:
+    """N C H W as N H W C with zeros around."""
+    return F.pad(x.permute(0, 2, 3, 1), (0, 0, padding[1], padding[1], padding[0], padding[0])).contiguous()
+
+
 def _norm_of(x: Tensor, lane_size: int, total_lanes: int, eps: float = 0.0, momentum: float = 0.0) -> Norm:
     channels, height, width = x.shape[1:]
     chunks = norm_chunks(lane_size * height * width, channels, total_lanes)
@@ -175,6 +217,12 @@ conv_forward.register_fake(
     lambda x, w, stride, padding, dilation, groups, *_: torch.empty_like(
         F.conv2d(x, w, None, stride, padding, dilation, groups), memory_format=_LAST
     )
+)
+stem_forward.register_fake(
+    lambda x, w, stride, padding: torch.empty_like(F.conv2d(x, w, None, stride, padding), memory_format=_LAST)
+)
+stem_weight_grad.register_fake(
+    lambda g, x, w, *_: w.new_empty(*w.shape[2:], *w.shape[:2], dtype=torch.float32).permute(2, 3, 0, 1)
 )
 conv_data_grad.register_fake(lambda g, x, *_: torch.empty_like(x, memory_format=_LAST))
 conv_weight_grad.register_fake(

@@ -20,6 +20,8 @@ from lockstep.kernels.average import GlobalAverage
 from lockstep.kernels.device.lanewise import Conv, lane_conv2d, lane_linear, lane_norm, pixel_mean
 
 _Shape = tuple[int, ...]
+# convolutions that stock kernels are slow with: those of images, in a type that matrix units take
+OWN_CHANNELS, OWN_TYPES = 4, (torch.bfloat16,)
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,14 @@ class LaneConv2d(nn.Module):
         assert not isinstance(layer.padding, str)
         options = (pair(layer.stride), pair(layer.padding), pair(layer.dilation))
         conv = Conv(*options, layer.groups, sizes.lane_size, sizes.total_lanes)
+        square, own = layer.stride[0] == layer.stride[1], sizes.dtype in OWN_TYPES
+        if (
+            own
+            and square
+            and layer.in_channels <= OWN_CHANNELS
+            and conv.dilation == (1, 1) == (1, conv.groups)
+        ):
+            conv = conv._replace(own=True)
         self.conv = find_at_once(conv, layer.weight, image, sizes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -197,7 +207,7 @@ def find_at_once(conv: Conv, weight: Tensor, image: _Shape, sizes: Sizes) -> Con
         return found[0]
 
     g = _values("g", tuple(forward(x).shape), weight, sizes.dtype)
-    at_once = _is_same(forward, sizes.lanes, x), _is_same(gradient, sizes.lanes, g, x)
+    at_once = conv.own or _is_same(forward, sizes.lanes, x), _is_same(gradient, sizes.lanes, g, x)
     return conv._replace(forward_at_once=at_once[0], gradient_at_once=at_once[1])
 
 

@@ -8,7 +8,7 @@ Shapes: as in `closed`.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ from lockstep.kernels.device.closed import (
     pixel_sums,
     product,
     product_weight_grad,
+    stem_forward,
+    stem_weight_grad,
 )
 from lockstep.kernels.lrn import in_type_of, widen
 
@@ -41,6 +43,7 @@ class Conv(NamedTuple):
     total_lanes: int
     forward_at_once: bool = False
     gradient_at_once: bool = False
+    own: bool = False  # by kernels of ours, but for the gradient of its input
 
 
 def lane_conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, conv: Conv) -> Tensor:
@@ -78,15 +81,20 @@ class _Conv(torch.autograd.Function):
         conv, w = Conv(*options), in_type_of(x, weight)
         ctx.save_for_backward(x, w)
         ctx.conv, ctx.has_input_grad = conv, has_input_grad
-        y: Tensor = conv_forward(x, w, *conv[:5], conv.forward_at_once)
-        return y
+        if conv.own:
+            return cast(Tensor, stem_forward(x, w, conv.stride, conv.padding))
+        return cast(Tensor, conv_forward(x, w, *conv[:5], conv.forward_at_once))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (g,), (x, w), conv = grads, ctx.saved_tensors, ctx.conv
-        by_weight: Tensor = conv_weight_grad(g, x, w, *conv[:5])
+        if conv.own:
+            sizes = conv.lane_size, conv.total_lanes
+            by_weight: Tensor = stem_weight_grad(g, x, w, conv.stride, conv.padding, *sizes)
+        else:
+            by_weight = conv_weight_grad(g, x, w, *conv[:5])
         by_input = conv_data_grad(g, x, w, *conv[:5], conv.gradient_at_once) if ctx.has_input_grad else None
-        return by_input, by_weight, *[None] * 9
+        return by_input, by_weight, None, *[None] * len(conv)
 
 
 class _Linear(torch.autograd.Function):
