@@ -15,6 +15,7 @@ from lockstep.comm.tree import LaneTree, worker_lanes
 from lockstep.data.loader import Lanes
 from lockstep.errors import ModelError
 from lockstep.kernels.average import GlobalAverage
+from lockstep.kernels.device import lane_module
 from lockstep.kernels.device.lane_module import LaneConv2d, Sizes, find_at_once
 from lockstep.kernels.device.lanewise import Conv, lane_conv2d
 from lockstep.kernels.device.stock import StockNetwork
@@ -127,8 +128,10 @@ def test_a_convolution_that_differs_runs_lane_by_lane() -> None:
     assert torch.equal(*y)
 
 
-def test_torch_can_compile_it_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without breaks, and tracing changes no bit."""
+@pytest.mark.parametrize("types", [(), (torch.float32,)])
+def test_torch_can_compile_it_whole(types: tuple[torch.dtype, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without breaks, and tracing changes no bit; also with kernels of ours for the first convolution."""
+    monkeypatch.setattr(lane_module, "OWN_TYPES", types)
     lanes, model = given(2, 2), branches()
     plain = sums(prepare(model, lanes), lanes)
     own = StockNetwork._compile
