@@ -65,9 +65,10 @@ def conv_weight_grad(
 @torch.library.custom_op("lockstep::stem_forward", mutates_args=())
 def stem_forward(x: Tensor, w: Tensor, stride: list[int], padding: list[int]) -> Tensor:
     """The convolution without bias by a kernel of ours, which gives a sample its bits in any batch."""
-    layer = _layer_of(x, w, stride, padding)
+    layer = _stem_of(x, w, stride, padding)
     z, tile = x.new_empty(len(x), *layer.out_shape), rule("forward", layer, _PRECISIONS[x.dtype])
-    forward(layer, _bordered(x, padding), w.permute(2, 3, 0, 1).contiguous(), None, z, None, tile)
+    lying = F.pad(w.permute(2, 3, 0, 1), (0, layer.in_channels - w.shape[1])).contiguous()
+    forward(layer, _bordered(x, layer), lying, None, z, None, tile)
     return z.permute(0, 3, 1, 2)
 
 
@@ -76,13 +77,13 @@ def stem_weight_grad(
     g: Tensor, x: Tensor, w: Tensor, stride: list[int], padding: list[int], lane_size: int, total_lanes: int
 ) -> Tensor:
     """The gradient of its weight in fp32, all lanes in one launch, summed in the lane tree."""
-    layer, lanes = _layer_of(x, w, stride, padding), len(x) // lane_size
+    layer, lanes = _stem_of(x, w, stride, padding), len(x) // lane_size
     tile = rule("weight_grad", layer, _PRECISIONS[x.dtype])
     chunks = lane_chunks(tile.parts, total_lanes, lane_size)
-    parts = torch.empty(lanes * chunks, w.numel(), device=x.device)
-    weight_grad(layer, _lying(g), None, _bordered(x, padding), parts, None, lanes, tile)
-    height, width = layer.kernel
-    return _tree_sum(parts).view(height, width, *w.shape[:2]).permute(2, 3, 0, 1)
+    parts = torch.empty(lanes * chunks, layer.depth * layer.out_channels, device=x.device)
+    weight_grad(layer, _lying(g), None, _bordered(x, layer), parts, None, lanes, tile)
+    found = _tree_sum(parts).view(*layer.kernel, layer.out_channels, layer.in_channels)
+    return found[..., : w.shape[1]].permute(2, 3, 0, 1).contiguous(memory_format=_LAST)
 
 
 @torch.library.custom_op("lockstep::product", mutates_args=())
@@ -193,17 +194,20 @@ def _row(like: Tensor) -> Tensor:
     return torch.empty(like.shape[1], device=like.device)
 
 
-def _layer_of(x: Tensor, w: Tensor, stride: list[int], padding: list[int]) -> Layer:
+def _stem_of(x: Tensor, w: Tensor, stride: list[int], padding: list[int]) -> Layer:
+    """With channels in fours, so that they are read together."""
     (out_channels, channels, *kernel), (height, width) = w.shape, x.shape[2:]
     return Layer(
-        height, width, channels, out_channels, (kernel[0], kernel[1]), (padding[0], padding[1]),
+        height, width, -(-channels // 4) * 4, out_channels, (kernel[0], kernel[1]), (padding[0], padding[1]),
         relu=False, stride=stride[0], bias=False,
     )  # fmt: skip
 
 
-def _bordered(x: Tensor, padding: list[int]) -> Tensor:
-    """N C H W as N H W C with zeros around."""
-    return F.pad(x.permute(0, 2, 3, 1), (0, 0, padding[1], padding[1], padding[0], padding[0])).contiguous()
+def _bordered(x: Tensor, layer: Layer) -> Tensor:
+    """N C H W as N H W C with zeros around, and for channels that are not there."""
+    high, wide = layer.pad
+    ends = (0, layer.in_channels - x.shape[1], wide, wide, high, high)
+    return F.pad(x.permute(0, 2, 3, 1), ends).contiguous()
 
 
 def _norm_of(x: Tensor, lane_size: int, total_lanes: int, eps: float = 0.0, momentum: float = 0.0) -> Norm:
@@ -222,7 +226,7 @@ stem_forward.register_fake(
     lambda x, w, stride, padding: torch.empty_like(F.conv2d(x, w, None, stride, padding), memory_format=_LAST)
 )
 stem_weight_grad.register_fake(
-    lambda g, x, w, *_: w.new_empty(*w.shape[2:], *w.shape[:2], dtype=torch.float32).permute(2, 3, 0, 1)
+    lambda g, x, w, *_: torch.empty_like(w, dtype=torch.float32, memory_format=_LAST)
 )
 conv_data_grad.register_fake(lambda g, x, *_: torch.empty_like(x, memory_format=_LAST))
 conv_weight_grad.register_fake(

@@ -61,6 +61,8 @@ def _forward(
             k = k0 + tl.arange(0, BK)
             known = k < K
             here = tl.where(known, columns(k, CI, KW, WP * CI), 0)
+            if CI % 4 == 0:
+                here = tl.multiple_of(tl.max_contiguous(here, 4), 4)
             xt = tl.load(x + corner[:, None] + here[None, :])
             place = k // CI * (CO * CI) + k % CI
             wt = tl.load(

@@ -115,6 +115,8 @@ def _weight_grad(
     here = tl.where(k < K, columns(k, CI, KW, WP * CI), 0)
     if CI % 16 == 0:
         here = tl.multiple_of(tl.max_contiguous(here, 16), 16)
+    elif CI % 4 == 0:
+        here = tl.multiple_of(tl.max_contiguous(here, 4), 4)
     co = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = co < CO
     acc = tl.zeros((BC, BK), tl.float32)
