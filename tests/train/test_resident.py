@@ -24,6 +24,7 @@ from lockstep.train.event import StepDone
 SIZES = ("data.size=8", "data.num_train=14", "data.num_test=4", "train.batch=4", "train.lanes=2")
 AUGMENT = 'data.augment=["flip","crop:1","cutout:2"]'
 KEYS = (*SIZES, "kernels.set=fused")
+TWO_STEPS = "data.num_train=8"  # an epoch
 
 
 def tiny(**options):
@@ -64,12 +65,12 @@ def hashes(result):
         ),
         (tiny, ("optimizer.name=adamw", "optimizer.lr=0.01", "train.clip=0.5", "train.ema=0.9")),
         (tiny, ("optimizer.name=sgd", "train.wire=bf16")),
-        (residual, ("train.ema=0.9", "train.clip=0.5", "data.num_train=8")),
+        (residual, ("train.ema=0.9", "train.clip=0.5", TWO_STEPS)),
         (residual, ("train.wire=bf16", "data.num_train=4")),
         (tiny, ("kernels.set=compiled", "train.label_smoothing=0.1", AUGMENT)),
         (
             residual,
-            ("kernels.set=compiled", "train.ema=0.9", "train.clip=0.5", "train.wire=bf16", "data.num_train=8"),
+            ("kernels.set=compiled", "train.ema=0.9", "train.clip=0.5", "train.wire=bf16", TWO_STEPS),
         ),
     ],
     ids=["nag", "adamw", "wire", "residual", "residual, wire", "compiled", "compiled, wire"],
@@ -139,16 +140,15 @@ def test_a_batch_is_sent_by_one_copy(dtype):
 
 
 def test_a_stop_between_steps_loses_nothing(tmp_path):
-    keys = "data.num_train=10"  # two steps an epoch
-    whole, _ = fused(tmp_path, keys, launch={"name": "whole"})
+    whole, _ = fused(tmp_path, TWO_STEPS, launch={"name": "whole"})
 
     def stop(event):
         if isinstance(event, StepDone) and event.step == 1:
             signal.raise_signal(signal.SIGTERM)
 
     with pytest.raises(Interrupted, match="after step"):
-        fused(tmp_path, keys, launch={"name": "cut"}, on_event=stop)
-    resumed, _ = fused(tmp_path, keys, launch={"name": "cut", "resume": "auto"})
+        fused(tmp_path, TWO_STEPS, launch={"name": "cut"}, on_event=stop)
+    resumed, _ = fused(tmp_path, TWO_STEPS, launch={"name": "cut", "resume": "auto"})
     assert hashes(resumed) == hashes(whole)
     assert [row["step"] for row in rows(resumed.directory, "step")] == list(range(1, 5))
 

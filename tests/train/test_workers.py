@@ -20,7 +20,7 @@ MODELS = {
     "googlenet": (*EVERYTHING, *SMALL, "model.name=googlenet", "data.size=32"),
 }
 HASHES = ("weights_sha256", "optimizer_sha256", "ema_sha256", "loss", "accuracy", "identity")
-# Covers every value of every column; benchmarks/matrix.py runs them all. Under torchrun and mpirun each worker
+# Covers every value of every column; benchmarks/matrix.py runs them all. Under torchrun and mpirun a worker
 # imports torch for itself, which is most of what a row takes, so our launcher has the rows of many workers.
 COVERING = [
     # model, launcher, workers, backend, bucket MB, overlap, wire
