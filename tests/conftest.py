@@ -8,9 +8,14 @@ import os
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, here and in every process of a test
+
+torch.set_num_threads(1)  # as runs do; two processes of two threads, which wait by spinning, take far longer
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")  # a busy one may take its time for an example
 
 GROUPS = {
     "[lenet5-": "lenet5",  # they share the run by one worker that they are compared with

@@ -1,14 +1,20 @@
 """Real processes that start at once: forked by a server that has imported torch already.
 
 They take the command lines that a shell would. What only a start from nothing can show (what is imported,
-workers that are copies of their command, an orderly exit of the interpreter) needs a process of `small.call`.
+flags of the interpreter, its orderly exit) needs a process of `small.call`.
+
+A launcher of ours starts the process that forks its workers as a new Python, which imports torch. One that
+is forked here has a child already that waits to become that process: see `_standby`.
 """
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import runpy
+import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +22,10 @@ import warnings
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from patience import PATIENCE_S
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["lockstep.cli.session", "matplotlib.backends.backend_agg"])
@@ -30,11 +40,14 @@ class Forked:
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         terminal: str | None = None,
+        errors: str | None = None,
+        launches: bool = False,
     ) -> None:
+        """`terminal` takes what it prints, `errors` what it says on stderr; it `launches` workers or not."""
         self._command, self._said = command, ["", ""]
         pipes = [SERVER.Pipe(duplex=False) for _ in self._said]
-        outputs = [terminal or writer for _, writer in pipes]
-        given = (command[1:], dict(env or os.environ), str(cwd or Path.cwd()), outputs)
+        outputs = [terminal or pipes[0][1], errors or terminal or pipes[1][1]]
+        given = (command, dict(env or os.environ), str(cwd or Path.cwd()), outputs, launches)
         self._process = SERVER.Process(target=_become, args=given, daemon=True)
         self._process.start()
         self.pid = self._process.pid
@@ -57,16 +70,36 @@ class Forked:
         """The exit code, once there is one."""
         return self._process.exitcode
 
+    @property
+    def returncode(self) -> int | None:
+        """As subprocess has it."""
+        return self._process.exitcode
+
     def kill(self) -> None:
         """End it with SIGKILL."""
         self._process.kill()
 
-    def finish(self, timeout_s: float = 55.0) -> subprocess.CompletedProcess[str]:
-        """Wait for its end; gives what subprocess.run does."""
-        self._process.join(timeout_s)
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        if self.pid and self.poll() is None:
+            os.kill(self.pid, number)
+
+    def wait(self, timeout: float = PATIENCE_S) -> int:
+        """Until it has ended; gives its exit code."""
+        self._process.join(timeout)
         code = self._process.exitcode
         if code is None:
-            raise subprocess.TimeoutExpired(self._command, timeout_s)
+            raise subprocess.TimeoutExpired(self._command, timeout)
+        return code
+
+    def communicate(self, timeout: float = PATIENCE_S) -> tuple[str, str]:
+        """Until it has ended; gives what it printed and said on stderr."""
+        done = self.finish(timeout)
+        return done.stdout, done.stderr
+
+    def finish(self, timeout_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
+        """Wait for its end; gives what subprocess.run does."""
+        code = self.wait(timeout_s)
         for thread in self._readers:
             thread.join()
         return subprocess.CompletedProcess(self._command, code, *self._said)
@@ -77,15 +110,21 @@ class Forked:
 
 
 def call(
-    command: list[str], env: Mapping[str, str] | None = None, cwd: Path | None = None
+    command: list[str],
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    launches: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end and keep what it printed."""
-    with Forked(command, env, cwd) as process:
+    with Forked(command, env, cwd, launches=launches) as process:
         return process.finish()
 
 
-def _become(words: list[str], env: dict[str, str], cwd: str, outputs: list[str | Connection]) -> None:
+def _become(
+    command: list[str], env: dict[str, str], cwd: str, outputs: list[str | Connection], launches: bool
+) -> None:
     """In the new process: take the environment, the folder, the streams, and run the command line."""
+    words = command[1:]
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
@@ -97,6 +136,8 @@ def _become(words: list[str], env: dict[str, str], cwd: str, outputs: list[str |
     if words[:2] == ["-W", "error"]:
         warnings.simplefilter("error")
         words = words[2:]
+    if launches:
+        _standby(command, cwd)
     kind, *rest = words
     sys.argv = words if kind[0] != "-" else ["-c", *rest[1:]]
     if kind == "-m":
@@ -105,3 +146,53 @@ def _become(words: list[str], env: dict[str, str], cwd: str, outputs: list[str |
         exec(rest[0], {"__name__": "__main__"})
     else:
         runpy.run_path(kind, run_name="__main__")
+
+
+def _standby(command: list[str], cwd: str) -> None:
+    """In a process that will launch workers: have a child that becomes the process which forks them.
+
+    It is a child of the launcher, as that is, and no line of the command has run in it; what is saved is one
+    more import of torch.
+    """
+    from lockstep.elastic import nursery, process
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    child = os.fork()
+    if not child:
+        ours.close()
+        data, fds, _, _ = socket.recv_fds(theirs, 1 << 20, 1)
+        theirs.close()
+        if data:
+            os.setsid()
+            arguments = json.loads(data)
+            sys.argv, sys.path[:] = ["-c", str(fds[0]), *arguments[1:]], arguments[3:]
+            nursery.main()
+        raise SystemExit
+    theirs.close()
+    sys.orig_argv = command
+
+    def start(python: list[str], *, pass_fds: tuple[int], **options: Any) -> _Nursery:
+        code = python.index("-c")
+        assert python[1:code] == process.own_program().flags and python[code + 1] == process._NURSERY
+        assert options == {"cwd": Path(cwd), "stdin": subprocess.DEVNULL, "start_new_session": True}
+        socket.send_fds(ours, [json.dumps(python[code + 2 :]).encode()], pass_fds)
+        return _Nursery(child)
+
+    process.STARTED_IN = Path(cwd)
+    process.subprocess = SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL)
+
+
+class _Nursery:
+    """As much of a Popen as a launcher uses."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def send_signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        os.waitpid(self.pid, 0)

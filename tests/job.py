@@ -7,18 +7,27 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from forked import Forked
+from patience import PATIENCE_S
 from small import OVERRIDES, rows, summary, train_command
 
-PATIENCE_S = 45.0
+SCRIPTS = Path(__file__).parent / "elastic"
+GONE_S = 20.0  # for processes to end after their parent; a run of theirs would last longer
 
 
 class Job:
-    """`lockstep train` of the small run; use it as a context, and it ends with the test."""
+    """`lockstep train` of the small run; use it as a context, and it ends with the test.
+
+    It is forked, which saves most of its start; a `fresh` one is started as a shell would, or `inside` what
+    another command makes. One that is `paced` takes its time for each step, until it should `hurry`.
+    """
 
     def __init__(
         self,
@@ -28,30 +37,52 @@ class Job:
         command: list[str] | None = None,
         env: dict[str, str] | None = None,
         cwd: Path | None = None,
+        fresh: bool = False,
+        inside: tuple[str, ...] = (),
+        paced: bool = False,
     ) -> None:
         self.run = runs_dir / "run"
         self._command = command or train_command(runs_dir, *arguments, overrides=overrides)
-        self._env, self._cwd = {**os.environ, **(env or {})}, cwd
+        if paced:
+            place = self._command.index("-m")
+            self._command[place : place + 2] = [str(SCRIPTS / "paced.py")]
+        self._command[:0] = inside
+        self._env, self._cwd, self._fresh = {**os.environ, **(env or {})}, cwd, fresh or bool(inside)
         self._seen: set[int] = set()
 
     def __enter__(self) -> Job:
-        self.process = subprocess.Popen(
-            self._command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=self._env,
-            cwd=self._cwd,
-        )
+        self._errors = tempfile.NamedTemporaryFile()
+        self._hurry = Path(f"{self._errors.name}-hurry")
+        self._env["HURRY"] = str(self._hurry)
+        self.process: Any
+        if self._fresh:
+            self.process = subprocess.Popen(
+                self._command,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                text=True,
+                env=self._env,
+                cwd=self._cwd,
+            )
+        else:
+            errors = self._errors.name
+            self.process = Forked(self._command, self._env, self._cwd, errors=errors, launches=True)
         return self
 
     def __exit__(self, *error: object) -> None:
         self.process.kill()
-        self.process.communicate()
+        with suppress(ValueError):  # a test has closed its output
+            self.process.communicate()
+        self._errors.close()
+        self._hurry.unlink(missing_ok=True)
+
+    def errors(self) -> str:
+        """What it has said on stderr so far."""
+        return Path(self._errors.name).read_text()
 
     def hurry(self) -> None:
-        """Enough was done to a job that waits a little after each step: it need not any more."""
-        (self.run.parent / "hurry").touch()
+        """Enough was done to a job that is paced."""
+        self._hurry.touch()
 
     def workers(self) -> dict[str, int]:
         """The workers that live, by name; zombies are dead."""
@@ -83,7 +114,7 @@ class Job:
         """Until a condition holds; the job must live on meanwhile."""
         end = time.monotonic() + PATIENCE_S
         while not (found := condition()):
-            assert self.process.poll() is None, f"the job ended: {self.process.communicate()}"
+            assert self.process.poll() is None, f"the job ended: {self.errors()}"
             assert time.monotonic() < end, f"waited too long for {what}"
             time.sleep(0.01)
         return found
@@ -112,14 +143,15 @@ class Job:
     def finish(self, code: int = 0) -> tuple[str, str]:
         """To the end; nothing may be left behind. Gives what it printed."""
         self.workers()
-        output, errors = self.process.communicate(timeout=PATIENCE_S)
+        output, _ = self.process.communicate(timeout=PATIENCE_S)
+        errors = self.errors()
         assert self.process.returncode == code, (self.process.returncode, output, errors)
         self.assert_no_orphan()
         return output, errors
 
     def assert_no_orphan(self) -> None:
         """No worker that was ever seen lives."""
-        end = time.monotonic() + 5
+        end = time.monotonic() + GONE_S
         while left := [pid for pid in self._seen if _look_at(pid)[0] not in ("", "Z", "X")]:
             assert time.monotonic() < end, f"left running: {left}"
             time.sleep(0.02)
@@ -139,11 +171,10 @@ class Job:
         return {key: found[key] for key in keys}
 
 
-def faulty_job(folder: Path, keys: tuple[str, ...], inside: tuple[str, ...] = (), **variables: str) -> Job:
+def faulty_job(folder: Path, keys: tuple[str, ...], **variables: str) -> Job:
     """A job of the script tests/elastic/faulty.py, which the variables tell what to suffer."""
-    given = {"FAULTS": "[]", "FAULT_DIR": "", "KEYS": json.dumps([*OVERRIDES, *keys]), **variables}
-    script = str(Path(__file__).parent / "elastic" / "faulty.py")
-    command = [*inside, sys.executable, "-W", "error", script]
+    given = {"KEYS": json.dumps([*OVERRIDES, *keys]), **variables}
+    command = [sys.executable, "-W", "error", str(SCRIPTS / "faulty.py")]
     return Job(folder, command=command, env={**given, "RUNS_DIR": str(folder)})
 
 

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from patience import PATIENCE_S
+
 import lockstep
 from lockstep.spec.file import from_table, merge, parse_overrides, to_table
 from lockstep.train.worker import fit
@@ -55,7 +57,9 @@ def train_command(runs_dir: Path, *arguments: str, overrides: tuple[str, ...] = 
     )
 
 
-def call(arguments: list[str], timeout: float = 55, **options: Any) -> subprocess.CompletedProcess[str]:
+def call(
+    arguments: list[str], timeout: float = PATIENCE_S, **options: Any
+) -> subprocess.CompletedProcess[str]:
     """Run a command to its end and keep what it printed."""
     return subprocess.run(arguments, check=False, capture_output=True, text=True, timeout=timeout, **options)
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import socket
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from patience import PATIENCE_S
 
 from lockstep.comm.group import Group
 from lockstep.comm.transport import TorchTransport
@@ -41,7 +45,19 @@ def launched(launcher: str, workers: int, train: list[str]) -> tuple[list[str], 
     return [str(prefix / "bin" / "mpirun"), *flags, "-n", str(workers), *train], env
 
 
-def in_threads(size: int, work: Callable[[Group], Any], timeout_s: float = 30.0) -> list[Any]:
+_ports = itertools.count(20_000 + os.getpid() * 97 % 8_000)
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that is free, and that no system gives to who asks for any port."""
+    for port in _ports:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError
+
+
+def in_threads(size: int, work: Callable[[Group], Any], timeout_s: float = PATIENCE_S) -> list[Any]:
     """Run `work` on every rank of a gloo group, a thread each; gives what they return, in order of rank."""
     store = dist.HashStore()
     results: list[Any] = [None] * size

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 from small import call, command
 from world import MPI, PREFIX, has_mpi, launched
 
@@ -26,7 +27,7 @@ def env():
     """An environment without MPI and GPU, by which the processes that inherit it are found again."""
     mark = uuid.uuid4().hex
     yield {**os.environ, "PATH": "", "CUDA_VISIBLE_DEVICES": "", "LOCKSTEP_TEST_MARK": mark}
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 15  # a worker that is forgotten would check for longer
     while (left := processes(mark)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not left, f"left running: {left}"
@@ -57,7 +58,7 @@ def with_mpi(env, name):
 
 def wait_for_worker(env, rank):
     """The process of a worker, as soon as there is one."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         for pid in processes(env["LOCKSTEP_TEST_MARK"]):
             with suppress(OSError):
@@ -115,9 +116,13 @@ def test_under_torchrun(env):
 
 @pytest.mark.gloo
 def test_a_worker_that_dies_is_reported(env):
-    doctor = start(command("doctor", "--comm", "--json"), env)
-    os.kill(wait_for_worker(env, rank=1), signal.SIGKILL)
-    output, _ = doctor.communicate(timeout=50)
+    for _ in range(4):
+        doctor = start(command("doctor", "--comm", "--json"), env)
+        with suppress(ProcessLookupError):
+            os.kill(wait_for_worker(env, rank=1), signal.SIGKILL)
+        output, _ = doctor.communicate(timeout=PATIENCE_S)
+        if doctor.returncode:  # else the worker was done before it was killed, and shows nothing
+            break
     found = json.loads(output)
     assert doctor.returncode == 1 and set(found) == set(COLUMNS)
     assert found["gloo-cpu"]["reason"].startswith(
@@ -132,17 +137,30 @@ def test_a_doctor_that_is_stopped_ends_its_workers(number, env):
         doctor = start(command("doctor", "--comm"), env)
         wait_for_worker(env, rank=1)
         doctor.send_signal(number)
-        doctor.communicate(timeout=30)
+        doctor.communicate(timeout=PATIENCE_S)
         if doctor.returncode:  # else it was done before the signal came, and shows nothing
             break
     assert doctor.returncode == 128 + number
 
 
 @pytest.mark.gloo
-@pytest.mark.parametrize(("where", "limit_s"), [("joining", 1), ("reduce", 3)])
-def test_a_group_that_hangs_is_ended(where, limit_s, env, tmp_path):
-    """In a script, so that the workers, which are copies of it, wait less than they would."""
-    script = tmp_path / "hang.py"
+@pytest.mark.parametrize(("where", "limits_s"), [("joining", [1]), ("reduce", [3, 15])])
+def test_a_group_that_hangs_is_ended(where, limits_s, env, tmp_path):
+    for limit_s in limits_s:
+        start_s = time.monotonic()
+        done = call([sys.executable, str(hanging_script(tmp_path, where, limit_s))], env=env)
+        assert done.returncode == 1 and time.monotonic() - start_s < 40
+        report = json.loads(done.stdout)["gloo-cpu"]
+        if report["reason"].startswith(where):  # else the machine is too busy to come so far within the limit
+            break
+    assert report["reason"] == f"{where} did not end in {limit_s} s"
+    before = [] if where == "joining" else list(OPERATIONS)[:4]
+    assert report["operations"] == dict.fromkeys(before, "ok")
+
+
+def hanging_script(folder, where, limit_s):
+    """A doctor whose workers, which are copies of the script, wait less than they would."""
+    script = folder / "hang.py"
     script.write_text(f"""
 import os, time
 from lockstep.cli import comm, main
@@ -155,13 +173,7 @@ if '"rank": 1,' in os.environ.get("LOCKSTEP_WORLD", ""):
     check.OPERATIONS["reduce"] = hang
 main.main(["doctor", "--comm", "gloo-cpu", "--json"])
 """)
-    start_s = time.monotonic()
-    done = call([sys.executable, str(script)], env=env)
-    assert done.returncode == 1 and time.monotonic() - start_s < 40
-    report = json.loads(done.stdout)["gloo-cpu"]
-    assert report["reason"] == f"{where} did not end in {limit_s} s"
-    before = [] if where == "joining" else list(OPERATIONS)[:4]
-    assert report["operations"] == dict.fromkeys(before, "ok")
+    return script
 
 
 def test_a_column_that_cannot_be_tried_says_what_is_missing(env):

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 import torch
+from patience import PATIENCE_S
 from world import in_threads
 
 from lockstep.comm import check as checks
@@ -180,11 +181,11 @@ def test_a_worker_that_goes_away_is_noticed(operation):
             group.abort()
             gone.set()
             return
-        gone.wait(10)
+        gone.wait(PATIENCE_S)
         with pytest.raises(GroupLost, match=r"worker 0 of 2 lost contact.*--resume auto \(gloo: "):
             calls[operation](group)
 
-    in_threads(2, work, timeout_s=15)
+    in_threads(2, work)
 
 
 def test_a_check_whose_group_is_lost_says_where():

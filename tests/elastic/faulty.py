@@ -1,8 +1,6 @@
 """A training script whose workers end themselves at chosen points of chosen steps, once each.
 
 FAULTS in the environment is a JSON list of [point, step, rank]; a file in FAULT_DIR says that one happened.
-Worker 0 sleeps PACE seconds after each step, so that a test has time to hurt the others, until the file
-"hurry" is beside the run.
 """
 
 import functools
@@ -11,6 +9,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import lockstep
 from lockstep.elastic import launcher
@@ -18,23 +17,25 @@ from lockstep.spec.file import from_table, merge, parse_overrides, to_table
 from lockstep.train import checkpoint, journal, loop, setup, worker
 from lockstep.train import optimizer as rules
 from lockstep.train.evaluate import Evaluator
-from lockstep.train.event import StepDone
 from lockstep.train.step import Step
 
 FAULTS = [(point, step, rank) for point, step, rank in json.loads(os.environ["FAULTS"])]
-WORKERS = int(os.environ.get("WORKERS", "3"))
-PACE = float(os.environ.get("PACE", "0"))
-if not PACE:
-    launcher._RESTART_AFTER_S = 0.02
-here = {"step": 0, "rank": -1}
+WORKERS = 3
+PATIENCE_S = 30.0
+launcher._RESTART_AFTER_S = 0.02
+here: dict[str, Any] = {"step": 0, "rank": -1}
+
+
+def mark(fault):
+    """The file that says that a fault has happened."""
+    return Path(os.environ["FAULT_DIR"]) / "-".join(map(str, fault)).replace(" ", "_")
 
 
 def maybe_die(point):
     """End this process as a kill would, if this is the time, the place and the worker."""
     fault = (point, here["step"], here["rank"])
-    mark = Path(os.environ["FAULT_DIR"]) / "-".join(map(str, fault)).replace(" ", "_")
-    if fault in FAULTS and not mark.exists():
-        mark.touch()
+    if fault in FAULTS and not mark(fault).exists():
+        mark(fault).touch()
         if point == "a worker raises":
             raise ValueError("it raised")
         os.kill(os.getpid(), signal.SIGKILL)
@@ -54,20 +55,26 @@ def around(owner, name, before="", after=""):
     setattr(owner, name, patched)
 
 
-def note_step(self, lanes, *arguments):
+def note_step(self, lanes, stop, move):
     here["step"], here["rank"] = self._state.step, self._group.rank
-    if FAULTS and self._group.size < WORKERS:
-        # until those who died are replaced: heard of in the next step, they are there in the one after
-        soon = {here["step"] + 1, here["step"] + 2}
-        missed = any(step in soon and rank >= self._group.size for _, step, rank in FAULTS)
-        time.sleep(1.0 if missed else 0.1)
+    if any(step == here["step"] + 1 for _, step, _ in FAULTS):
+        move = wait_for_all()
     maybe_die("a worker raises")
     maybe_die("before the step")
-    return step(self, lanes, *arguments)
+    return step(self, lanes, stop, move)
+
+
+def wait_for_all():
+    """Until those who died are replaced, as one that raised is not; says whether to move to their group."""
+    everyone = WORKERS - sum(fault[0] == "a worker raises" and mark(fault).exists() for fault in FAULTS)
+    end, control = time.monotonic() + PATIENCE_S, here["crew"]._control
+    while len(control._newest.workers) < everyone and time.monotonic() < end:
+        time.sleep(0.01)
+    return control.wants_to_move
 
 
 def note_rank(self, group, interrupt):
-    here["rank"] = group.rank
+    here["rank"], here["crew"] = group.rank, self.crew
     return train(self, group, interrupt)
 
 
@@ -94,14 +101,5 @@ launch = lockstep.Launch(
     device="cpu",
     workers=WORKERS,
     restarts=100,
-    rdzv=os.environ.get("RDZV"),
-    nodes=os.environ.get("NODES", "1"),
 )
-
-
-def pace(event):
-    if isinstance(event, StepDone) and not (launch.runs_dir / "hurry").exists():
-        time.sleep(PACE)
-
-
-lockstep.train(run, launch=launch, on_event=pace)
+lockstep.train(run, launch=launch, on_event=lambda event: None)

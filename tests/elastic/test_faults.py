@@ -4,15 +4,14 @@ import json
 import os
 import re
 import signal
-import time
 
+import forked
 import pytest
 from job import Job, assert_no_step_lost, faulty_job
 from small import call, small_run, summary, train, train_command
 
 pytestmark = pytest.mark.gloo
 KEYS = ("train.epochs=4", "train.ema=0.9", "checkpoint.every_steps=4")
-LONG = ("train.epochs=20", "checkpoint.every_steps=50", "data.num_test=10")
 
 
 @pytest.fixture(scope="session")
@@ -86,7 +85,7 @@ def test_a_death_at_every_point_of_a_step(rank, reference, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["marks", "run"]
 
 
-PACED = ("train.epochs=20", "checkpoint.every_steps=80", "data.num_test=10")
+PACED = ("train.epochs=10", "checkpoint.every_steps=40", "data.num_test=10")
 
 
 def four_workers(job):
@@ -97,7 +96,7 @@ def four_workers(job):
 
 def test_kills_from_outside(reference, tmp_path):
     """While it starts; any worker; worker 0; two at once."""
-    with faulty_job(tmp_path, PACED, PACE="0.15", WORKERS="4") as job:
+    with Job(tmp_path, "--workers", "4", "--restarts", "100", overrides=PACED, paced=True) as job:
         job.wait_for_workers("0")
         job.kill("0")
         job.wait_for_steps(3)
@@ -116,7 +115,7 @@ def test_kills_from_outside(reference, tmp_path):
 
 
 def test_a_frozen_worker_and_a_kill_while_another_joins(reference, tmp_path):
-    with faulty_job(tmp_path, PACED, PACE="0.15", WORKERS="4") as job:
+    with Job(tmp_path, "--workers", "4", "--restarts", "100", overrides=PACED, paced=True) as job:
         job.wait_for_steps(3)
         frozen = four_workers(job)[0]
         pid = job.workers()[frozen]
@@ -135,29 +134,32 @@ def test_a_frozen_worker_and_a_kill_while_another_joins(reference, tmp_path):
 
 
 def test_without_restarts_the_last_worker_finishes(reference, tmp_path):
-    with Job(tmp_path, "--workers", "3", "--restarts", "0", overrides=KEYS) as job:
+    with Job(tmp_path, "--workers", "3", "--restarts", "0", overrides=KEYS, paced=True) as job:
         job.wait_for_steps(2)
         job.kill("0", "2")
+        job.hurry()
         output, _ = job.finish()
     assert_same(summary(job.run), reference(*KEYS))
     assert summary(job.run)["workers"] == 1 and "1 worker went on from step" in output
 
 
 def test_nobody_is_left(reference, tmp_path):
-    with Job(tmp_path, "--workers", "2", "--restarts", "0", overrides=LONG) as job:
-        job.wait_for_steps(12)
+    with Job(tmp_path, "--workers", "2", "--restarts", "0", overrides=KEYS, paced=True) as job:
+        job.wait_for_steps(9)
         job.kill("0", "1")
         _, errors = job.finish(1)
     assert errors.count("\n") == 1 and "no worker is left; --resume auto goes on" in errors
-    again = call([*train_command(tmp_path, overrides=LONG), "--resume", "auto", "--workers", "2"])
-    assert again.returncode == 0, again.stderr
-    assert_same(summary(job.run), reference(*LONG))
+    again = train_command(tmp_path, "--resume", "auto", "--workers", "2", overrides=KEYS)
+    done = forked.call(again, launches=True)
+    assert done.returncode == 0, done.stderr
+    assert_same(summary(job.run), reference(*KEYS))
 
 
 def test_all_at_once_come_back_from_the_checkpoint(reference, tmp_path):
-    with Job(tmp_path, "--workers", "2", overrides=KEYS) as job:
+    with Job(tmp_path, "--workers", "2", overrides=KEYS, paced=True) as job:
         job.wait_for_steps(9)
         job.kill("0", "1")
+        job.hurry()
         job.finish()
     assert_same(summary(job.run), reference(*KEYS))
     assert_no_step_lost(job.run)
@@ -165,7 +167,7 @@ def test_all_at_once_come_back_from_the_checkpoint(reference, tmp_path):
 
 def test_below_the_least_number_it_waits_then_saves_and_stops(reference, tmp_path):
     flags = ["--workers", "3", "--min-workers", "3", "--restarts", "0", "--wait", "0.5"]
-    with Job(tmp_path, *flags, overrides=LONG) as job:
+    with Job(tmp_path, *flags, overrides=KEYS, paced=True) as job:
         job.wait_for_steps(4)
         job.kill("0")
         _, errors = job.finish(143)
@@ -177,15 +179,16 @@ def test_below_the_least_number_it_waits_then_saves_and_stops(reference, tmp_pat
     assert "--min-workers 3 --wait 0.5 --restarts 0" in errors, "the way on keeps the flags"
     assert "worker 0 on" in str(job.generations()), "it is written down"
     assert "the state is saved: go on with `lockstep train --resume" in errors
-    again = call([*train_command(tmp_path, overrides=LONG), "--resume", "auto"])
-    assert again.returncode == 0, again.stderr
-    assert_same(summary(job.run), reference(*LONG))
+    done = forked.call(train_command(tmp_path, "--resume", "auto", overrides=KEYS))
+    assert done.returncode == 0, done.stderr
+    assert_same(summary(job.run), reference(*KEYS))
 
 
 def test_it_waits_for_the_one_that_comes_back(reference, tmp_path):
-    with Job(tmp_path, "--workers", "2", "--min-workers", "2", overrides=KEYS) as job:
+    with Job(tmp_path, "--workers", "2", "--min-workers", "2", overrides=KEYS, paced=True) as job:
         job.wait_for_steps(2)
         job.kill("1")
+        job.hurry()
         job.finish()
     assert_same(summary(job.run), reference(*KEYS))
     assert all(row["workers"] == 2 for row in summary(job.run)["generations"])
@@ -202,24 +205,25 @@ def test_too_few_at_the_start(tmp_path):
 
 def test_a_signal_while_it_waits_saves(tmp_path):
     flags = ["--workers", "2", "--min-workers", "2", "--restarts", "0"]
-    with Job(tmp_path, *flags, overrides=LONG) as job:
+    with Job(tmp_path, *flags, overrides=KEYS, paced=True) as job:
         job.wait_for_steps(2)
         job.kill("1")
-        time.sleep(0.5)
+        job.wait_for(lambda: "too few workers, waiting" in job.errors(), "it to wait")
         job.process.send_signal(signal.SIGTERM)
         _, errors = job.finish(143)
     assert "the state is saved" in errors
 
 
 def test_the_launcher_dies_and_the_run_is_resumed(reference, tmp_path):
-    with Job(tmp_path, "--workers", "3", overrides=KEYS) as job:
+    with Job(tmp_path, "--workers", "3", overrides=KEYS, paced=True) as job:
         job.wait_for_steps(7)
         job.workers()
         job.process.kill()
         job.process.wait()
         job.assert_no_orphan()
-    again = call([*train_command(tmp_path, overrides=KEYS), "--resume", "auto", "--workers", "2"])
-    assert again.returncode == 0, again.stderr
+    again = train_command(tmp_path, "--resume", "auto", "--workers", "2", overrides=KEYS)
+    done = forked.call(again, launches=True)
+    assert done.returncode == 0, done.stderr
     assert_same(summary(job.run), reference(*KEYS))
 
 
@@ -230,9 +234,10 @@ def test_a_full_disk_and_a_loss(reference, tmp_path):
     if call(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)]).returncode:
         pytest.skip("cannot mount here")
     try:
-        with Job(disk, "--workers", "2", overrides=KEYS) as job:
+        with Job(disk, "--workers", "2", overrides=KEYS, paced=True) as job:
             job.wait_for_steps(10)
             job.kill("0")
+            job.hurry()
             output, _ = job.finish()
     finally:
         call(["umount", "-l", str(disk)])

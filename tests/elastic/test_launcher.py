@@ -6,8 +6,10 @@ import signal
 import sys
 import time
 
+import forked
 import pytest
 from job import Job
+from patience import PATIENCE_S
 from small import OVERRIDES, call, small_run, summary, train, train_command
 from world import has_mpi, launched
 
@@ -17,7 +19,7 @@ LONG = ("train.epochs=400", "data.num_test=10")  # far longer than any test
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_saves_and_other_workers_go_on_to_the_same_bits(number, code, tmp_path):
-    with Job(tmp_path, "--workers", "3", overrides=("train.epochs=20",)) as job:
+    with Job(tmp_path, "--workers", "3", paced=True) as job:
         job.wait_for_steps(2)
         assert set(job.workers()) == {"0", "1", "2"}
         job.process.send_signal(number)
@@ -25,26 +27,24 @@ def test_a_signal_saves_and_other_workers_go_on_to_the_same_bits(number, code, t
     assert f"stopped by {number.name} after step" in errors and errors.count("lockstep:") == 1
     if number == signal.SIGINT:
         return  # the rest is the same
-    again = call(
-        [*train_command(tmp_path, overrides=("train.epochs=20",)), "--resume", "auto", "--workers", "2"]
-    )
+    again = forked.call(train_command(tmp_path, "--resume", "auto", "--workers", "2"), launches=True)
     assert again.returncode == 0, again.stderr
-    alone, _ = train(small_run("train.epochs=20"), tmp_path / "alone")
+    alone, _ = train(small_run(), tmp_path / "alone")
     for key in ("weights_sha256", "optimizer_sha256", "loss"):
         assert summary(tmp_path / "run")[key] == alone.summary[key]
 
 
 def test_a_signal_while_workers_start(tmp_path):
-    with Job(tmp_path, "--workers", "2", overrides=LONG) as job:
+    with Job(tmp_path, "--workers", "2", overrides=LONG, fresh=True) as job:
         job.wait_for(job.nurseries, "the nursery")
         job.process.send_signal(signal.SIGTERM)  # before there is any worker
         job.finish(143)
 
 
 def test_nobody_reads_what_it_prints(tmp_path):
-    with Job(tmp_path, "--workers", "2") as job:
+    with Job(tmp_path, "--workers", "2", fresh=True) as job:
         job.process.stdout.close()
-        assert job.process.wait(timeout=40) == 0
+        assert job.process.wait(timeout=PATIENCE_S) == 0
     assert summary(tmp_path / "run")["steps"] == 20
 
 
@@ -78,10 +78,11 @@ def test_the_death_of_the_process_that_forks_ends_the_job(tmp_path):
 
 
 def test_a_frozen_process_that_forks_is_woken(tmp_path):
-    with Job(tmp_path, "--workers", "2") as job:
+    with Job(tmp_path, "--workers", "2", paced=True) as job:
         job.wait_for_steps(1)
         os.kill(job.nursery(), signal.SIGSTOP)
         job.kill("1")
+        job.hurry()
         job.finish()
 
 
@@ -108,15 +109,14 @@ def script(folder, before="", launch="workers=3, ", overrides=OVERRIDES):
 def test_a_script_of_the_user_prints_once_and_trains_to_the_same_bits(tmp_path):
     done = call([sys.executable, "-W", "error", str(script(tmp_path))], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    expected = call(train_command(tmp_path / "alone"))
-    assert expected.returncode == 0
-    assert done.stdout.split() == ["finished", "3", summary(tmp_path / "alone" / "run")["weights_sha256"]]
+    alone, _ = train(small_run(), tmp_path / "alone")
+    assert done.stdout.split() == ["finished", "3", alone.summary["weights_sha256"]]
 
 
 def test_the_same_script_under_torchrun(tmp_path):
     path = script(tmp_path, launch="")
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(path)]
-    done = call(run, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    done = forked.call(run, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     hashes = re.findall("[0-9a-f]{64}", done.stdout)  # both workers print, perhaps at once
     assert done.stdout.count("finished") == 2 and len(hashes) == 2 and len(set(hashes)) == 1
@@ -124,7 +124,7 @@ def test_the_same_script_under_torchrun(tmp_path):
 
 def test_a_worker_that_raises_is_shown_with_its_rank(tmp_path):
     path = script(tmp_path, 'if rank == 2: raise ValueError("broken here")')
-    done = call([sys.executable, str(path)], cwd=tmp_path)
+    done = forked.call([sys.executable, str(path)], cwd=tmp_path, launches=True)
     assert done.returncode == 0 and done.stdout.startswith("finished 2 "), "two workers are enough"
     assert "[worker 2] ValueError: broken here" in done.stderr
     assert not [line for line in done.stderr.splitlines() if not line.startswith("[worker 2]")]
@@ -132,23 +132,22 @@ def test_a_worker_that_raises_is_shown_with_its_rank(tmp_path):
 
 
 def test_all_workers_raise(tmp_path):
-    done = call(
-        [sys.executable, str(script(tmp_path, 'if world: raise ValueError("broken here")'))], cwd=tmp_path
-    )
+    path = script(tmp_path, 'if world: raise ValueError("broken here")')
+    done = forked.call([sys.executable, str(path)], cwd=tmp_path, launches=True)
     assert done.returncode == 1 and done.stderr.count("ValueError: broken here") == 3
 
 
 def test_what_a_script_does_after_training_decides_too(tmp_path):
     path = script(tmp_path, launch="workers=2, ")
     path.write_text(path.read_text() + "\nraise SystemExit(7)")
-    assert call([sys.executable, str(path)], cwd=tmp_path).returncode == 7
+    assert forked.call([sys.executable, str(path)], cwd=tmp_path, launches=True).returncode == 7
 
 
 def test_a_script_trains_twice(tmp_path):
     path = script(tmp_path, launch="workers=2, ")
     again = "again = lockstep.train(run, launch=launch, on_event=lambda event: None)\n"
     path.write_text(path.read_text() + again + 'print(again.summary["weights_sha256"], again.directory.name)')
-    done = call([sys.executable, str(path)], cwd=tmp_path)
+    done = forked.call([sys.executable, str(path)], cwd=tmp_path, launches=True)
     assert done.returncode == 0, done.stderr
     _, _, first, second, name = done.stdout.split()
     assert first == second and name == "run-2"
@@ -173,7 +172,7 @@ def test_a_script_trains_twice(tmp_path):
     ids=["seed", "torch", "data missing"],
 )
 def test_workers_that_would_differ_are_refused_by_name(before, message, tmp_path):
-    done = call([sys.executable, str(script(tmp_path, before))], cwd=tmp_path)
+    done = forked.call([sys.executable, str(script(tmp_path, before))], cwd=tmp_path, launches=True)
     assert done.returncode in (1, 2), done.stderr
     assert re.search(message, done.stderr), done.stderr
     assert not (tmp_path / "runs").exists(), "a directory was made before the workers agreed"
@@ -187,7 +186,7 @@ def test_another_content_of_the_data_is_refused(tmp_path):
         "data = [(image.float() / 255, int(n % 4)) for n, image in enumerate(images)]\n"
         "import functools; lockstep.train = functools.partial(lockstep.train, data=(data, data))"
     )
-    done = call([sys.executable, str(script(tmp_path, before))], cwd=tmp_path)
+    done = forked.call([sys.executable, str(script(tmp_path, before))], cwd=tmp_path, launches=True)
     assert done.returncode in (1, 2), done.stderr
     assert "worker 1 on" in done.stderr and "manifest." in done.stderr
 
@@ -238,12 +237,13 @@ def test_a_worker_lost_at_the_end_of_the_first_of_two_trainings(tmp_path):
     text = path.read_text().replace("lambda event: None", "event").replace("result =", die + "result =")
     again = "times.append(1); again = lockstep.train(run, launch=launch, on_event=event)\ntime.sleep(1)\n"
     path.write_text(text.replace("print(", "time.sleep(1)\nprint(") + again + "print(again.directory.name)")
-    done = call([sys.executable, str(path)], cwd=tmp_path)
+    done = forked.call([sys.executable, str(path)], cwd=tmp_path, launches=True)
     assert done.returncode == 0 and done.stdout.split()[-1] == "run-2", (done.stdout, done.stderr)
 
 
 def test_auto_is_one_worker_a_core_and_at_most_the_lanes(tmp_path):
-    done = call(train_command(tmp_path, "--workers", "auto", overrides=("train.epochs=1", "train.lanes=2")))
+    keys = ("train.epochs=1", "train.lanes=2")
+    done = forked.call(train_command(tmp_path, "--workers", "auto", overrides=keys), launches=True)
     assert done.returncode == 0, done.stderr
     assert summary(tmp_path / "run")["workers"] == min(2, len(os.sched_getaffinity(0)))
 

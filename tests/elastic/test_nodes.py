@@ -4,14 +4,16 @@ import os
 import signal
 import socket
 
+import forked
 import pytest
-from job import Job, assert_no_step_lost, faulty_job
+from job import Job, assert_no_step_lost
 from namespaces import can_make_namespaces, inside, ip, two_nodes
 from small import call, small_run, summary, train, train_command
+from world import free_port
 
 pytestmark = pytest.mark.gloo
 TOKEN = {"LOCKSTEP_TOKEN": "a secret of sixteen"}
-KEYS = ("train.epochs=30", "checkpoint.every_steps=50", "data.num_test=10")
+KEYS = ("train.epochs=10", "checkpoint.every_steps=50", "data.num_test=10")
 
 
 @pytest.fixture(scope="module")
@@ -25,17 +27,20 @@ def assert_same(found, expected):
         assert found[key] == expected[key], key
 
 
-def node(folder, port, *arguments, workers="2", address="127.0.0.1", keys=KEYS):
+def node(folder, port, *arguments, workers="2", keys=KEYS):
     return train_command(
-        folder, "--workers", workers, "--rdzv", f"{address}:{port}", *arguments, overrides=keys
+        folder, "--workers", workers, "--rdzv", f"127.0.0.1:{port}", *arguments, overrides=keys
     )
+
+
+def paced(folder, *arguments, **options):
+    """A job with such a launcher."""
+    return Job(folder, command=node(folder, *arguments, **options), env=TOKEN, paced=True)
 
 
 @pytest.fixture
 def port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return free_port()
 
 
 def is_listening(port):
@@ -44,10 +49,9 @@ def is_listening(port):
 
 
 def test_a_second_launcher_joins_and_leaves_when_asked(expected, port, tmp_path):
-    with Job(tmp_path, command=node(tmp_path, port, "--nodes", "1:2"), env=TOKEN) as first:
+    with paced(tmp_path, port, "--nodes", "1:2") as first:
         first.wait_for_steps(3)
-        second_command = node(tmp_path / "other", port, "--nodes", "1:2")
-        with Job(tmp_path / "other", command=second_command, env=TOKEN) as second:
+        with paced(tmp_path / "other", port, "--nodes", "1:2") as second:
             first.wait_for(lambda: any(row["workers"] == 4 for row in first.generations()), "four workers")
             before = first.steps()
             second.workers()
@@ -55,6 +59,7 @@ def test_a_second_launcher_joins_and_leaves_when_asked(expected, port, tmp_path)
             _, errors = second.finish(143)
             assert "stopped by SIGTERM: this node left the job" in errors, errors
         first.wait_for_steps(before + 3)
+        first.hurry()
         output, _ = first.finish()
     assert_same(summary(first.run), expected)
     assert_no_step_lost(first.run)
@@ -63,12 +68,9 @@ def test_a_second_launcher_joins_and_leaves_when_asked(expected, port, tmp_path)
 
 
 def test_a_spare_takes_over_a_lane_and_stops_with_the_others(port, tmp_path):
-    long = ("train.epochs=300", "data.num_test=10")
-    first_command = node(tmp_path, port, "--nodes", "1:2", "--restarts", "0", workers="4", keys=long)
-    with Job(tmp_path, command=first_command, env=TOKEN) as first:
+    with paced(tmp_path, port, "--nodes", "1:2", "--restarts", "0", workers="4") as first:
         first.wait_for_steps(1)
-        second_command = node(tmp_path / "other", port, workers="1", keys=long)
-        with Job(tmp_path / "other", command=second_command, env=TOKEN) as second:
+        with paced(tmp_path / "other", port, workers="1") as second:
             second.wait_for_workers("1.0")
             first.kill("2")
             first.wait_for(lambda: "1.0 on" in str(first.generations()), "the spare")
@@ -82,10 +84,10 @@ def test_a_spare_takes_over_a_lane_and_stops_with_the_others(port, tmp_path):
 
 
 def test_a_launcher_is_killed_and_comes_back(expected, port, tmp_path):
-    with Job(tmp_path, command=node(tmp_path, port, "--nodes", "2:2"), env=TOKEN) as first:
+    with paced(tmp_path, port, "--nodes", "2:2") as first:
         first.wait_for(lambda: is_listening(port), "the store")
         for _ in range(2):
-            with Job(tmp_path, command=node(tmp_path, port, "--nodes", "2:2"), env=TOKEN) as second:
+            with paced(tmp_path, port, "--nodes", "2:2") as second:
                 count = len(first.generations())
                 first.wait_for(lambda: first.steps() and len(second.workers()) == 2, "a start")
                 first.wait_for(
@@ -97,16 +99,16 @@ def test_a_launcher_is_killed_and_comes_back(expected, port, tmp_path):
                 second.process.wait()
                 second.assert_no_orphan()
             first.wait_for_steps(before + 3)
+        first.hurry()
         first.finish()
     assert_same(summary(first.run), expected)
     assert_no_step_lost(first.run)
 
 
 def test_the_launcher_that_holds_the_store_dies(expected, port, tmp_path):
-    command = node(tmp_path, port, "--nodes", "2")
-    with Job(tmp_path, command=command, env=TOKEN) as first:
+    with paced(tmp_path, port, "--nodes", "2") as first:
         first.wait_for(lambda: is_listening(port), "the store")
-        with Job(tmp_path, command=command, env=TOKEN) as second:
+        with paced(tmp_path, port, "--nodes", "2") as second:
             first.wait_for_steps(3)
             first.workers(), second.workers()
             first.process.kill()
@@ -115,8 +117,9 @@ def test_the_launcher_that_holds_the_store_dies(expected, port, tmp_path):
             second.wait_for(lambda: not second.workers(), "its workers to end")
             second.process.send_signal(signal.SIGTERM)
             second.finish(143)
-    again = call([*train_command(tmp_path, overrides=KEYS), "--resume", "auto", "--workers", "2"])
-    assert again.returncode == 0, again.stderr
+    again = train_command(tmp_path, "--resume", "auto", "--workers", "2", overrides=KEYS)
+    done = forked.call(again, launches=True)
+    assert done.returncode == 0, done.stderr
     assert_same(summary(first.run), expected)
 
 
@@ -128,7 +131,7 @@ def test_the_launcher_that_holds_the_store_dies(expected, port, tmp_path):
     ],
 )
 def test_a_launcher_without_the_token_is_refused(change, message, port, tmp_path):
-    with Job(tmp_path, command=node(tmp_path, port, "--nodes", "1:2"), env=TOKEN) as first:
+    with paced(tmp_path, port, "--nodes", "1:2") as first:
         first.wait_for_steps(1)
         done = call(node(tmp_path / "other", port), env={**os.environ, **change})
         assert done.returncode in (1, 2) and message in done.stderr and "Traceback" not in done.stderr
@@ -136,11 +139,12 @@ def test_a_launcher_without_the_token_is_refused(change, message, port, tmp_path
 
 
 def test_a_worker_of_another_run_is_refused_and_the_job_does_not_notice(expected, port, tmp_path):
-    with Job(tmp_path, command=node(tmp_path, port, "--nodes", "1:2"), env=TOKEN) as first:
+    with paced(tmp_path, port, "--nodes", "1:2") as first:
         first.wait_for_steps(1)
         other = node(tmp_path / "other", port, workers="1", keys=(*KEYS, "seed=7"))
-        done = call(other, env={**os.environ, **TOKEN})
+        done = forked.call(other, env={**os.environ, **TOKEN}, launches=True)
         assert done.returncode == 2 and "has seed=7, the job has 0" in done.stderr, done.stderr
+        first.hurry()
         first.finish()
     assert_same(summary(first.run), expected)
     assert len(summary(first.run)["generations"]) == 1
@@ -150,9 +154,9 @@ def test_a_worker_of_another_run_is_refused_and_the_job_does_not_notice(expected
 def test_the_cable_is_cut_and_healed(expected, tmp_path):
     """The side without the store stops and writes nothing; healed, it joins again."""
     with two_nodes() as (names, ends):
-        env = {**TOKEN, "WORKERS": "2", "RDZV": "10.77.0.1:29541", "NODES": "1:2", "PACE": "0.15"}
+        flags = ["--workers", "2", "--restarts", "100", "--rdzv", "10.77.0.1:29541", "--nodes", "1:2"]
         sides = [
-            faulty_job(folder, PACED, inside=tuple(inside(name, [])), **env)
+            Job(folder, *flags, overrides=KEYS, env=TOKEN, inside=tuple(inside(name, [])), paced=True)
             for name, folder in zip(names, (tmp_path, tmp_path / "other"), strict=True)
         ]
         with sides[0] as first:
@@ -172,10 +176,6 @@ def test_the_cable_is_cut_and_healed(expected, tmp_path):
                 first.hurry()
                 first.finish()
                 second.finish()
-    alone, _ = train(small_run(*PACED), tmp_path / "alone")
-    assert_same(summary(first.run), alone.summary)
+    assert_same(summary(first.run), expected)
     assert_no_step_lost(first.run)
     assert not (tmp_path / "other").exists(), "the side without the store writes nothing"
-
-
-PACED = ("train.epochs=20", "checkpoint.every_steps=500", "data.num_test=10")

@@ -8,8 +8,10 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from job import Job, faulty_job
+from job import Job
+from patience import PATIENCE_S
 from small import small_run, summary, train
+from world import free_port
 
 from lockstep.comm.message import LIMIT_BYTES, is_proof, pack, prove, unpack
 
@@ -33,12 +35,6 @@ def listeners(pid):
                 address, port = row[1].split(":")
                 found.add((address, int(port, 16)))
     return found
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def test_without_nodes_only_gloo_listens_and_on_loopback(tmp_path):
@@ -80,9 +76,9 @@ def messages(rng):
 
 def test_a_thousand_messages_to_every_port_change_nothing(tmp_path):
     port = free_port()
-    keys = ("train.epochs=20", "checkpoint.every_steps=100", "data.num_test=10")
-    given = {**TOKEN, "WORKERS": "2", "RDZV": f"127.0.0.1:{port}", "NODES": "1:3", "PACE": "0.15"}
-    with faulty_job(tmp_path, keys, **given) as job:
+    keys = ("train.epochs=10", "checkpoint.every_steps=100", "data.num_test=10")
+    flags = ["--workers", "2", "--rdzv", f"127.0.0.1:{port}", "--nodes", "1:3"]
+    with Job(tmp_path, *flags, overrides=keys, env=TOKEN, paced=True) as job:
         job.wait_for_steps(1)
         pids = [job.process.pid, *job.workers().values()]
         ports = {number for pid in pids for _, number in listeners(pid)}
@@ -92,7 +88,7 @@ def test_a_thousand_messages_to_every_port_change_nothing(tmp_path):
         with ExitStack() as stay:
             for number in sorted(ports):
                 for count in range(MESSAGES):
-                    stranger = socket.create_connection(("127.0.0.1", number), timeout=2)
+                    stranger = socket.create_connection(("127.0.0.1", number), timeout=PATIENCE_S)
                     with suppress(OSError):
                         stranger.sendall(next(stream))
                     if count % 50:

@@ -69,7 +69,7 @@ def test_the_data_gradient_is_the_reference(name: str, through: str) -> None:
     near(out, lying(expected))
 
 
-@pytest.mark.parametrize("name", LAYERS.keys() - {"odd sides"})
+@pytest.mark.parametrize("name", [name for name in LAYERS if name != "odd sides"])
 def test_weight_gradients_are_each_lanes_own(name: str) -> None:
     layer, lanes, chunks, size = LAYERS[name], 2, 2, 8
     tile = replace(TILE, rows=16, depth=32)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import forked
 import pytest
+from patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "README.md").read_text()
@@ -17,7 +18,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 @pytest.mark.parametrize("code", PYTHON, ids=range(len(PYTHON)))
 def test_python_blocks(code, tmp_path):
-    subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=tmp_path, check=True, timeout=58)
+    subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=tmp_path, check=True, timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

@@ -5,6 +5,8 @@ import subprocess
 import sys
 import time
 
+from patience import PATIENCE_S
+
 import lockstep
 from lockstep.cli.main import VERBS, make_parser
 from lockstep.recipes import RECIPES
@@ -36,7 +38,7 @@ def test_exported_names():
 def test_train_stays_a_function_when_its_package_is_imported():
     code = "import lockstep; from lockstep.train import loop; import lockstep.train.step; assert loop.Loop; "
     code += "assert type(lockstep.train).__name__ == 'function'"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=55)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)
 
 
 def test_recipes():
@@ -70,9 +72,9 @@ def test_help_is_quick_and_imports_no_torch():
     code += (
         "heavy = {'torch', 'numpy', 'matplotlib', 'rich', 'PIL'} & set(sys.modules); assert not heavy, heavy"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=55)
-    times = []
-    for _ in range(3):
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)
+    times: list[float] = []
+    while len(times) < 3 or (min(times) >= 0.5 and len(times) < 30):  # others may be busy on this machine
         start = time.perf_counter()
         subprocess.run([sys.executable, "-m", "lockstep", "--help"], check=True, capture_output=True)
         times.append(time.perf_counter() - start)

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from datetime import timedelta
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import torch
@@ -22,12 +23,13 @@ from lockstep.models import build
 from lockstep.train.state import model_tensors, tensors_sha256
 
 BATCH, STEPS = 32, 3
+LIMIT_S = 40.0  # gloo has been seen to wait without end; nothing else takes so long
 
 
 def work(rank, size, place, found):
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    limit = timedelta(seconds=15)  # gloo has been seen to wait here without end
+    limit = timedelta(seconds=LIMIT_S)
     dist.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=size, timeout=limit)
     store = open_store("shapes", None, {"size": 16, "num_train": 330, "num_test": 70})
     torch.manual_seed(0)
@@ -44,24 +46,25 @@ def work(rank, size, place, found):
         optimizer.step()
     if rank == 0:
         found.send(tensors_sha256(model_tensors(model)))
-    time.sleep(60)
+    time.sleep(2 * LIMIT_S)
 
 
 def main():
     processes = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         for size in map(int, sys.argv[1:]):
-            turns = (run(processes, size, Path(folder, f"{size}-{turn}")) for turn in range(2))
+            turns = (run(processes, size, Path(folder, f"{size}-{turn}")) for turn in range(3))
             print(size, next(filter(None, turns), None) or sys.exit(f"{size} workers gave no weights"))
 
 
 def run(processes, size, place):
-    """What the weights of so many workers hash to; None if they are not there in time."""
+    """What the weights of so many workers hash to; None if a worker fails or they are not there in time."""
     here, there = processes.Pipe(duplex=False)
     group = [processes.Process(target=work, args=(rank, size, place, there)) for rank in range(size)]
     for worker in group:
         worker.start()
-    found = here.recv() if here.poll(20) else None
+    wait([here, *(worker.sentinel for worker in group)], LIMIT_S)
+    found = here.recv() if here.poll() else None
     for worker in group:
         worker.kill()
         worker.join()

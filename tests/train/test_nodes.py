@@ -7,6 +7,7 @@ import time
 
 import pytest
 from namespaces import can_make_namespaces, inside, two_nodes
+from patience import PATIENCE_S
 from small import small_run, summary, train, train_command
 
 pytestmark = [
@@ -31,7 +32,7 @@ def test_two_nodes_of_two_workers_train_to_the_same_bits(tmp_path):
             )
             for number, name in enumerate(names)
         ]
-        errors = [node.communicate(timeout=50)[1] for node in nodes]
+        errors = [node.communicate(timeout=PATIENCE_S)[1] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], errors
     alone, _ = train(small_run(), tmp_path / "alone")
     found = summary(tmp_path / "run")
@@ -52,7 +53,7 @@ def test_a_host_that_cannot_be_reached_is_named_within_30_s(tmp_path):
             )
             for address in ("10.77.0.9", "10.88.0.1")
         }
-        errors = {address: process.communicate(timeout=50)[1] for address, process in tries.items()}
+        errors = {address: process.communicate(timeout=PATIENCE_S)[1] for address, process in tries.items()}
     assert time.monotonic() - start < 30
     for address, process in tries.items():
         assert process.returncode == 1 and address in errors[address], errors

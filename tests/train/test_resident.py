@@ -6,10 +6,11 @@ import signal
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from job import Job, assert_no_step_lost
-from small import call, rows, small_run, summary, train
+from small import rows, small_run, summary, train
 from tiny_resnet import TinyResNet
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -23,6 +24,7 @@ from lockstep.train.event import StepDone
 SIZES = ("data.size=8", "data.num_train=14", "data.num_test=4", "train.batch=4", "train.lanes=2")
 AUGMENT = 'data.augment=["flip","crop:1","cutout:2"]'
 KEYS = (*SIZES, "kernels.set=fused")
+TWO_STEPS = "data.num_train=8"  # an epoch
 
 
 def tiny(**options):
@@ -63,10 +65,13 @@ def hashes(result):
         ),
         (tiny, ("optimizer.name=adamw", "optimizer.lr=0.01", "train.clip=0.5", "train.ema=0.9")),
         (tiny, ("optimizer.name=sgd", "train.wire=bf16")),
-        (residual, ("train.ema=0.9", "train.clip=0.5", "data.num_train=8")),
+        (residual, ("train.ema=0.9", "train.clip=0.5", TWO_STEPS)),
         (residual, ("train.wire=bf16", "data.num_train=4")),
         (tiny, ("kernels.set=compiled", "train.label_smoothing=0.1", AUGMENT)),
-        (residual, ("kernels.set=compiled", "train.ema=0.9", "train.clip=0.5", "train.wire=bf16")),
+        (
+            residual,
+            ("kernels.set=compiled", "train.ema=0.9", "train.clip=0.5", "train.wire=bf16", TWO_STEPS),
+        ),
     ],
     ids=["nag", "adamw", "wire", "residual", "residual, wire", "compiled", "compiled, wire"],
 )
@@ -135,17 +140,17 @@ def test_a_batch_is_sent_by_one_copy(dtype):
 
 
 def test_a_stop_between_steps_loses_nothing(tmp_path):
-    whole, _ = fused(tmp_path, launch={"name": "whole"})
+    whole, _ = fused(tmp_path, TWO_STEPS, launch={"name": "whole"})
 
     def stop(event):
-        if isinstance(event, StepDone) and event.step == 2:
+        if isinstance(event, StepDone) and event.step == 1:
             signal.raise_signal(signal.SIGTERM)
 
     with pytest.raises(Interrupted, match="after step"):
-        fused(tmp_path, launch={"name": "cut"}, on_event=stop)
-    resumed, _ = fused(tmp_path, launch={"name": "cut", "resume": "auto"})
+        fused(tmp_path, TWO_STEPS, launch={"name": "cut"}, on_event=stop)
+    resumed, _ = fused(tmp_path, TWO_STEPS, launch={"name": "cut", "resume": "auto"})
     assert hashes(resumed) == hashes(whole)
-    assert [row["step"] for row in rows(resumed.directory, "step")] == list(range(1, 7))
+    assert [row["step"] for row in rows(resumed.directory, "step")] == list(range(1, 5))
 
 
 @pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarning")
@@ -171,8 +176,8 @@ from test_resident import stem, tiny
 launch = lockstep.Launch(name="run", runs_dir={runs_dir!r}, device="cpu", workers={workers})
 lockstep.train(small_run(*{keys}), model={model}(), launch=launch)
 """
-LONGER = (*KEYS, "data.num_train=36", "train.epochs=1", "checkpoint.every_steps=100")
-SHARED = (*LONGER, "train.sync_norm=true", "train.lanes=4", "data.num_train=28")
+LONGER = (*KEYS, "data.num_train=28", "train.epochs=1", "checkpoint.every_steps=100")
+SHARED = (*LONGER, "train.sync_norm=true", "train.lanes=4")
 
 
 def script(path, **given):
@@ -187,7 +192,7 @@ def test_norms_over_all_lanes_are_the_same_for_workers_with_unequally_many(tmp_p
     workers = 3
     few = (*SHARED, "data.num_train=8")
     alone, _ = train(small_run(*few), tmp_path / "alone", model=stem())
-    done = call(script(tmp_path, workers=workers, keys=few, model="stem"))
+    done = forked.call(script(tmp_path, workers=workers, keys=few, model="stem"), launches=True)
     assert done.returncode == 0, done.stderr
     found = summary(tmp_path / "run")
     assert (found["workers"], found["weights_sha256"]) == (workers, alone.summary["weights_sha256"])
@@ -213,7 +218,7 @@ def test_a_worker_is_killed_and_replaced(tmp_path, keys, model):
     """Two workers, one of them killed; the other goes on alone, and with the next one in a group."""
     alone, _ = train(small_run(*keys), tmp_path / "alone", model=model())
     with Job(tmp_path, command=script(tmp_path, workers=2, keys=keys, model=model.__name__)) as job:
-        job.wait_for_steps(3)
+        job.wait_for_steps(2)
         job.kill(max(job.workers()))
         job.finish()
     assert_no_step_lost(job.run)

@@ -70,13 +70,18 @@ def progress(runs_dir):
         return 0
 
 
+def wait_for_rows(count, runs_dir, process):
+    while progress(runs_dir) < count:
+        assert process.poll() is None, "the run ended"
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_and_says_how_to_go_on(tmp_path, whole, number, code):
     with Forked(train_command(tmp_path, overrides=FULL)) as process:
-        while progress(tmp_path) < 4:
-            time.sleep(0.01)
+        wait_for_rows(4, tmp_path, process)
         os.kill(process.pid, number)
-        done = process.finish(timeout_s=30)
+        done = process.finish()
     assert done.returncode == code
     assert f"lockstep train --resume {tmp_path / 'run'}" in done.stderr and len(done.stderr.splitlines()) == 1
     done = call(command("train", "--resume", str(tmp_path / "run"), "--device", "cpu"))
@@ -191,9 +196,8 @@ def test_a_head_of_another_size_starts_anew_and_that_is_said(tmp_path):
 
 
 def test_two_processes_never_train_in_one_directory(tmp_path):
-    with Forked(train_command(tmp_path, overrides=("train.epochs=500",))):
-        while progress(tmp_path) < 2:
-            time.sleep(0.01)
+    with Forked(train_command(tmp_path, overrides=("train.epochs=500",))) as process:
+        wait_for_rows(2, tmp_path, process)
         done = call(train_command(tmp_path, "--resume", "auto", overrides=("train.epochs=500",)))
         assert done.returncode == 1 and "another process" in done.stderr
 
