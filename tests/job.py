@@ -19,7 +19,7 @@ from patience import PATIENCE_S
 from small import OVERRIDES, rows, summary, train_command
 
 SCRIPTS = Path(__file__).parent / "elastic"
-GONE_S = 20.0  # for processes to end after their parent; a run of theirs would last longer
+GONE_S = 5.0  # after which no worker may live
 
 
 class Job:
