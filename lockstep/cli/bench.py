@@ -1,10 +1,14 @@
-"""`lockstep bench`: measurements whose results a run can use; `tune` finds tiles for the fused kernels."""
+"""`lockstep bench`: what this machine can do for a run.
+
+`tune` finds tiles for the fused kernels, `lanes` which convolutions of a model take all lanes at once.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
 from dataclasses import astuple
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +31,14 @@ Measure which tile each fused kernel of a run's model is fastest with on this GP
 
 Training only looks tiles up, and they are part of its identity: another table is another run.
 """
+_LANES = """\
+Try on this device which convolutions of a run's model give every sample the same bits in all lanes at once as
+in a lane by itself; kernels.set=compiled runs those at once and the others lane by lane:
+
+  lockstep bench lanes cifar10 -o model.name=googlenet -o train.precision=bf16
+
+The choices are part of a compiled run's identity.
+"""
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -43,6 +55,14 @@ def add_parser(verbs: Verbs) -> None:
     add_run_keys(tune)
     tune.add_argument("--output", type=Path, required=True, metavar="FILE.toml", help="must not exist yet")
     tune.set_defaults(handler=tune_tiles)
+    lanes = what.add_parser(
+        "lanes",
+        help="which convolutions of a compiled model take all lanes at once",
+        description=_LANES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_run_keys(lanes)
+    lanes.set_defaults(handler=show_lanes)
 
 
 def tune_tiles(options: argparse.Namespace) -> int:
@@ -87,6 +107,36 @@ def tune_tiles(options: argparse.Namespace) -> int:
     options.output.write_text(to_toml(tiles, torch.cuda.get_device_name()))
     print(f"{len(tiles)} tiles in {options.output}: train with -o kernels.table={options.output}")
     return 0
+
+
+def show_lanes(options: argparse.Namespace) -> int:
+    """Print how each convolution runs its lanes."""
+    if not find_spec("triton"):
+        raise BadInput("bench lanes: kernels.set=compiled needs the package triton, which is not installed")
+    from lockstep.train.compiled import find_compiled
+    from lockstep.train.numerics import plain_torch, prepare_device
+    from lockstep.train.setup import build_model, open_data, place
+
+    run, _ = resolve(options, Launch())
+    with plain_torch():
+        device = prepare_device("auto", run.train.threads, tf32=run.train.precision == "tf32")
+        store = open_data(run)
+        model = place(build_model(run, store.shape, len(store.classes)), device, run)
+        convs = find_compiled(model, store.shape, run.train).model.convs
+    widest = max(map(len, convs), default=0)
+    print(f"{'convolution':{widest}}  forward       data gradient")
+    for name, conv in convs.items():
+        forward = "own kernel" if conv.own else _way(conv.forward_at_once)
+        print(f"{name:{widest}}  {forward:12}  {_way(conv.gradient_at_once)}")
+    train, size = run.train, run.train.batch // run.train.lanes
+    print(
+        f"on {device.type} in {train.precision}, {train.lanes} lanes of {size}; weight gradients lane by lane"
+    )
+    return 0
+
+
+def _way(at_once: bool) -> str:
+    return "at once" if at_once else "lane by lane"
 
 
 def to_toml(tiles: dict[str, Tile], device: str) -> str:

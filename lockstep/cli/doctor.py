@@ -111,7 +111,7 @@ def _kernels(device: torch.device) -> dict[str, str]:
     for name in names():
         with torch.device("meta"):
             model = build(name, in_channels=3, num_classes=10, image_size=(64, 64))
-        found[name] = "stock, lane by lane; all lanes at once if kernels.set=compiled"
+        found[name] = "stock, lane by lane; if kernels.set=compiled, at once as `lockstep bench lanes` shows"
         if find_chain(model, (3, 64, 64)):
             found[name] = "fused in bf16 and tf32, stock in fp32"
         elif find_residual(model, (3, 64, 64)):

@@ -14,10 +14,10 @@ from itertools import product
 
 import torch
 
-from lockstep.kernels.device.box import takes_boxes
+from lockstep.kernels.device.box import LEAST, takes_boxes
 from lockstep.kernels.device.flat import KernelNetwork, Make, lane_chunks
 from lockstep.kernels.device.layer import Layer
-from lockstep.kernels.device.table import OPERATIONS, Table, key, rule
+from lockstep.kernels.device.table import OPERATIONS, Table, key, moves_boxes, rule
 from lockstep.kernels.device.tile import Tile
 from lockstep.spec import Train
 
@@ -34,7 +34,7 @@ class Candidate:
     tile: Tile
 
 
-def candidates(layers: Sequence[Layer], train: Train) -> Iterator[Candidate]:
+def candidates(layers: Sequence[Layer], train: Train, boxes: bool = True) -> Iterator[Candidate]:
     """Every tile worth a try: those of the rule, and products of powers of two that fit on the chip."""
     known, precision, lane_size = set(), train.precision, train.batch // train.lanes
     for i, layer in enumerate(layers):
@@ -43,13 +43,15 @@ def candidates(layers: Sequence[Layer], train: Train) -> Iterator[Candidate]:
             if name in known:
                 continue
             known.add(name)
-            base = rule(operation, layer, precision)
+            base = rule(operation, layer, precision, boxes)
+            sizes = lane_size, lane_chunks(base.parts, train.lanes, lane_size)
+            if base.boxes and not takes_boxes(operation, layer, base, *sizes):
+                base = rule(operation, layer, precision, boxes=False)
             found = {base}
-            chunks = lane_chunks(base.parts, train.lanes, lane_size)
             rows, cols, depths = _box_sizes(operation) if base.boxes else _sizes(operation, layer)
             for size in product(rows, cols, depths, (4, 8), (2, 3, 4)):
                 tile = Tile(*size, parts=base.parts, boxes=base.boxes)
-                suits = not tile.boxes or takes_boxes(operation, layer, tile, lane_size, chunks)
+                suits = not tile.boxes or takes_boxes(operation, layer, tile, *sizes)
                 if suits and _fits(tile, precision):
                     found.add(tile)
             yield from (Candidate(operation, i, tile) for tile in sorted(found, key=repr))
@@ -67,7 +69,8 @@ def _sizes(operation: str, layer: Layer) -> tuple[list[int], list[int], list[int
 
 def _box_sizes(operation: str) -> tuple[list[int], list[int], list[int]]:
     """Rows, columns and depths of boxes: a warp group multiplies 64 channels."""
-    return ([64, 128], [64, 128], [64, 128]) if operation == "weight_grad" else ([128, 256], [64, 128], [64])
+    pixels = [LEAST, 2 * LEAST]
+    return ([64, 128], [64, 128], [64, 128]) if operation == "weight_grad" else (pixels, [64, 128], [64])
 
 
 def _powers(size: int, least: int, most: int) -> list[int]:
@@ -92,7 +95,7 @@ def tune(
     processes: int,
 ) -> dict[str, Tile]:
     """The fastest tile of each operation on the current GPU, with all lanes of a batch."""
-    every = list(candidates(layers, train))
+    every = list(candidates(layers, train, moves_boxes(torch.device("cuda"))))
     work = [(make, train, every[n::processes]) for n in range(processes)]
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
         for number, _ in enumerate(pool.map(_compile, work), 1):
@@ -110,7 +113,8 @@ def tune(
 
 def _network(make: Make, train: Train, lanes: int) -> KernelNetwork:
     """Buffers with random values: on zeros some kernels are faster."""
-    network = make(lanes, train, torch.device("cuda"), Table())
+    device = torch.device("cuda")
+    network = make(lanes, train, device, Table(boxes=moves_boxes(device)))
     assert isinstance(network, KernelNetwork)
     network.x[0].normal_()
     network.copy.normal_(std=0.05)
@@ -130,13 +134,15 @@ def _compile(work: tuple[Make, Train, list[Candidate]]) -> None:
 
 def _launch(network: KernelNetwork, candidate: Candidate) -> bool:
     """Whether a candidate runs at all: a compiler may refuse it, or a chip have too little for it."""
-    network.tiles[candidate.layer][candidate.operation] = candidate.tile
+    tiles = network.tiles[candidate.layer]
+    before, tiles[candidate.operation] = tiles[candidate.operation], candidate.tile
     try:
         network.run(candidate.operation, candidate.layer)
         torch.cuda.synchronize()
     except Exception as error:
         if isinstance(error, torch.OutOfMemoryError) or "CUDA error" in str(error):
             raise
+        tiles[candidate.operation] = before
         return False
     return True
 

@@ -12,13 +12,15 @@ from torch import Tensor, nn
 
 from lockstep.errors import ModelError
 from lockstep.kernels.average import GlobalAverage
-from lockstep.kernels.device.flat import Layout, Make
+from lockstep.kernels.device.at_once import choose, digest
+from lockstep.kernels.device.flat import TYPES, Layout, Make
 from lockstep.kernels.device.lane_module import look
 from lockstep.kernels.device.stock import Model, StockNetwork, as_lying
 from lockstep.kernels.lrn import LRN
 from lockstep.models.block import BlockModel
 from lockstep.models.googlenet import GoogLeNet, Inception
 from lockstep.models.resnet import Residual
+from lockstep.spec import Train
 from lockstep.train.together import is_untouched
 
 _MOST_SAMPLES, _MOST_VALUES = 2**15, 2**31  # that kernels count
@@ -45,6 +47,11 @@ class Compiled:
         """Makes buffers and kernels for a number of lanes."""
         return partial(StockNetwork, self.model)
 
+    @property
+    def digest(self) -> str:
+        """A short hash of how its convolutions run."""
+        return digest(self.model.convs)
+
     def to_flat(self, layout: Layout, tensors: Sequence[Tensor], flat: Tensor) -> None:
         """Copy tensors shaped as the parameters, or as those and the statistics, into a flat table."""
         for place, tensor in zip(layout.places, tensors, strict=False):
@@ -56,7 +63,7 @@ class Compiled:
             tensor.copy_(as_lying(flat[place], tensor.shape))
 
 
-def find_compiled(model: nn.Module, image: tuple[int, int, int], batch: int) -> Compiled:
+def find_compiled(model: nn.Module, image: tuple[int, int, int], train: Train) -> Compiled:
     """The model for stock kernels on the device, if all that it is made of is known there."""
     modules = list(model.named_modules(remove_duplicate=False))
     for name, module in modules:
@@ -67,10 +74,13 @@ def find_compiled(model: nn.Module, image: tuple[int, int, int], batch: int) -> 
         raise ModelError("a layer or a parameter of the model is used twice")
     device = next(model.parameters()).device
     seen = look(deepcopy(model).train(), torch.zeros(2, *image, device=device))
-    if batch >= _MOST_SAMPLES or seen.largest * batch >= _MOST_VALUES:
-        raise ModelError(f"train.batch={batch} is too large: a layer has more values than its kernels count")
+    if train.batch >= _MOST_SAMPLES or seen.largest * train.batch >= _MOST_VALUES:
+        raise ModelError(
+            f"train.batch={train.batch} is too large: a layer has more values than its kernels count"
+        )
     drops = tuple(name for name, module in model.named_modules() if type(module) is nn.Dropout)
-    return Compiled(Model(model, image, seen), drops)
+    convs = choose(model, seen.shapes, train, TYPES[train.precision][0])
+    return Compiled(Model(model, image, seen.classes, convs), drops)
 
 
 def _check(what: str, module: nn.Module) -> None:

@@ -48,7 +48,8 @@ class FusedEvaluator(Evaluator):
 
     @cached_property
     def _compute(self) -> Callable[[], object]:
-        self.blocks.compute()
+        if self.graph:
+            self.blocks.compute()
         return capture(self.blocks.compute, self.graph)
 
 

@@ -101,7 +101,11 @@ class DevicePlan:
 
         triton_facts = triton.__version__ + (" interpreted" if triton.knobs.runtime.interpret else "")
         if not self.is_fused:
-            return {"set": "compiled", "triton": triton_facts}
+            return {
+                "set": "compiled",
+                "convolutions": getattr(self.form, "digest", ""),
+                "triton": triton_facts,
+            }
         tiles = self.table.digest(self.layers, self.train.precision)
         return {"set": "fused", "tiles": tiles, "triton": triton_facts}
 
@@ -119,11 +123,13 @@ def plan_device(
             plan = _plan(run, model, loss, shape, device)
         except ModelError as error:
             if wanted != "auto":
-                raise ModelError(f"kernels.set={wanted}: {error}: use kernels.set=auto") from None
+                also = " and train.sync_norm=false" if run.train.sync_norm else ""
+                raise ModelError(f"kernels.set={wanted}: {error}: use kernels.set=auto{also}") from None
     if run.train.sync_norm and not (plan and plan.shares_norms):
+        fix = "" if wanted == "fused" else "kernels.set=fused with a resnet on a GPU, or "
         raise ModelError(
-            "train.sync_norm=true: only residual networks with kernels.set=fused have batch norms over all "
-            "lanes: set kernels.set=fused, or train.sync_norm=false"
+            "train.sync_norm=true: only residual networks with fused kernels have batch norms that see all "
+            f"lanes: use {fix}train.sync_norm=false"
         )
     return plan
 
@@ -143,7 +149,7 @@ def _plan(
     if run.kernels.set == "compiled":
         from lockstep.train.compiled import find_compiled
 
-        return DevicePlan(find_compiled(model, shape, run.train.batch), Table(), run.train, device)
+        return DevicePlan(find_compiled(model, shape, run.train), Table(), run.train, device)
     form = _find_form(model, shape, wanted=run.kernels.set)
     if max(layer.num_values for layer in form.layers) * run.train.batch >= 2**31:
         raise ModelError(f"train.batch={run.train.batch} is too large: a layer has more than 2^31 values")

@@ -65,3 +65,12 @@ def test_a_table_is_written_and_read_back(tmp_path, boxes):
     assert found.tiles(LAYERS[0], "bf16")["forward"] == tile
     assert found.tiles(LAYERS[0], "tf32") == Table().tiles(LAYERS[0], "tf32")
     assert found.digest(LAYERS, "bf16") != Table().digest(LAYERS, "bf16")
+
+
+def test_it_shows_which_convolutions_take_all_lanes_at_once():
+    keys = ("model.name=resnet18", "train.batch=8", "train.lanes=2", "data.num_train=16", "data.num_test=4")
+    done = call(command("bench", "lanes", "shapes", *(part for key in keys for part in ("-o", key))))
+    head, *rows, last = done.stdout.splitlines()
+    assert done.returncode == 0 and head.split() == ["convolution", "forward", "data", "gradient"]
+    assert len(rows) == 20 and all("at once" in row or "lane by lane" in row for row in rows)
+    assert last.startswith("on c") and "2 lanes of 4" in last

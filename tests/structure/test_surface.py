@@ -23,6 +23,7 @@ FLAGS = {
     "data info": "NAME --dir --json --override -o",
     "doctor": "--comm --data-dir --json",
     "bench tune": "RECIPE --config --output --override -c -o",
+    "bench lanes": "--config --override -c -o RECIPE",
 }
 
 

@@ -15,8 +15,9 @@ from lockstep.comm.tree import LaneTree, worker_lanes
 from lockstep.data.loader import Lanes
 from lockstep.errors import ModelError
 from lockstep.kernels.average import GlobalAverage
-from lockstep.kernels.device import lane_module
-from lockstep.kernels.device.lane_module import LaneConv2d, Sizes, find_at_once
+from lockstep.kernels.device import at_once
+from lockstep.kernels.device.at_once import find_at_once
+from lockstep.kernels.device.lane_module import LaneConv2d
 from lockstep.kernels.device.lanewise import Conv, lane_conv2d
 from lockstep.kernels.device.stock import StockNetwork
 from lockstep.kernels.device.table import Table
@@ -48,9 +49,8 @@ def given(lanes: int, size: int, side: int = 12) -> Lanes:
 
 
 def prepare(model: nn.Module, lanes: Lanes) -> DeviceLanes:
-    shape, batch = lanes.images.shape, len(lanes.labels)
-    form = find_compiled(model, (shape[1], shape[2], shape[3]), batch)
-    train = Train(batch=batch, lanes=lanes.num_lanes)
+    shape, train = lanes.images.shape, Train(batch=len(lanes.labels), lanes=lanes.num_lanes)
+    form = find_compiled(model, (shape[1], shape[2], shape[3]), train)
     return DeviceLanes(model, DevicePlan(form, Table(), train, torch.device(DEVICE)), 0)
 
 
@@ -108,10 +108,9 @@ def test_all_lanes_at_once_are_lane_by_lane(workers: int) -> None:
 
 def test_a_convolution_that_differs_runs_lane_by_lane() -> None:
     """As stock kernels may, one that looks at the size of its batch."""
-    sizes = Sizes(2, 4, 4, torch.float32)
     conv = Conv((1, 1), (0, 0), (1, 1), 1, 2, 4)
     weight = torch.ones(3, 3, 2, 2, device=DEVICE)
-    assert find_at_once(conv, weight, (3, 4, 4), sizes) == conv._replace(
+    assert find_at_once(conv, weight, (3, 4, 4), torch.float32) == conv._replace(
         forward_at_once=True, gradient_at_once=True
     )
     own = F.conv2d
@@ -121,7 +120,7 @@ def test_a_convolution_that_differs_runs_lane_by_lane() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(F, "conv2d", other)
-        found = find_at_once(conv, weight, (3, 4, 4), sizes)
+        found = find_at_once(conv, weight, (3, 4, 4), torch.float32)
     assert not found.forward_at_once and found.gradient_at_once
     x = torch.randn(8, 3, 4, 4, device=DEVICE)
     y = [lane_conv2d(x, weight, None, conv._replace(forward_at_once=way)) for way in (False, True)]
@@ -131,7 +130,7 @@ def test_a_convolution_that_differs_runs_lane_by_lane() -> None:
 @pytest.mark.parametrize("types", [(), (torch.float32,)])
 def test_torch_can_compile_it_whole(types: tuple[torch.dtype, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """Without breaks, and tracing changes no bit; also with kernels of ours for the first convolution."""
-    monkeypatch.setattr(lane_module, "OWN_TYPES", types)
+    monkeypatch.setattr(at_once, "OWN_TYPES", types)
     lanes, model = given(2, 2), branches()
     plain = sums(prepare(model, lanes), lanes)
     own = StockNetwork._compile
@@ -147,10 +146,10 @@ def test_torch_can_compile_it_whole(types: tuple[torch.dtype, ...], monkeypatch:
 def test_our_models_are_known(name: str) -> None:
     with torch.device("meta"):
         model = build(name, in_channels=3, num_classes=10, image_size=(64, 64))
-    form = find_compiled(model, (3, 64, 64), 256)
-    assert form.model.seen.classes == 10 and form.model.seen.largest >= 3 * 64 * 64
+    form = find_compiled(model, (3, 64, 64), Train(batch=256))
+    assert form.model.classes == 10 and form.model.convs
     with pytest.raises(ModelError, match=r"train\.batch=32768 is too large"):
-        find_compiled(model, (3, 64, 64), 32768)
+        find_compiled(model, (3, 64, 64), Train(batch=32768))
 
 
 class OwnConv(nn.Conv2d):
@@ -191,7 +190,7 @@ def test_what_it_cannot_run_says_why(layer: nn.Module, reason: str) -> None:
         layer = nn.Sequential(layer, nn.Flatten())
     model = nn.Sequential(layer, last, nn.Linear(width, 10))
     with pytest.raises(ModelError, match=reason):
-        find_compiled(model, (3, 12, 12), 8)
+        find_compiled(model, (3, 12, 12), Train(batch=8))
 
 
 def lying(*shape: int) -> Tensor:

@@ -17,7 +17,7 @@ from lockstep.data.augment import Augment
 from lockstep.data.loader import Lanes
 from lockstep.data.store import MemorySplit
 from lockstep.errors import SpecError
-from lockstep.kernels.device import lane_module
+from lockstep.kernels.device import at_once
 from lockstep.kernels.device.layer import Layer
 from lockstep.kernels.device.table import OPERATIONS, Table, find_table, key
 from lockstep.kernels.device.tile import Tile
@@ -69,12 +69,12 @@ def fuse(
     if "boxes" in kind:
         assert isinstance(form, Residuals)
         table = in_boxes(form.layers, kind)
-    if "compiled" in kind:
-        form = find_compiled(model, image, len(lanes.labels))
-    assert form
     train = Train(
         batch=len(lanes.labels), lanes=lanes.num_lanes, precision=precision, label_smoothing=smoothing
     )
+    if "compiled" in kind:
+        form = find_compiled(model, image, train)
+    assert form
     return DeviceLanes(model, DevicePlan(form, table, train, DEVICE), 0)
 
 
@@ -134,7 +134,7 @@ def tiny(lanes: int, size: int, side: int = 7, whole: bool = True) -> tuple[nn.M
 def own_stem(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a kind of `compiled, own stem`, kernels of ours for the first convolution, as `bf16` has them."""
     if "own stem" in request.getfixturevalue("kind"):
-        monkeypatch.setattr(lane_module, "OWN_TYPES", (torch.float32,))
+        monkeypatch.setattr(at_once, "OWN_TYPES", (torch.float32,))
 
 
 @pytest.mark.parametrize("kind", ["fused", "compiled", "compiled, own stem"])

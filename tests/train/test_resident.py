@@ -205,7 +205,7 @@ def test_norms_over_all_lanes_want_kernels_that_have_them(tmp_path):
         (("kernels.set=stock",), residual),
     ):
         with pytest.raises(
-            ModelError, match=r"train.sync_norm=true: only residual .*: set kernels.set=fused"
+            ModelError, match=r"train.sync_norm=true: only residual .*: use .*train.sync_norm=false"
         ):
             train(small_run(*SHARED, *keys), tmp_path, model=model())
     with pytest.raises(SpecError, match="--audit computes a lane a second time by itself"):

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from lockstep.kernels.device.layer import Layer
 from lockstep.kernels.device.tile import Tile
 
+LEAST = 128  # pixels that `lockstep bench tune` tries
+
 
 @dataclass(frozen=True)
 class Box:
@@ -30,7 +32,9 @@ def find_box(pixels: int, height: int, width: int) -> Box:
     return Box(pixels // cols // rows, rows, cols)
 
 
-def takes_boxes(operation: str, layer: Layer, tile: Tile, lane_size: int, chunks: int = 1) -> bool:
+def takes_boxes(
+    operation: str, layer: Layer, tile: Tile, lane_size: int | None = None, chunks: int = 1
+) -> bool:
     """Whether a tile goes with these shapes; a weight gradient's sum is cut into chunks of a lane."""
     (high, wide), ci, co, stride = layer.conv_size, layer.in_channels, layer.out_channels, layer.stride
     if stride > 2 or layer.height % stride or layer.width % stride or not layer.is_plain:
@@ -42,8 +46,8 @@ def takes_boxes(operation: str, layer: Layer, tile: Tile, lane_size: int, chunks
     if operation == "input_grad":
         return ci % tile.cols == 0 and co % tile.depth == 0
     box = find_box(tile.depth, high, wide)
-    whole = lane_size % chunks == 0 and lane_size // chunks % box.images == 0 and box.is_run(high, wide)
-    return whole and co % tile.rows == 0 and ci % tile.cols == 0
+    whole = lane_size is None or lane_size % (chunks * box.images) == 0
+    return whole and box.is_run(high, wide) and co % tile.rows == 0 and ci % tile.cols == 0
 
 
 def holds_lanes(layer: Layer, tile: Tile, lane_size: int) -> bool:

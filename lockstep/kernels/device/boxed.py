@@ -156,15 +156,17 @@ def box_data_grad(
     high, wide = layer.height // stride, layer.width // stride
     box, channels = find_box(tile.rows, high, wide), layer.in_channels
     border = (0, 0) if y is None else ((y.shape[1] - layer.height) // 2, (y.shape[2] - layer.width) // 2)
+    tables = (
+        _images(dz, box, tile.depth), _matrix(weight, layer.in_channels, tile.depth, tile.cols),
+        None if other is None else _images(other, box, tile.cols, stride),
+        None if y is None else _images(y, box, tile.cols, stride), _images(out, box, tile.cols, stride),
+    )  # fmt: skip
     for ry in range(stride):
         for rx in range(stride):
             ty, ny = taps(ry, layer.kernel[0], layer.pad[0], stride)
             tx, nx = taps(rx, layer.kernel[1], layer.pad[1], stride)
             _box_data[(_boxes(box, len(dz), high, wide) * (channels // tile.cols),)](
-                _images(dz, box, tile.depth), _matrix(weight, layer.in_channels, tile.depth, tile.cols),
-                None if other is None else _images(other, box, tile.cols, stride),
-                None if y is None else _images(y, box, tile.cols, stride),
-                _images(out, box, tile.cols, stride),
+                *tables,
                 C=layer.out_channels, F=channels, KW=layer.kernel[1], S=stride, RY=ry, RX=rx,
                 TY=ty, TX=tx, NY=ny, NX=nx,
                 GY=(ry + layer.pad[0] - ty) // stride, GX=(rx + layer.pad[1] - tx) // stride,

@@ -55,11 +55,9 @@ def conv_weight_grad(
 ) -> Tensor:  # fmt: skip
     """The gradient of its weight in fp32, lane by lane, summed in the lane tree."""
     parts = zip(g.contiguous(memory_format=_LAST).split(lane_size), x.split(lane_size), strict=True)
-    options, lying = (stride, padding, dilation, groups), w.permute(0, 2, 3, 1)
-    each = w.new_empty(len(x) // lane_size, *lying.shape)
-    for out, (grad, part) in zip(each, parts, strict=True):
-        out.copy_(_conv_backward(grad, part, w, options, 1).permute(0, 2, 3, 1))
-    return _tree_sum(each).permute(0, 3, 1, 2)
+    options = stride, padding, dilation, groups
+    each = [_conv_backward(grad, part, w, options, 1).permute(0, 2, 3, 1) for grad, part in parts]
+    return _tree_sum(torch.stack(each)).permute(0, 3, 1, 2)
 
 
 @torch.library.custom_op("lockstep::stem_forward", mutates_args=())

@@ -21,7 +21,7 @@ from lockstep.kernels.device.tree import tree_sum
 from lockstep.spec import Train
 
 _ALIGN = 64  # elements; a load of 16 bytes must not straddle two tensors
-_TYPES = {"fp32": (torch.float32, "ieee"), "tf32": (torch.float32, "tf32"), "bf16": (torch.bfloat16, "ieee")}
+TYPES = {"fp32": (torch.float32, "ieee"), "tf32": (torch.float32, "tf32"), "bf16": (torch.bfloat16, "ieee")}
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class DeviceNetwork(ABC):
         self, slots: Sequence[Slot], classes: int, lanes: int, train: Train, device: torch.device
     ) -> None:
         self.lanes, self.lane_size = lanes, train.batch // train.lanes
-        self.dtype, self.precision = _TYPES[train.precision]
+        self.dtype, self.precision = TYPES[train.precision]
         self._smoothing, self._device = train.label_smoothing, device
         self.layout = Layout(slots)
         count, single = lanes * self.lane_size, torch.float32

@@ -1,18 +1,16 @@
 """A module whose layers know lanes: convolutions, fully connected layers, batch norms, dropouts are replaced.
 
-A convolution runs all lanes at once where, on fixed values of its shapes, every bit is that of a lane by
-itself; stock kernels promise nothing of the kind, and choose by the size of a batch.
+How a convolution runs its lanes was chosen before, by `at_once`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from lockstep.errors import ModelError
 from lockstep.kernels import random
@@ -20,8 +18,6 @@ from lockstep.kernels.average import GlobalAverage
 from lockstep.kernels.device.lanewise import Conv, lane_conv2d, lane_linear, lane_norm, pixel_mean
 
 _Shape = tuple[int, ...]
-# convolutions that stock kernels are slow with: those of images, in a type that matrix units take
-OWN_CHANNELS, OWN_TYPES = 4, (torch.bfloat16,)
 
 
 @dataclass(frozen=True)
@@ -34,29 +30,12 @@ class Sizes:
     dtype: torch.dtype
 
 
-def pair(numbers: tuple[int, ...]) -> tuple[int, int]:
-    """Of a layer's height and width."""
-    return numbers[0], numbers[1]
-
-
 class LaneConv2d(nn.Module):
     """A convolution; its parameters are those of the layer that it replaces."""
 
-    def __init__(self, layer: nn.Conv2d, sizes: Sizes, image: _Shape) -> None:
+    def __init__(self, layer: nn.Conv2d, sizes: Sizes, conv: Conv) -> None:
         super().__init__()
-        self.weight, self.bias, self._dtype = layer.weight, layer.bias, sizes.dtype
-        assert not isinstance(layer.padding, str)
-        options = (pair(layer.stride), pair(layer.padding), pair(layer.dilation))
-        conv = Conv(*options, layer.groups, sizes.lane_size, sizes.total_lanes)
-        square, own = layer.stride[0] == layer.stride[1], sizes.dtype in OWN_TYPES
-        if (
-            own
-            and square
-            and layer.in_channels <= OWN_CHANNELS
-            and conv.dilation == (1, 1) == (1, conv.groups)
-        ):
-            conv = conv._replace(own=True)
-        self.conv = find_at_once(conv, layer.weight, image, sizes)
+        self.weight, self.bias, self.conv, self._dtype = layer.weight, layer.bias, conv, sizes.dtype
 
     def forward(self, x: Tensor) -> Tensor:
         return lane_conv2d(x.to(self._dtype), self.weight, self.bias, self.conv)
@@ -162,14 +141,14 @@ def look(model: nn.Module, images: Tensor) -> Seen:
     return Seen(shapes, max(sizes), int(heads[0].shape[1]))
 
 
-def by_lane(model: nn.Module, sizes: Sizes, seen: Seen) -> nn.Module:
+def by_lane(model: nn.Module, sizes: Sizes, convs: Mapping[str, Conv]) -> nn.Module:
     """The model, in place, with layers that know lanes."""
     device = next(model.parameters()).device
     made: dict[nn.Module, nn.Module] = {}  # a dropout may be used twice
 
     def make(module: nn.Module, name: str) -> nn.Module:
         if isinstance(module, nn.Conv2d):
-            return LaneConv2d(module, sizes, seen.shapes[name])
+            return LaneConv2d(module, sizes, convs[name])
         if isinstance(module, nn.Linear):
             return LaneLinear(module, sizes)
         if isinstance(module, nn.BatchNorm2d):
@@ -186,48 +165,3 @@ def by_lane(model: nn.Module, sizes: Sizes, seen: Seen) -> nn.Module:
         return module
 
     return make(model, "")
-
-
-@torch.no_grad()
-def find_at_once(conv: Conv, weight: Tensor, image: _Shape, sizes: Sizes) -> Conv:
-    """Whether forward and data gradient give a sample the same bits in any number of lanes at once."""
-    if sizes.lanes == 1:  # then both ways are one
-        return conv._replace(forward_at_once=True, gradient_at_once=True)
-    x = _values("x", (conv.lane_size, *image), weight, sizes.dtype)
-    w = _values("w", tuple(weight.shape), weight, sizes.dtype)
-    options = conv.stride, conv.padding, conv.dilation
-
-    def forward(part: Tensor) -> Tensor:
-        return F.conv2d(part, w, None, *options, conv.groups)
-
-    def gradient(part: Tensor, given: Tensor) -> Tensor:
-        found: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
-            part, given, w, None, *options, False, [0, 0], conv.groups, [True, False, False]
-        )
-        return found[0]
-
-    g = _values("g", tuple(forward(x).shape), weight, sizes.dtype)
-    at_once = conv.own or _is_same(forward, sizes.lanes, x), _is_same(gradient, sizes.lanes, g, x)
-    return conv._replace(forward_at_once=at_once[0], gradient_at_once=at_once[1])
-
-
-def _is_same(run: Callable[..., Tensor], most: int, *lane: Tensor) -> bool:
-    """Whether every power of two of equal lanes gives each of them what it gets by itself."""
-    alone, lanes = run(*lane), 2
-    while lanes <= most:
-        found = run(*(_repeated(tensor, lanes) for tensor in lane))
-        if not torch.equal(found, _repeated(alone, lanes)):
-            return False
-        lanes *= 2
-    return True
-
-
-def _repeated(x: Tensor, lanes: int) -> Tensor:
-    return x.repeat(lanes, 1, 1, 1).contiguous(memory_format=torch.channels_last)
-
-
-def _values(name: str, shape: _Shape, like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Fixed values in [−1, 1), lying channels last."""
-    counter = torch.arange(torch.Size(shape).numel(), device=like.device)
-    values = random.uniform(random.key("at once", name), counter).mul_(2).sub_(1).view(shape).to(dtype)
-    return values.contiguous(memory_format=torch.channels_last)

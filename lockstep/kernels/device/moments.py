@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -146,6 +147,11 @@ class Statistics:
     shift: Tensor
 
 
+def exchange(all_lanes: AllLanes, first: Tensor, second: Tensor) -> Tensor:
+    """Two tables [L, C] of this worker's lanes → both [V, C] of all lanes, by one exchange."""
+    return all_lanes(torch.stack([first, second], 1)).transpose(0, 1).contiguous()
+
+
 def find_moments(norm: Norm, z: Tensor, stats: Statistics) -> int:
     """Each chunk's mean and squared deviations of z [N, H, W, C]; how many rows a chunk has."""
     grid = triton.cdiv(norm.channels, norm.block), len(stats.mean) * norm.chunks
@@ -175,8 +181,8 @@ def statistics(
         )  # fmt: skip
         given, parts, size = joined, groups, size * JOINED
     if all_lanes:
-        given = all_lanes(given[0][:lanes]), all_lanes(given[1][:lanes])
-        parts, size, rows = len(given[0]), rows, rows * len(given[0])
+        first, second = exchange(all_lanes, given[0][:lanes], given[1][:lanes])
+        given, parts, size, rows = (first, second), len(first), rows, rows * len(first)
     _finish[(width, lanes)](
         *given, gamma, beta, stats.mean, stats.rate, stats.factor, stats.shift,
         *running, *out, out[0].stride(0), EPS=norm.eps, MOMENTUM=norm.momentum, SHARED=bool(all_lanes),

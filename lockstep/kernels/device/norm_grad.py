@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lockstep.kernels.device.moments import COLS, AllLanes, Statistics, halves, part_places
+from lockstep.kernels.device.moments import COLS, AllLanes, Statistics, exchange, halves, part_places
 from lockstep.kernels.device.norm import JOINED, ROWS, Norm, border_of, chunk_rows, image_place, lane_rows
 from lockstep.kernels.device.tree import tree_sum
 
@@ -23,9 +23,9 @@ def _sums(
 ):  # fmt: skip
     """A chunk's Σ g, and Σ g · x̂ where x̂ is z normalized."""
     SIZE: tl.constexpr = (R + CHUNKS - 1) // CHUNKS
-    part = tl.program_id(1)
+    part = tl.program_id(0)
     first, count = chunk_rows(part, R, CHUNKS)
-    c = tl.program_id(0) * BC + tl.arange(0, BC)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
     gamma = tl.zeros((BC,), tl.float32)
     beta = tl.zeros((BC,), tl.float32)
     if HAS_Z:
@@ -92,7 +92,7 @@ def norm_sums(
 ) -> None:  # fmt: skip
     """g, z [N, H, W, C] → each lane's Σ g · x̂ and Σ g into `out`, columns of tables of one width."""
     lanes, width = len(mean), triton.cdiv(norm.channels, norm.block)
-    _sums[(width, lanes * norm.chunks)](
+    _sums[(lanes * norm.chunks, width)](
         g, z, mean, rate, *chunks,
         R=norm.rows, C=norm.channels, CHUNKS=norm.chunks, HAS_Z=True, BR=ROWS, BC=norm.block,
         enable_fp_fusion=False,
@@ -103,7 +103,7 @@ def norm_sums(
 
 def column_sums(norm: Norm, g: Tensor, chunks: Tensor, out: Tensor) -> None:
     """g [N, H, W, C] → each lane's Σ g [L, C], as `norm_sums` has it."""
-    _sums[(triton.cdiv(norm.channels, norm.block), len(out) * norm.chunks)](
+    _sums[(len(out) * norm.chunks, triton.cdiv(norm.channels, norm.block))](
         g, None, None, None, None, chunks,
         R=norm.rows, C=norm.channels, CHUNKS=norm.chunks, HAS_Z=False, BR=ROWS, BC=norm.block,
         enable_fp_fusion=False,
@@ -139,8 +139,8 @@ def norm_grad(
     norm_sums(norm, g, z, stats.mean, stats.rate, chunks, (by_gamma, by_beta))
     sums = by_gamma, by_beta
     if all_lanes:
-        every = all_lanes(by_gamma), all_lanes(by_beta)
-        sums, row, count = (_lane_sum(every[0]), _lane_sum(every[1])), 0, count * len(every[0])
+        every = exchange(all_lanes, by_gamma, by_beta)
+        sums, row, count = (_lane_sum(every[0]), _lane_sum(every[1])), 0, count * every.shape[1]
     _dz[(triton.cdiv(total, ROWS), triton.cdiv(norm.channels, norm.block))](
         g, z, stats.mean, stats.rate, stats.factor, *sums, dz, total, row,
         H=norm.height, W=norm.width, C=norm.channels, BH=border[0], BW=border[1], R=norm.rows, COUNT=count,
@@ -151,5 +151,5 @@ def norm_grad(
 def _lane_sum(every: Tensor) -> Tensor:
     """[V, C] → [C], in the lane tree."""
     out = every.new_empty(every.shape[1])
-    tree_sum(every.contiguous(), out, torch.zeros(1, dtype=torch.int32, device=every.device), 1.0)
+    tree_sum(every, out, torch.zeros(1, dtype=torch.int32, device=every.device), 1.0)
     return out

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lockstep.kernels.device.average import average, spread
-from lockstep.kernels.device.box import holds_lanes, takes_boxes
+from lockstep.kernels.device.box import LEAST, holds_lanes, takes_boxes
 from lockstep.kernels.device.boxed import box_conv, box_data_grad, box_weight_grad
 from lockstep.kernels.device.data import data_grad
 from lockstep.kernels.device.flat import KernelNetwork, Slot, lane_chunks
@@ -26,7 +26,7 @@ from lockstep.kernels.device.layer import Layer
 from lockstep.kernels.device.moments import AllLanes, Statistics, find_moments, statistics
 from lockstep.kernels.device.norm import Norm, apply, norm_chunks
 from lockstep.kernels.device.norm_grad import norm_grad
-from lockstep.kernels.device.table import Table
+from lockstep.kernels.device.table import OPERATIONS, Table
 from lockstep.kernels.device.tile import Tile
 from lockstep.spec import Train
 
@@ -89,7 +89,8 @@ class ResidualNetwork(KernelNetwork):
         """Leave boxes to tiles that go with the shapes; of how many pixels each unit finds moments."""
         sizes = []
         for i, (unit, tiles) in enumerate(zip(self._units, self.tiles, strict=False)):
-            for name, tile in tiles.items():
+            for name in OPERATIONS:
+                tile = tiles[name]
                 fits = tile.boxes and takes_boxes(name, unit.layer, tile, lane_size, chunks[i])
                 if name == "weight_grad":  # boxes know no border
                     fits = fits and self._dz_shape(i)[1] == (0, 0)
@@ -148,8 +149,7 @@ class ResidualNetwork(KernelNetwork):
             self.copy[weight],
         )
         if operation == "forward" and tile.boxes:
-            stats, size = self._stats[i], self._box_sizes[i]
-            finds = training and 0 < size <= tile.rows
+            stats, finds = self._stats[i], training and self._box_sizes[i]
             moments = (stats.first_parts, stats.second_parts) if finds else None
             box_conv(unit.layer, x, w, self._z[i], tile, moments=moments, precision=precision)
         elif operation == "forward":
@@ -207,7 +207,8 @@ class ResidualNetwork(KernelNetwork):
 
     def _statistics(self, norm: Norm, box: int) -> Statistics:
         lanes, channels = self.lanes, norm.channels
-        rows = lanes * norm.part_rows(max(norm.rows // (box or norm.rows), norm.chunks))
+        boxes = -(-norm.rows // min(box, LEAST)) if box else 1
+        rows = lanes * norm.part_rows(max(boxes, norm.chunks))
         parts = [self.zeros(rows, channels, dtype=torch.float32) for _ in range(2)]
         means = [self.zeros(lanes, channels, dtype=torch.float32) for _ in range(4)]
         return Statistics(*parts, *means)

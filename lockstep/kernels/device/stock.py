@@ -7,7 +7,7 @@ computes several and gives their sum.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from lockstep.errors import ModelError
 from lockstep.kernels.device.flat import DeviceNetwork, Slot
-from lockstep.kernels.device.lane_module import LaneDropout, LaneNorm, Seen, Sizes, by_lane
+from lockstep.kernels.device.lane_module import LaneDropout, LaneNorm, Sizes, by_lane
+from lockstep.kernels.device.lanewise import Conv
 from lockstep.kernels.device.loss import cross_entropy, lane_means
 from lockstep.kernels.device.table import Table
 from lockstep.kernels.device.tree import tree_sum
@@ -30,11 +31,12 @@ _COMPILATIONS = 64  # of one function: a worker whose lanes are no power of two 
 
 @dataclass(frozen=True)
 class Model:
-    """A module whose samples do not mix, an image's C, H, W, and what was seen of its shapes."""
+    """A module whose samples do not mix, an image's C, H, W, and how its convolutions run."""
 
     module: nn.Module
     image: tuple[int, int, int]
-    seen: Seen
+    classes: int
+    convs: Mapping[str, Conv]
 
 
 class StockNetwork(DeviceNetwork):
@@ -47,11 +49,11 @@ class StockNetwork(DeviceNetwork):
         floats = [buffer for buffer in module.buffers() if buffer.is_floating_point()]
         slots = [Slot(p.numel()) for p in module.parameters()]
         slots += [Slot(buffer.numel(), is_statistic=True) for buffer in floats]
-        super().__init__(slots, model.seen.classes, lanes, train, device)
+        super().__init__(slots, model.classes, lanes, train, device)
         self.copy = self.weights
         self.x = [self.zeros(lanes * self.lane_size, height, width, channels)]
         self._aux_weight = float(getattr(module, "aux_weight", 0.0))
-        self._module = by_lane(module, Sizes(self.lane_size, train.lanes, lanes, self.dtype), model.seen)
+        self._module = by_lane(module, Sizes(self.lane_size, train.lanes, lanes, self.dtype), model.convs)
         self._bind()
         drops = [drop for drop in self._module.modules() if isinstance(drop, LaneDropout)]
         self._drop_keys = [drop.keys for drop in drops]

@@ -12,10 +12,12 @@ from pathlib import Path
 import torch
 
 from lockstep.errors import SpecError
+from lockstep.kernels.device.box import takes_boxes
 from lockstep.kernels.device.layer import Layer
 from lockstep.kernels.device.tile import Tile
 
 _TABLES = Path(__file__).parent / "tables"
+_HOPPER = 9, 0  # the first that has an engine for copies of boxes
 _BOX_PROGRAMS = 512  # of one by boxes, of which a multiprocessor holds one or two
 _PROGRAMS = 2048  # of a weight gradient: more parts than give so many only have to be summed
 OPERATIONS = ("forward", "input_grad", "weight_grad")
@@ -23,9 +25,10 @@ OPERATIONS = ("forward", "input_grad", "weight_grad")
 
 @dataclass(frozen=True)
 class Table:
-    """Tiles by key; what is not in it gets the tile of a rule."""
+    """Tiles by key; what is not in it gets the tile of a rule, of boxes if a device can move them."""
 
     entries: Mapping[str, Tile] = field(default_factory=dict)
+    boxes: bool = True
 
     def digest(self, layers: Sequence[Layer], precision: str) -> str:
         """A short hash of the tiles that these layers use."""
@@ -37,18 +40,19 @@ class Table:
     def tiles(self, layer: Layer, precision: str) -> dict[str, Tile]:
         """A tile for each operation of a layer."""
         return {
-            name: self.entries.get(key(name, layer, precision)) or rule(name, layer, precision)
+            name: self.entries.get(key(name, layer, precision)) or rule(name, layer, precision, self.boxes)
             for name in OPERATIONS
         }
 
 
 def find_table(device: torch.device, path: Path | None = None) -> Table:
     """The table in a file, or the one that ships with the project for this device."""
+    boxes = moves_boxes(device)
     if path is None:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         path = _TABLES / f"{name.lower().replace(' ', '-')}.toml"
         if not path.is_file():
-            return Table()
+            return Table(boxes=boxes)
     try:
         rows = tomllib.loads(path.read_text())
         tiles = {name: _read(numbers) for name, numbers in rows["tiles"].items()}
@@ -57,9 +61,14 @@ def find_table(device: torch.device, path: Path | None = None) -> Table:
         }
         if small := [name for name, tile in pooled.items() if tile.rows < 32]:
             raise ValueError(f"{small[0]}: a tile with pooling needs at least 32 rows")
-        return Table(tiles)
+        return Table(tiles, boxes)
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise SpecError(f"kernels.table={path}: no table of tiles: {error}") from None
+
+
+def moves_boxes(device: torch.device) -> bool:
+    """Whether boxes pay: a GPU without an engine for their copies computes them, but slowly."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= _HOPPER
 
 
 def _read(numbers: list[int]) -> Tile:
@@ -78,7 +87,7 @@ def key(operation: str, layer: Layer, precision: str) -> str:
     return f"{operation} {shape} {kh}x{kw}{stride} pool{layer.pool} {precision}"
 
 
-def rule(operation: str, layer: Layer, precision: str) -> Tile:
+def rule(operation: str, layer: Layer, precision: str, boxes: bool = True) -> Tile:
     """A tile that fits: powers of two near the shapes, at most as large as pays.
 
     IEEE fp32 has no matrix units: its products are written out one by one, and a large tile takes minutes
@@ -86,7 +95,7 @@ def rule(operation: str, layer: Layer, precision: str) -> Tile:
     """
     ci, co = layer.in_channels, layer.out_channels
     rows, cols, deepest = (64, 32, 16) if precision == "fp32" else (128, 64, 64)
-    if precision == "bf16" and (found := _in_boxes(operation, layer)):
+    if boxes and precision == "bf16" and (found := _in_boxes(operation, layer)):
         return found
     if operation == "forward":
         return Tile(rows, _near(co, 16, cols), _divisor(ci, layer.depth, deepest))
@@ -99,18 +108,20 @@ def rule(operation: str, layer: Layer, precision: str) -> Tile:
 
 
 def _in_boxes(operation: str, layer: Layer) -> Tile | None:
-    """A tile of boxes for channels that are multiples of 64."""
+    """A tile of boxes for channels that are multiples of 64, if it goes with the shapes of an image."""
     ci, co = layer.in_channels, layer.out_channels
-    if ci % 64 or co % 64 or not layer.is_plain:
+    if ci % 64 or co % 64:
         return None
     if operation == "weight_grad":
         rows = 128 if co % 128 == 0 else 64
         programs = layer.depth // 64 * (co // rows) // (3 if layer.kernel[1] == 3 else 1)
         parts = 1 << max(_BOX_PROGRAMS // programs, 1).bit_length() - 1
-        return Tile(rows, 64, 64, warps=rows // 16, stages=4, parts=parts, boxes=True)
-    wide = (co if operation == "forward" else ci) % 128 == 0
-    size = (256, 128, 64, 8, 3) if wide else (256, 64, 64, 4, 2)
-    return Tile(*size, boxes=True)
+        tile = Tile(rows, 64, 64, warps=rows // 16, stages=4, parts=parts, boxes=True)
+    else:
+        wide = (co if operation == "forward" else ci) % 128 == 0
+        size = (256, 128, 64, 8, 3) if wide else (256, 64, 64, 4, 2)
+        tile = Tile(*size, boxes=True)
+    return tile if takes_boxes(operation, layer, tile) else None
 
 
 def _near(size: int, least: int, most: int) -> int:
