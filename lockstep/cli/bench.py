@@ -46,23 +46,18 @@ def add_parser(verbs: Verbs) -> None:
     text = "measure on this machine what a run can use"
     parser = verbs.add_parser("bench", help=text, description=text.capitalize() + ".")
     what = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
-    tune = what.add_parser(
-        "tune",
-        help="tiles for the fused kernels",
-        description=_TUNE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_run_keys(tune)
-    tune.add_argument("--output", type=Path, required=True, metavar="FILE.toml", help="must not exist yet")
-    tune.set_defaults(handler=tune_tiles)
-    lanes = what.add_parser(
-        "lanes",
-        help="which convolutions of a compiled model take all lanes at once",
-        description=_LANES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_run_keys(lanes)
-    lanes.set_defaults(handler=show_lanes)
+    each = {
+        "tune": ("tiles for the fused kernels", _TUNE, tune_tiles),
+        "lanes": ("which convolutions of a compiled model take all lanes at once", _LANES, show_lanes),
+    }
+    for name, (text, description, handler) in each.items():
+        one = what.add_parser(
+            name, help=text, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        add_run_keys(one)
+        one.set_defaults(handler=handler)
+    output = what.choices["tune"]
+    output.add_argument("--output", type=Path, required=True, metavar="FILE.toml", help="must not exist yet")
 
 
 def tune_tiles(options: argparse.Namespace) -> int:

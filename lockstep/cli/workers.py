@@ -24,7 +24,7 @@ def place(launch: Launch, run: Run) -> Launch:
         alone = world is not None and world.size == 1 and world.launcher != "lockstep"  # a batch system, say
         launch = replace(launch, world=None if alone else world)
     try:
-        launch.check_workers(run)
+        launch.check_run(run)
     except SpecError:
         if launch.rank:
             raise SystemExit(0) from None  # worker 0 says it and gives the code

@@ -121,7 +121,7 @@ class Launch:
         words = "".join(f" {flag} {value}" for flag, value in flags.items() if value is not None)
         return f"`lockstep train --resume {run}{words}`"
 
-    def check_workers(self, run: Run) -> None:
+    def check_run(self, run: Run) -> None:
         """Refuse what contradicts itself or the run, numbers of workers first."""
         world, workers, lanes = self.world, self.workers, run.train.lanes
         if world and workers not in (None, "auto", world.size):

@@ -35,9 +35,9 @@ class Predictor:
         self._trained = trained
         run, device = trained.run, trained.device
         self._plan: DevicePlan | None = None
-        with suppress(ModelError):  # a run of fused kernels may be used where there are none
-            plan = plan_device(run, trained.model, make_loss(run.train), trained.shape, device)
-            self._plan = plan if plan and plan.is_fused else None
+        if run.kernels.set != "compiled":  # which are for training only
+            with suppress(ModelError):  # a run of fused kernels may be used where there are none
+                self._plan = plan_device(run, trained.model, make_loss(run.train), trained.shape, device)
         self._model = None if self._plan else fold_norms(trained.model)
         values = max(layer.num_values for layer in self._plan.layers) if self._plan else 1
         self._most = max(min(_MOST, _VALUES // values), 1)

@@ -49,7 +49,7 @@ def fit(
     loss: Loss | None = None,
 ) -> Result:
     """Train a Run from its beginning or from where it stopped, to its end, as one of its workers."""
-    launch.check_workers(run)
+    launch.check_run(run)
     with plain_torch(), torch.random.fork_rng():
         # first: it sets the threads that all else uses
         local_rank = launch.world.local_rank if launch.world else None

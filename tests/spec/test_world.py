@@ -53,10 +53,10 @@ def test_a_damaged_variable_is_refused(text):
 def test_the_number_of_workers_must_agree_with_the_launcher():
     world = World("torchrun", 0, 2, 0, 2)
     run = Run(train=Train(lanes=4))
-    Launch(world=world, workers=2).check_workers(run)
-    Launch(world=world, workers="auto").check_workers(run)
+    Launch(world=world, workers=2).check_run(run)
+    Launch(world=world, workers="auto").check_run(run)
     with pytest.raises(SpecError, match="torchrun started 2"):
-        Launch(world=world, workers=3).check_workers(run)
+        Launch(world=world, workers=3).check_run(run)
 
 
 @pytest.mark.parametrize("workers", [0, -1, True, 2.0, "two"])

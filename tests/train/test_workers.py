@@ -25,6 +25,8 @@ HASHES = ("weights_sha256", "optimizer_sha256", "ema_sha256", "loss", "accuracy"
 COVERING = [
     # model, launcher, workers, backend, bucket MB, overlap, wire
     ("lenet5", "lockstep", 2, "auto", 25, True, "fp32"),
+    ("lenet5", "lockstep", 3, "gloo", 0.1, False, "fp32"),
+    ("lenet5", "lockstep", 4, "gloo", 1, True, "fp32"),
     ("lenet5", "lockstep", 5, "gloo", 0.1, False, "bf16"),
     ("lenet5", "lockstep", 7, "gloo", 0.01, True, "fp32"),
     ("lenet5", "lockstep", 8, "gloo", 25, True, "fp32"),

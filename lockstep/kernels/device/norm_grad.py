@@ -116,12 +116,12 @@ def _join_chunks(norm: Norm, table: Tensor, out: Tensor) -> None:
     lanes, parts = len(out), norm.chunks
     while parts > JOINED:
         groups, rest = triton.cdiv(parts, JOINED), table[lanes * parts :]
-        _join_some(norm, table, parts, rest[: lanes * groups], groups)
+        _sum_parts(norm, table, parts, rest[: lanes * groups], groups)
         table, parts = rest, groups
-    _join_some(norm, table, parts, out, 1)
+    _sum_parts(norm, table, parts, out, 1)
 
 
-def _join_some(norm: Norm, table: Tensor, parts: int, out: Tensor, groups: int) -> None:
+def _sum_parts(norm: Norm, table: Tensor, parts: int, out: Tensor, groups: int) -> None:
     _totals[(triton.cdiv(norm.channels, COLS), len(out) // groups, groups)](
         table, out, out.stride(0),
         C=norm.channels, PARTS=parts, BP=min(parts, JOINED), BC=COLS, enable_fp_fusion=False,

@@ -143,11 +143,8 @@ class ResidualNetwork(KernelNetwork):
             self._run_head(operation, tile)
             return
         unit, weight = self._units[i], self._places(i)[0]
-        x, dz, w = (
-            self.x[0] if unit.source == IMAGES else self._y[unit.source],
-            self._dz_of(i),
-            self.copy[weight],
-        )
+        x = self.x[0] if unit.source == IMAGES else self._y[unit.source]
+        dz, w = self._dz_of(i), self.copy[weight]
         if operation == "forward" and tile.boxes:
             stats, finds = self._stats[i], training and self._box_sizes[i]
             moments = (stats.first_parts, stats.second_parts) if finds else None

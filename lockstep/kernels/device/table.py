@@ -73,10 +73,10 @@ def moves_boxes(device: torch.device) -> bool:
 
 def _read(numbers: list[int]) -> Tile:
     """Rows, columns, depth, and perhaps warps, stages, parts, and 1 for boxes."""
-    sizes, rest = [*map(int, numbers)][:6], [*map(int, numbers)][6:]
-    if rest not in ([], [0], [1]):
-        raise ValueError(f"{rest} after the first six numbers of a tile must be 0 or 1, for boxes")
-    return Tile(*sizes, boxes=rest == [1])
+    sizes = [*map(int, numbers)]
+    if sizes[6:] not in ([], [0], [1]):
+        raise ValueError(f"{sizes[6:]} after the first six numbers of a tile must be 0 or 1, for boxes")
+    return Tile(*sizes[:6], boxes=sizes[6:] == [1])
 
 
 def key(operation: str, layer: Layer, precision: str) -> str:
