@@ -69,7 +69,8 @@ def make_variants(trained: Trained) -> dict[str, Callable[[Tensor], Tensor]]:
         with half_precision(trained.device, True):
             return model(normal).float().softmax(1)
 
-    compiled = {name: torch.compile(eager, mode=name) for name in ("reduce-overhead", "max-autotune")}
+    modes = "reduce-overhead", "max-autotune"
+    compiled = {name: torch.compile(eager, mode=name, dynamic=False) for name in modes}
     return {"lockstep": Predictor(trained), "eager": eager, **compiled}
 
 

@@ -22,6 +22,7 @@ from rich.table import Table
 from timing import Case, Job, time_apart
 
 from lockstep.spec.record import Record, write_records
+from lockstep.spec.run import KERNEL_SETS
 
 OURS = "lockstep"
 COLORS = {
@@ -53,9 +54,7 @@ def main() -> None:
     parser.add_argument("--batch", type=split, default=["128", "1024", "8192"])
     parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16")
     parser.add_argument("--lanes", type=int, default=8, help="of this engine")
-    parser.add_argument(
-        "--kernels", choices=("auto", "stock", "fused"), default="auto", help="of this engine"
-    )
+    parser.add_argument("--kernels", choices=KERNEL_SETS, default="auto", help="of this engine")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
         "--variants",

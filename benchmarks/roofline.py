@@ -1,4 +1,4 @@
-"""How near each fused kernel of a model comes to what the GPU can do.
+"""How near each fused layer comes to what the GPU can do; of a residual network, the convolutions.
 
 Two ceilings are measured first: bytes by a large copy, products by a large matrix product. For each kernel
 the fewest bytes it must move and the operations it must do are counted from its shapes; the larger of the
@@ -19,13 +19,14 @@ from rich.console import Console
 from rich.table import Table as Sheet
 from triton.testing import do_bench
 
+from lockstep.kernels.device.flat import KernelNetwork
 from lockstep.kernels.device.layer import Layer
-from lockstep.kernels.device.network import Network
 from lockstep.kernels.device.table import OPERATIONS, find_table
 from lockstep.models import build
 from lockstep.spec import Train
 from lockstep.spec.record import Record, write_records
 from lockstep.train.chain import find_chain
+from lockstep.train.residual import find_residual
 
 WIDTH = {"bf16": 2, "tf32": 4, "fp32": 4}
 
@@ -41,12 +42,14 @@ def main() -> None:
     model = build(
         options.model, in_channels=in_channels, num_classes=num_classes, image_size=(size, size), options={}
     )
-    chain = find_chain(model, (in_channels, size, size))
-    if chain is None:
-        parser.error(f"{options.model} has no fused kernels")
+    shape = in_channels, size, size
+    form = find_chain(model, shape) or find_residual(model, shape)
+    if form is None:
+        parser.error(f"{options.model} has no fused kernels for {size}x{size} pixels")
     train = Train(batch=options.batch, lanes=options.lanes, precision=options.precision)
     device = torch.device("cuda")
-    network = Network(chain.layers, train.lanes, train, device, find_table(device))
+    network = form.make(train.lanes, train, device, find_table(device))
+    assert isinstance(network, KernelNetwork)
     network.x[0].normal_()
     network.copy.normal_(std=0.05)
     network.forward()
@@ -54,7 +57,7 @@ def main() -> None:
     bytes_s, flop_s = ceilings(options.precision)
     records = [
         measure(network, operation, i, train, (bytes_s, flop_s))
-        for i in range(len(chain.layers))
+        for i in range(len(form.layers))
         for operation in (OPERATIONS if i else ("forward", "weight_grad"))
     ]
     Console(width=110).print(sheet(records, bytes_s, flop_s))
@@ -77,7 +80,9 @@ def milliseconds(launch: Callable[[], object]) -> float:
     return float(do_bench(launch, warmup=10, rep=50, return_mode="median"))
 
 
-def measure(network: Network, operation: str, i: int, train: Train, ceiling: tuple[float, float]) -> Record:
+def measure(
+    network: KernelNetwork, operation: str, i: int, train: Train, ceiling: tuple[float, float]
+) -> Record:
     """One kernel: its time, and how much of it is the limit."""
     layer = network.layers[i]
     moved, done = traffic(operation, layer, train), work(layer, train.batch)

@@ -64,17 +64,21 @@ class Clock:
     """
 
     with_events: bool
+    whole: int = 1  # steps that are only timed together: this engine starts some ahead, but no epoch
     seconds: list[float] = field(default_factory=list)  # of a step, one value a round
     num_steps: int = 0
     loss: Any = None
 
     def turns(self, rounds: int) -> Generator[None, Any, None]:
-        yield from self._region(WARMUP_STEPS)
-        step_s = yield from self._region(WARMUP_STEPS)
-        self.num_steps = max(2, math.ceil(ROUND_S / step_s))
+        yield from self._region(self._up(WARMUP_STEPS))
+        step_s = yield from self._region(self._up(WARMUP_STEPS))
+        self.num_steps = self._up(max(2, math.ceil(ROUND_S / step_s)))
         for _ in range(rounds):
             seconds = yield from self._region(self.num_steps)
             self.seconds.append(seconds)
+
+    def _up(self, num_steps: int) -> int:
+        return -(-num_steps // self.whole) * self.whole
 
     def _region(self, num_steps: int) -> Generator[None, Any, float]:
         if self.with_events:
@@ -137,7 +141,8 @@ def main() -> None:
 
 def time_here(job: Job) -> dict[str, Any]:
     """Build the step and time it."""
-    clock = Clock(with_events=job.device == "cuda" and job.variant != "jax")
+    whole = job.case.num_batches if job.variant == "lockstep" and job.kernels != "stock" else 1
+    clock = Clock(with_events=job.device == "cuda" and job.variant != "jax", whole=whole)
     turns = clock.turns(job.rounds)
     if job.variant == "lightning":  # the Trainer has a loop of its own
         from peers import run_lightning

@@ -78,11 +78,11 @@ def tune_tiles(options: argparse.Namespace) -> int:
         raise BadInput("bench tune: torch sees no GPU here, and tiles are for a GPU; run `lockstep doctor`")
     store = open_data(run)
     model = build_model(run, store.shape, len(store.classes))
-    plan = plan_device(run, model, make_loss(run.train), store.shape, device)
-    if plan is None or not plan.is_fused:
+    plan = plan_device(run, model, make_loss(run.train), store.shape, device, trains=False)
+    if plan is None:
         raise ModelError(
-            f"model.name={run.model.name} in {run.train.precision} runs on stock kernels, which have no "
-            "tiles; -o kernels.set=fused says why"
+            f"model.name={run.model.name} in {run.train.precision} does not run on fused kernels, and only "
+            "these have tiles: try -o kernels.set=fused, which takes it or says why not"
         )
     import torch
     from rich.progress import Progress
@@ -90,7 +90,7 @@ def tune_tiles(options: argparse.Namespace) -> int:
     from lockstep.measure.tune import tune
 
     processes = max(min(len(os.sched_getaffinity(0)) - 2, _PROCESSES), 1)
-    with explain_memory(run.train, device), Progress(transient=True) as bars:
+    with explain_memory(run.train, device, at_once=True), Progress(transient=True) as bars:
         tasks = {name: bars.add_task(name, total=None) for name in ("compiling", "timing")}
         tiles = tune(
             plan.form.make,
@@ -117,7 +117,10 @@ def show_lanes(options: argparse.Namespace) -> int:
         device = prepare_device("auto", run.train.threads, tf32=run.train.precision == "tf32")
         store = open_data(run)
         model = place(build_model(run, store.shape, len(store.classes)), device, run)
-        convs = find_compiled(model, store.shape, run.train).model.convs
+        try:
+            convs = find_compiled(model, store.shape, run.train).model.convs
+        except ModelError as error:
+            raise ModelError(f"bench lanes: kernels.set=compiled cannot take this run: {error}") from None
     widest = max(map(len, convs), default=0)
     print(f"{'convolution':{widest}}  forward       data gradient")
     for name, conv in convs.items():
@@ -125,7 +128,8 @@ def show_lanes(options: argparse.Namespace) -> int:
         print(f"{name:{widest}}  {forward:12}  {_way(conv.gradient_at_once)}")
     train, size = run.train, run.train.batch // run.train.lanes
     print(
-        f"on {device.type} in {train.precision}, {train.lanes} lanes of {size}; weight gradients lane by lane"
+        f"if compiled, on {device.type} in {train.precision}, {train.lanes} lanes of {size}; weight gradients"
+        " lane by lane, an own kernel's all in one launch; `lockstep doctor` shows what auto takes"
     )
     return 0
 

@@ -103,7 +103,7 @@ def _kernels(device: torch.device) -> dict[str, str]:
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         missing = "a GPU" if device.type != "cuda" else "the package triton"
         return {"all models": f"stock: fused and compiled ones need {missing}"}
-    from lockstep.kernels.device.table import find_table
+    from lockstep.kernels.device.table import find_table, moves_boxes
     from lockstep.train.chain import find_chain
     from lockstep.train.residual import find_residual
 
@@ -111,11 +111,11 @@ def _kernels(device: torch.device) -> dict[str, str]:
     for name in names():
         with torch.device("meta"):
             model = build(name, in_channels=3, num_classes=10, image_size=(64, 64))
-        found[name] = "stock, lane by lane; if kernels.set=compiled, at once as `lockstep bench lanes` shows"
+        found[name] = "compiled in bf16, lanes at once as `lockstep bench lanes` shows, else stock"
         if find_chain(model, (3, 64, 64)):
             found[name] = "fused in bf16 and tf32, stock in fp32"
-        elif find_residual(model, (3, 64, 64)):
-            found[name] += ", fused if kernels.set=fused"
+        elif find_residual(model, (3, 64, 64)) and moves_boxes(device):
+            found[name] = "fused in bf16, else stock"
     return {**found, "tiles": f"{num_tiles} measured on this device, others by rule"}
 
 

@@ -96,7 +96,7 @@ class Progress:
         self._print(
             f"batch {run.train.batch} in {run.train.lanes} lanes, {_count(run.train.epochs, 'epoch')} of "
             f"{_count(event.steps_per_epoch, 'step')}, {run.train.precision}, "
-            f"{_count(event.num_workers, 'worker')}; identity {event.identity[:12]}"
+            f"{event.kernels} kernels, {_count(event.num_workers, 'worker')}; identity {event.identity[:12]}"
         )
         where = f", from step {event.resumed_step}" if event.resumed_step else ""
         self._print(f"run {event.directory}{where}", "dim")

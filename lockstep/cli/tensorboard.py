@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from types import TracebackType
 from typing import Any
 
@@ -9,16 +10,19 @@ from lockstep.errors import BadInput
 from lockstep.train.event import EpochDone, Event, Started, StepDone
 
 
+def check_tensorboard() -> None:
+    """Refuse before any work if the extra is missing."""
+    if not find_spec("tensorboard"):
+        raise BadInput("--tensorboard needs the extra: pip install 'lockstep-train[tensorboard]'")
+
+
 class TensorBoard:
     """A listener that writes scalars into the run's directory."""
 
     def __init__(self) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise BadInput(
-                "--tensorboard needs the extra: pip install 'lockstep-train[tensorboard]'"
-            ) from None
+        check_tensorboard()
+        from torch.utils.tensorboard import SummaryWriter
+
         self._make_writer: Any = SummaryWriter
         self._writer: Any = None
 

@@ -56,6 +56,10 @@ def add_parser(verbs: Verbs) -> None:
 
 def train(options: argparse.Namespace) -> int:
     """Resolve the Run, then train it."""
+    if options.tensorboard:
+        from lockstep.cli.tensorboard import check_tensorboard
+
+        check_tensorboard()
     launch = Launch(
         options.name,
         options.runs_dir,

@@ -61,8 +61,11 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 @contextmanager
-def explain_memory(train: Train, device: torch.device) -> Iterator[None]:
-    """Let an error for want of memory say which settings need less, and one of a kernel which do without."""
+def explain_memory(train: Train, device: torch.device, at_once: bool) -> Iterator[None]:
+    """Let an error for want of memory say which settings need less, and one of a kernel which do without.
+
+    `at_once`: a worker holds all its lanes.
+    """
     try:
         yield
     except Exception as error:
@@ -74,10 +77,16 @@ def explain_memory(train: Train, device: torch.device) -> Iterator[None]:
             ) from error
         if not _is_out_of_memory(error):
             raise
+        held = f"{train.batch // train.lanes} images a lane"
+        fix = f"raise train.lanes={train.lanes} (smaller lanes)"
+        if at_once:
+            held, fix = (
+                f"{held} and all lanes of a worker at once",
+                "use kernels.set=stock (one lane at a time)",
+            )
         raise OutOfMemory(
-            f"out of memory on {device} with {train.batch // train.lanes} images a lane: raise "
-            f"train.lanes={train.lanes} (smaller lanes), lower train.batch={train.batch} or the image size, "
-            "or use precision=bf16"
+            f"out of memory on {device} with {held}: {fix}, lower train.batch={train.batch} or the image "
+            "size, or use precision=bf16"
         ) from None
 
 

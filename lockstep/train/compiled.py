@@ -67,13 +67,20 @@ def find_compiled(model: nn.Module, image: tuple[int, int, int], train: Train) -
     """The model for stock kernels on the device, if all that it is made of is known there."""
     modules = list(model.named_modules(remove_duplicate=False))
     for name, module in modules:
-        _check(f"'{name}' ({type(module).__name__})", module)
+        _check(f"'{name or 'the model'}' ({type(module).__name__})", module)
     if sum(len(list(module.parameters(recurse=False))) for _, module in modules) != len(
         list(model.parameters())
     ):
         raise ModelError("a layer or a parameter of the model is used twice")
     device = next(model.parameters()).device
-    seen = look(deepcopy(model).train(), torch.zeros(2, *image, device=device))
+    try:
+        copy = deepcopy(model).train()
+    except Exception as error:  # whatever the owner keeps in it
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ModelError(f"the model cannot be copied: {reason}") from None
+    if not all(module.training for module in copy.modules()):
+        raise ModelError("a layer of the model does not train with it")
+    seen = look(copy, torch.zeros(2, *image, device=device))
     if train.batch >= _MOST_SAMPLES or seen.largest * train.batch >= _MOST_VALUES:
         raise ModelError(
             f"train.batch={train.batch} is too large: a layer has more values than its kernels count"
@@ -85,13 +92,15 @@ def find_compiled(model: nn.Module, image: tuple[int, int, int], train: Train) -
 
 def _check(what: str, module: nn.Module) -> None:
     """Refuse what would be computed otherwise than by itself."""
-    if not (type(module) in _LAYERS or type(module).forward in _FORWARDS):
+    if not (type(module) in _LAYERS or getattr(type(module), "forward", None) in _FORWARDS):
         raise ModelError(f"it does not know {what}, whose samples may mix")
     if not is_untouched(module):
         raise ModelError(f"{what} has a hook or a forward of its owner's")
     for parameter in module.parameters(recurse=False):
         if not parameter.requires_grad or parameter.dtype != torch.float32:
             raise ModelError(f"a parameter of {what} is frozen or not in fp32")
+    if not isinstance(module, nn.BatchNorm2d) and list(module.buffers(recurse=False)):
+        raise ModelError(f"{what} has a buffer of its own")
     if isinstance(module, nn.BatchNorm2d) and not (
         module.affine and module.track_running_stats and module.momentum is not None
     ):

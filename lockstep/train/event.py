@@ -27,6 +27,7 @@ class Started:
     resumed_step: int
     num_workers: int = 1
     takes_over: bool = False  # from a worker that told before, and was lost
+    kernels: str = "stock"
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,7 @@ class Journal:
                 state.step,
                 num_workers,
                 takes_over,
+                setup.identity["kernels.set"],
             )
         )
 

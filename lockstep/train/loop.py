@@ -81,7 +81,7 @@ class Loop:
             self._stop(signal.SIGTERM, "stopped because too few workers are left")
         try:
             with (
-                explain_memory(self._setup.run.train, self._setup.device),
+                explain_memory(self._setup.run.train, self._setup.device, bool(self._setup.plan)),
                 closing(Engine(self._setup, state, self._launch, self._group)) as engine,
             ):
                 while state.epoch < self._setup.run.train.epochs:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from lockstep.data.loader import Lanes
-from lockstep.errors import ModelError
+from lockstep.errors import ModelError, SpecError
 from lockstep.spec import Run, Train
 from lockstep.train.lane import LaneByLane
 from lockstep.train.loss import CrossEntropy, Loss
@@ -111,21 +111,33 @@ class DevicePlan:
 
 
 def plan_device(
-    run: Run, model: nn.Module, loss: Loss, shape: tuple[int, int, int], device: torch.device
+    run: Run,
+    model: nn.Module,
+    loss: Loss,
+    shape: tuple[int, int, int],
+    device: torch.device,
+    trains: bool = True,
 ) -> DevicePlan | None:
     """How whole steps run on the device; None for stock kernels through the host.
 
-    `auto` takes fused kernels where they are known to pay.
+    `auto` takes fused kernels where they are known to pay, else lets torch compile what it can; that is for
+    a run that `trains` only.
     """
     wanted, plan = run.kernels.set, None
-    if wanted != "stock" and (wanted != "auto" or (device.type == "cuda" and run.train.precision != "fp32")):
+    sets = _auto_sets(run, device) if wanted == "auto" else (wanted,)
+    for kernels in sets:
+        if kernels == "stock" or (kernels == "compiled" and not trains):
+            continue
         try:
-            plan = _plan(run, model, loss, shape, device)
+            plan = _plan(run, kernels, model, loss, shape, device)
+            break
         except ModelError as error:
             if wanted != "auto":
                 also = " and train.sync_norm=false" if run.train.sync_norm else ""
                 raise ModelError(f"kernels.set={wanted}: {error}: use kernels.set=auto{also}") from None
-    if run.train.sync_norm and not (plan and plan.shares_norms):
+    if trains and run.kernels.table and not Path(run.kernels.table).is_file():
+        raise SpecError(f"kernels.table={run.kernels.table}: there is no such file")
+    if trains and run.train.sync_norm and not (plan and plan.shares_norms):
         fix = "" if wanted == "fused" else "kernels.set=fused with a resnet on a GPU, or "
         raise ModelError(
             "train.sync_norm=true: only residual networks with fused kernels have batch norms that see all "
@@ -134,35 +146,49 @@ def plan_device(
     return plan
 
 
+def _auto_sets(run: Run, device: torch.device) -> tuple[str, ...]:
+    """What `auto` tries, in order: a lookup by device and precision."""
+    if device.type != "cuda" or run.train.precision == "fp32":
+        return ()
+    return ("fused", "compiled") if run.train.precision == "bf16" else ("fused",)
+
+
 def _plan(
-    run: Run, model: nn.Module, loss: Loss, shape: tuple[int, int, int], device: torch.device
+    run: Run,
+    kernels: str,
+    model: nn.Module,
+    loss: Loss,
+    shape: tuple[int, int, int],
+    device: torch.device,
 ) -> DevicePlan:
     if not find_spec("triton"):
         raise ModelError("the package triton is not installed")
     from lockstep.kernels.device import is_usable
-    from lockstep.kernels.device.table import Table, find_table
+    from lockstep.kernels.device.table import Table, find_table, moves_boxes
 
     if not is_usable(device):
         raise ModelError(f"its kernels do not run on {device.type}")
     if not isinstance(loss, CrossEntropy):
         raise ModelError("it has no loss but cross_entropy")
-    if run.kernels.set == "compiled":
+    if kernels == "compiled":
         from lockstep.train.compiled import find_compiled
 
         return DevicePlan(find_compiled(model, shape, run.train), Table(), run.train, device)
-    form = _find_form(model, shape, wanted=run.kernels.set)
+    # a residual network's kernels pay with copies by boxes, which are for bf16
+    residual = run.kernels.set == "fused" or (run.train.precision == "bf16" and moves_boxes(device))
+    form = _find_form(model, shape, residual)
     if max(layer.num_values for layer in form.layers) * run.train.batch >= 2**31:
         raise ModelError(f"train.batch={run.train.batch} is too large: a layer has more than 2^31 values")
     path = Path(run.kernels.table) if run.kernels.table else None
     return DevicePlan(form, find_table(device, path), run.train, device)
 
 
-def _find_form(model: nn.Module, shape: tuple[int, int, int], wanted: str) -> Chain | Residuals:
+def _find_form(model: nn.Module, shape: tuple[int, int, int], residual: bool) -> Chain | Residuals:
     """The model as fused layers."""
     from lockstep.train.chain import find_chain
     from lockstep.train.residual import find_residual
 
-    form = find_chain(model, shape) or (find_residual(model, shape) if wanted == "fused" else None)
+    form = find_chain(model, shape) or (find_residual(model, shape) if residual else None)
     if form is None:
         raise ModelError(
             "the model is no chain of convolutions (stride 1, with bias), ReLU, 2x2 max pooling, fully "

@@ -35,9 +35,11 @@ class Predictor:
         self._trained = trained
         run, device = trained.run, trained.device
         self._plan: DevicePlan | None = None
-        if run.kernels.set != "compiled":  # which are for training only
-            with suppress(ModelError):  # a run of fused kernels may be used where there are none
-                self._plan = plan_device(run, trained.model, make_loss(run.train), trained.shape, device)
+        loss = make_loss(run.train)
+        with suppress(ModelError):  # a run of fused kernels may be used where there are none
+            plan = plan_device(run, trained.model, loss, trained.shape, device, trains=False)
+            if plan and not plan.shares_norms:  # those are folded, and their buffers are for training
+                self._plan = plan
         self._model = None if self._plan else fold_norms(trained.model)
         values = max(layer.num_values for layer in self._plan.layers) if self._plan else 1
         self._most = max(min(_MOST, _VALUES // values), 1)
@@ -46,6 +48,8 @@ class Predictor:
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
         """uint8 images [N, C, H, W], on any device → [N, classes] on the run's device."""
+        if not isinstance(images, Tensor):
+            raise BadInput(f"images must be a torch tensor, not {type(images).__name__}: use torch.as_tensor")
         shape = tuple(images.shape[1:])
         if images.dtype != torch.uint8 or shape != self._trained.shape:
             wanted = " × ".join(map(str, self._trained.shape))

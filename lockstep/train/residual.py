@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from lockstep.kernels.average import GlobalAverage
 from lockstep.kernels.device.flat import Layout, Make
 from lockstep.kernels.device.layer import Layer
-from lockstep.kernels.device.residual import IMAGES, ResidualNetwork, Unit
+from lockstep.kernels.device.residual import ResidualNetwork
+from lockstep.kernels.device.unit import IMAGES, Unit
 from lockstep.models.block import BlockModel, blocks
 from lockstep.models.resnet import Residual, ResNet
 from lockstep.train.together import is_untouched
@@ -78,7 +79,10 @@ _FORWARDS = {
 
 def find_residual(model: nn.Module, shape: _Shape) -> Residuals | None:
     """The units of one of our residual networks, or None; `shape` is an image's C, H, W."""
-    is_plain = all(is_untouched(module) and type(module).forward in _FORWARDS for module in model.modules())
+    is_plain = all(
+        is_untouched(module) and getattr(type(module), "forward", None) in _FORWARDS
+        for module in model.modules()
+    )
     if not (isinstance(model, ResNet) and is_plain and all(p.requires_grad for p in model.parameters())):
         return None
     (_, stem), *middle, (_, classifier) = blocks(model)

@@ -26,7 +26,7 @@ from lockstep.measure.fingerprint import fingerprint
 from lockstep.models import build, load_weights
 from lockstep.spec import Run
 from lockstep.spec.identity import Identity, make_identity
-from lockstep.train.check import check_lane, check_output, warnings_of
+from lockstep.train.check import check_lane, check_output, explain_memory, warnings_of
 from lockstep.train.describe import describe_loss, describe_module
 from lockstep.train.evaluate import Evaluator
 from lockstep.train.lane import LaneByLane
@@ -135,7 +135,10 @@ def set_up(
     check_output(model, store, device)
     chosen_loss = loss or make_loss(run.train)
     check_lane(model, chosen_loss, store, run, device)
-    plan = plan_device(run, model, chosen_loss, store.shape, device)
+    with explain_memory(run.train, device, at_once=True):
+        plan = plan_device(run, model, chosen_loss, store.shape, device)
+    if plan and not plan.is_fused and device.type == "cuda":
+        notices.append("torch compiles the model before the first step, which can take minutes")
     identity = make_identity(
         run,
         data={**store.manifest, **data_facts(store)},

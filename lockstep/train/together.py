@@ -75,7 +75,7 @@ def chain_of(model: nn.Module, with_dropout: bool = False) -> list[nn.Module] | 
     for _, module in model.named_modules(remove_duplicate=False):
         if not is_untouched(module):
             return None
-        if type(module).forward in (nn.Sequential.forward, BlockModel.forward):
+        if getattr(type(module), "forward", None) in (nn.Sequential.forward, BlockModel.forward):
             continue
         if not (_is_known(module) or (with_dropout and type(module) is nn.Dropout)):
             return None

@@ -48,7 +48,7 @@ class Trained:
         run, loss = self.run, make_loss(self.run.train)
         plan = None
         if self.identity.get("kernels.set") == "fused" and self.device.type == "cuda":
-            plan = plan_device(run, self.model, loss, self.shape, self.device)
+            plan = plan_device(run, self.model, loss, self.shape, self.device, trains=False)
         stock = Evaluator(run, store.test, self.augment, loss, self.device)
         return fuse_evaluator(stock, plan)(self.model)
 
@@ -109,12 +109,15 @@ def weights_of(saved: Saved) -> dict[str, Tensor]:
 
 
 def _choose(directory: RunDirectory, which: str) -> Saved:
+    paths = checkpoint.steps(directory.checkpoints)
+    if which == "last" and paths:
+        try:
+            return checkpoint.load(paths[max(paths)])
+        except CheckpointError as error:  # who trains goes back to an older one, who uses it must say so
+            raise CheckpointError(f"{error}: give an older one by --checkpoint PATH") from None
     newest = newest_checkpoint(directory)
-    if which == "last":
-        return newest
     if which == "best":
         step = int(newest.manifest["cursor"]["best_step"])
-        paths = checkpoint.steps(directory.checkpoints)
         if step not in paths:
             raise CheckpointError(f"{directory.path}: no best checkpoint yet: no epoch was evaluated")
         return checkpoint.load(paths[step])

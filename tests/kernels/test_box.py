@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from images import DEVICE, TILE, as_kernel, bordered, gradients, inputs, near
 from torch import Tensor
 
-from lockstep.kernels.device.box import find_box, takes_boxes
+from lockstep.kernels.device.box import find_box, holds_lanes, takes_boxes
 from lockstep.kernels.device.boxed import box_conv, box_data_grad, box_weight_grad
 from lockstep.kernels.device.layer import Layer
+from lockstep.kernels.device.moments import Statistics
 
 PLAIN = {"relu": False, "bias": False}
 LAYERS = {
@@ -67,6 +68,25 @@ def test_the_data_gradient_is_the_reference(name: str, through: str) -> None:
     assert takes_boxes("input_grad", layer, TILE, 3)
     box_data_grad(layer, lying(dz), as_kernel(weight), out, TILE, **given)
     near(out, lying(expected))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_data_gradient_sums_what_a_norm_wants_of_it(name: str) -> None:
+    layer, lanes, size = LAYERS[name], 2, 32
+    x, weight, _ = inputs(layer, lanes * size)
+    dz = torch.randn(len(x), layer.out_channels, *layer.conv_size, device=DEVICE)
+    z, mean, rate = torch.randn_like(x), *torch.randn(2, lanes, layer.in_channels, device=DEVICE)
+    parts = size * layer.height * layer.width // TILE.rows
+    tables = [x.new_full((lanes * parts + 1, layer.in_channels), 9.0) for _ in range(2)]
+    out = torch.full_like(lying(x), 9.0)
+    assert holds_lanes("input_grad", layer, TILE, size)
+    norm, shape = (lying(z), Statistics(*tables, mean, rate, mean, rate)), (lanes, -1, layer.in_channels)
+    box_data_grad(layer, lying(dz), as_kernel(weight), out, TILE, y=bordered(x, (2, 1)), norm=norm)
+    normal = (lying(z).view(shape).double() - mean[:, None]) * rate[:, None]
+    g = out.view(shape).double()
+    for table, expected in zip(tables, (g * normal, g), strict=True):
+        near(table[:-1].view(shape).double().sum(1), expected.sum(1))
+        assert (table[-1] == 9).all()
 
 
 @pytest.mark.parametrize("name", [name for name in LAYERS if name != "odd sides"])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -69,6 +70,26 @@ def sums(way: LaneByLane, lanes: Lanes) -> list[Tensor]:
 def test_it_is_the_model_itself() -> None:
     """Against stock kernels in float64; dropout has the masks of the step through the host."""
     compare(branches, given(4, 3))
+
+
+class Backwards(nn.Sequential):
+    """Runs its layers from the last one to the first."""
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        return iter([*self._modules.values()][::-1])
+
+
+@pytest.mark.parametrize("order", [nn.Sequential, Backwards])
+def test_a_relu_joins_the_norm_that_it_follows(order: type[nn.Sequential]) -> None:
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        convs = [nn.Conv2d(3, 3, 3, bias=False) for _ in range(2)]
+        norms = [nn.BatchNorm2d(3) for _ in range(2)]
+        relu = nn.ReLU()
+        layers = order(convs[0], norms[0], relu, convs[1], relu, norms[1])
+        return nn.Sequential(layers, nn.Tanh(), GlobalAverage(), nn.Linear(3, 10)).to(DEVICE)
+
+    compare(make, given(2, 4))
 
 
 def test_heads_count_by_their_weight() -> None:
@@ -167,9 +188,32 @@ def hooked() -> nn.Module:
     return layer
 
 
+def buffered() -> nn.Module:
+    layer = nn.Sequential(nn.Conv2d(3, 3, 1))
+    layer.register_buffer("mean", torch.zeros(3))
+    return layer
+
+
+def locked() -> nn.Module:
+    layer = nn.Sequential(nn.Conv2d(3, 3, 1))
+    layer.lock = threading.Lock()
+    return layer
+
+
+class Resting(nn.Sequential):
+    """Whose parts never train."""
+
+    def train(self, mode: bool = True) -> Resting:
+        super().train(False)
+        return self
+
+
 @pytest.mark.parametrize(
     ("layer", "reason"),
     [
+        (buffered(), "has a buffer of its own"),
+        (locked(), "cannot be copied"),
+        (Resting(nn.BatchNorm2d(3)), "does not train with it"),
         (OwnConv(3, 3, 1), "does not know '0' \\(OwnConv\\)"),
         (nn.Dropout2d(0.1), "does not know '0' \\(Dropout2d\\)"),
         (nn.InstanceNorm2d(3, track_running_stats=True), "does not know"),
@@ -209,7 +253,7 @@ CLOSED = {
     "product": (torch.ones(4, 3, device=DEVICE), torch.ones(5, 3, device=DEVICE), 2, True),
     "product_weight_grad": (torch.ones(4, 5, device=DEVICE), torch.ones(4, 3, device=DEVICE), 2),
     "lane_statistics": (lying(4, 4, 2, 3), *ROW, 2, 2, 1e-5, 0.1),
-    "lane_norm_sums": (lying(4, 4, 2, 3), lying(4, 4, 2, 3), *torch.ones(2, 4, 4, device=DEVICE), 2, 2),
+    "lane_norm_sums": (lying(4, 4, 2, 3), lying(4, 4, 2, 3), torch.ones(4, 2, 4, device=DEVICE), 2, 2, True),
     "bias_grad": (lying(4, 4, 2, 3), 2, 2),
     "pixel_sums": (lying(4, 4, 2, 3),),
 }

@@ -19,6 +19,7 @@ from lockstep.data.store import MemorySplit
 from lockstep.errors import SpecError
 from lockstep.kernels.device import at_once
 from lockstep.kernels.device.layer import Layer
+from lockstep.kernels.device.residual import ResidualNetwork
 from lockstep.kernels.device.table import OPERATIONS, Table, find_table, key
 from lockstep.kernels.device.tile import Tile
 from lockstep.models import build
@@ -160,6 +161,19 @@ def test_a_residual_network_in_boxes_is_the_reference(kind: str) -> None:
     model = TinyResNet(BasicBlock(8, 16, 2), BasicBlock(16, 32, 2), channels=32).to(DEVICE)
     images = torch.randn(6, 3, 8, 8, device=DEVICE)
     compare(model, Lanes(images, torch.arange(6, device=DEVICE), 2), "fp32", smoothing=0.1, kind=kind)
+
+
+def test_sums_of_a_norms_gradient_come_with_its_last_part() -> None:
+    """By an identity, a projection and a stride, in boxes of one lane's images"""
+    torch.manual_seed(0)
+    blocks = BasicBlock(8, 16, 1), BasicBlock(16, 16, 1), BasicBlock(16, 32, 2)
+    model = TinyResNet(*blocks, channels=32).to(DEVICE)
+    images = torch.randn(4, 3, 8, 8, device=DEVICE)
+    lanes = Lanes(images, torch.arange(4, device=DEVICE), 2)
+    network = fuse(model, lanes, "fp32", kind="boxes").network(2)
+    assert isinstance(network, ResidualNetwork)
+    assert sum(map(bool, network._sum_sizes)) >= 5
+    compare(model, lanes, "fp32", kind="boxes")
 
 
 def frozen(model: TinyResNet) -> None:

@@ -24,15 +24,27 @@ CASES = {
         "data.augment=flip,crop,cutout",
         "train.ema=0.9",
     ),
-    "resnet18": ("model.name=resnet18", "train.precision=bf16", "train.channels_last=true", "train.clip=1.0"),
+    "resnet18": (
+        "model.name=resnet18",
+        "train.precision=bf16",
+        "train.channels_last=true",
+        "train.clip=1.0",
+        "kernels.set=stock",
+    ),
     "googlenet": ("model.name=googlenet", "optimizer.lr=0.001", "train.batch=64"),
     "alexnet": ("model.name=alexnet", "data.size=64", "optimizer.lr=0.001"),
 }
 
+FUSED = (*CASES["emotion48"], "train.precision=bf16", "data.size=48", "train.clip=1.0")
+RESIDUAL = (*CASES["resnet18"], "data.size=32", "kernels.set=fused", "train.ema=0.9")
+SHARED = (*RESIDUAL, "train.sync_norm=true")
 
-@pytest.mark.parametrize("name", CASES)
-def test_the_same_bits_again_and_resumed(name, tmp_path):
-    run = small_run(*CASES[name])
+
+@pytest.mark.parametrize(
+    "keys", [*CASES.values(), FUSED, RESIDUAL, SHARED], ids=[*CASES, "fused", "residual", "sync_norm"]
+)
+def test_the_same_bits_again_and_resumed(keys, tmp_path):
+    run = small_run(*keys)
     on_gpu = {"device": "cuda"}
     one, _ = train(run, tmp_path / "one", launch=on_gpu)
     two, _ = train(run, tmp_path / "two", launch=on_gpu)
@@ -142,11 +154,6 @@ def test_a_killed_worker_is_replaced_and_the_bits_are_the_same(backend, tmp_path
     assert [row["workers"] for row in found["generations"]] == [2, 1, 2], found["generations"]
 
 
-FUSED = (*CASES["emotion48"], "train.precision=bf16", "data.size=48", "train.clip=1.0")
-RESIDUAL = (*CASES["resnet18"], "data.size=32", "kernels.set=fused", "train.ema=0.9")
-SHARED = (*RESIDUAL, "train.sync_norm=true")
-
-
 COMPILED = ("train.precision=bf16", "kernels.set=compiled", "data.num_train=200")
 NORMED = (*CASES["resnet18"], *COMPILED, "data.size=32")
 GROUPED = (*COMPILED, "model.name=alexnet", "data.size=64")  # with dropout
@@ -174,6 +181,27 @@ def test_whole_steps_on_the_device_are_the_same_bits_however_they_run(keys, wire
     assert len(set(found.values())) == 1, found
 
 
+AUTO = {
+    "emotion48": "fused",
+    "resnet18": "fused",
+    "googlenet": "compiled",
+    "timm:resnet18": "stock",
+}
+
+
+@pytest.mark.parametrize("name", AUTO)
+def test_auto_is_a_lookup(name):
+    if ":" in name:
+        pytest.importorskip("timm")
+    for precision, expected in (("bf16", AUTO[name]), ("fp32", "stock")):
+        run = small_run(f"model.name={name}", f"train.precision={precision}", "data.size=48")
+        with plain_torch():
+            setup = set_up(run, prepare_device("cuda", run.train.threads))
+        hopper = torch.cuda.get_device_capability() >= (9, 0)
+        wanted = expected if hopper or name != "resnet18" else "compiled"
+        assert setup.identity["kernels.set"] == wanted, (name, precision)
+
+
 def test_steps_on_the_device_allocate_nothing(tmp_path):
     """Between two steps in the middle of an epoch the allocator's own counters stand still."""
     counts = []
@@ -186,6 +214,15 @@ def test_steps_on_the_device_allocate_nothing(tmp_path):
     train(run, tmp_path, launch={"device": "cuda"}, on_event=watch)
     middle = counts[: len(counts) // 2]
     assert len(middle) > 20 and len(set(middle)) == 1
+
+
+def test_images_that_do_not_fit_train_to_the_same_bits(tmp_path, monkeypatch):
+    found = set()
+    for fits in (True, False):
+        monkeypatch.setattr(images, "fits", lambda split, device, fits=fits: fits)
+        result, _ = train(small_run(*FUSED), tmp_path / str(fits), launch={"device": "cuda"})
+        found.add(result.summary["weights_sha256"])
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize("keys", [FUSED, RESIDUAL], ids=["emotion48", "resnet18"])

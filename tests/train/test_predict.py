@@ -1,5 +1,6 @@
 """A trained run as a function of images: the probabilities of the model itself."""
 
+import numpy as np
 import pytest
 import torch
 from small import small_run, train
@@ -7,7 +8,7 @@ from tiny_resnet import TinyResNet
 from torch import nn
 
 import lockstep
-from lockstep.errors import BadInput
+from lockstep.errors import BadInput, CheckpointError
 from lockstep.models.resnet import BasicBlock
 from lockstep.train import predict
 from lockstep.train.predict import fold_norms
@@ -74,3 +75,14 @@ def test_norms_become_part_of_their_convolutions():
         "the model itself is as it was"
     )
     assert torch.allclose(folded(images), model(images), atol=1e-5)
+
+
+def test_what_cannot_be_used_is_refused(tmp_path):
+    """Images that are no tensor; and a last checkpoint that is damaged, which is not passed over."""
+    result, _ = train(small_run(*SIZES), tmp_path, model=tiny())
+    with pytest.raises(BadInput, match="must be a torch tensor, not ndarray"):
+        lockstep.predictor(result.directory, device="cpu", model=tiny())(np.zeros((1, 1, 8, 8), np.uint8))
+    newest = max((result.directory / "checkpoints").glob("*.safetensors"))
+    newest.write_bytes(newest.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"damaged.*give an older one by --checkpoint PATH"):
+        lockstep.load(result.directory, model=tiny())

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from lockstep.kernels import random
 from lockstep.kernels.device.lanewise import Conv
+from lockstep.kernels.device.stock_conv import stock_conv, stock_conv_backward
 from lockstep.spec import Train
 
 _Shape = tuple[int, ...]
@@ -56,16 +56,13 @@ def find_at_once(conv: Conv, weight: Tensor, image: _Shape, dtype: torch.dtype) 
         return conv._replace(forward_at_once=True, gradient_at_once=True)
     x = _values("x", (conv.lane_size, *image), weight, dtype)
     w = _values("w", tuple(weight.shape), weight, dtype)
-    options = conv.stride, conv.padding, conv.dilation
+    options = conv.stride, conv.padding, conv.dilation, conv.groups
 
     def forward(part: Tensor) -> Tensor:
-        return F.conv2d(part, w, None, *options, conv.groups)
+        return stock_conv(part, w, options)
 
     def gradient(part: Tensor, given: Tensor) -> Tensor:
-        found: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
-            part, given, w, None, *options, False, [0, 0], conv.groups, [True, False, False]
-        )
-        return found[0]
+        return stock_conv_backward(part, given, w, options, 0)
 
     g, most = _values("g", tuple(forward(x).shape), weight, dtype), conv.total_lanes
     at_once = conv.own or _is_same(forward, most, x), _is_same(gradient, most, g, x)

@@ -50,9 +50,12 @@ def takes_boxes(
     return whole and box.is_run(high, wide) and co % tile.rows == 0 and ci % tile.cols == 0
 
 
-def holds_lanes(layer: Layer, tile: Tile, lane_size: int) -> bool:
-    """Whether no box of a forward pass has images of two lanes, so that it has moments of its own."""
-    return lane_size % find_box(tile.rows, *layer.conv_size).images == 0
+def holds_lanes(operation: str, layer: Layer, tile: Tile, lane_size: int) -> bool:
+    """Whether no box has images of two lanes, so that what is summed over a box belongs to one."""
+    high, wide = layer.conv_size
+    if operation == "input_grad":
+        high, wide = layer.height // layer.stride, layer.width // layer.stride
+    return lane_size % find_box(tile.rows, high, wide).images == 0
 
 
 def neighbours(layer: Layer, tile: Tile) -> int:

@@ -18,6 +18,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from lockstep.kernels.device.box import Box, find_box, neighbours
 from lockstep.kernels.device.data import taps
 from lockstep.kernels.device.layer import Layer
+from lockstep.kernels.device.moments import Statistics
 from lockstep.kernels.device.tile import Tile
 
 
@@ -62,16 +63,20 @@ def _box_conv(
 
 @triton.jit
 def _box_data(
-    dz, w, other, y, out,
+    dz, w, other, y, out, z, lane_mean, rate, by_gamma, by_beta,
     C: tl.constexpr, F: tl.constexpr, KW: tl.constexpr, S: tl.constexpr, RY: tl.constexpr, RX: tl.constexpr,
     TY: tl.constexpr, TX: tl.constexpr, NY: tl.constexpr, NX: tl.constexpr,
     GY: tl.constexpr, GX: tl.constexpr, YH: tl.constexpr, YW: tl.constexpr,
     HIGH: tl.constexpr, WIDE: tl.constexpr,
     BI: tl.constexpr, BY: tl.constexpr, BX: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    HAS_OTHER: tl.constexpr, RELU: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_OTHER: tl.constexpr, RELU: tl.constexpr, LANE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """out = (products + other) where y > 0, for a box of pixels of one kind and BN channels; see `data`."""
+    """out = (products + other) where y > 0, for a box of pixels of one kind and BN channels; see `data`.
+
+    If LANE, the images of a lane, is given: the box's Σ out and Σ out · x̂, too, where x̂ is z normalized.
+    """
     BM: tl.constexpr = BI * BY * BX
+    BOXES: tl.constexpr = LANE // BI * HIGH * WIDE
     box = tl.program_id(0) // (F // BN)
     f = tl.program_id(0) % (F // BN) * BN
     i, row, col = _box_place(box, HIGH, WIDE, BI, BY, BX)
@@ -88,7 +93,17 @@ def _box_data(
     if RELU:
         seen = y.load([i, row + YH // S, YH % S, col + YW // S, YW % S * F + f]).reshape(BM, BN)
         value = tl.where(seen > 0, value, 0.0)
-    out.store([i, row, RY, col, RX * F + f], value.to(out.dtype).reshape(BI, BY, 1, BX, BN))
+    result = value.to(out.dtype)
+    out.store([i, row, RY, col, RX * F + f], result.reshape(BI, BY, 1, BX, BN))
+    if LANE:
+        c = f + tl.arange(0, BN)
+        own = box // BOXES * F + c
+        seen = z.load([i, row, RY, col, RX * F + f]).reshape(BM, BN).to(tl.float32)
+        normal = (seen - tl.load(lane_mean + own)[None, :]) * tl.load(rate + own)[None, :]
+        value = result.to(tl.float32)
+        part = (box // BOXES * (S * S) + RY * S + RX) * BOXES + box % BOXES
+        tl.store(by_beta + part * F + c, tl.sum(value, 0))
+        tl.store(by_gamma + part * F + c, tl.sum(value * normal, 0))
 
 
 @triton.jit
@@ -149,9 +164,12 @@ def box_conv(
 
 def box_data_grad(
     layer: Layer, dz: Tensor, weight: Tensor, out: Tensor, tile: Tile, *, other: Tensor | None = None,
-    y: Tensor | None = None, precision: str = "ieee",
+    y: Tensor | None = None, norm: tuple[Tensor, Statistics] | None = None, precision: str = "ieee",
 ) -> None:  # fmt: skip
-    """dz [N, OH, OW, CO] → out [N, H, W, CI], `other` added; only where y, in its border, is positive."""
+    """dz [N, OH, OW, CO] → out [N, H, W, CI], `other` added; only where y, in its border, is positive.
+
+    With the z and the statistics of the `norm` before, also parts of what its gradient sums, to its tables.
+    """
     stride = layer.stride
     high, wide = layer.height // stride, layer.width // stride
     box, channels = find_box(tile.rows, high, wide), layer.in_channels
@@ -161,17 +179,24 @@ def box_data_grad(
         None if other is None else _images(other, box, tile.cols, stride),
         None if y is None else _images(y, box, tile.cols, stride), _images(out, box, tile.cols, stride),
     )  # fmt: skip
+    sums: tuple[object, ...] = (None,) * 5
+    lane_size = 0
+    if norm:
+        z, stats = norm
+        known, found = (stats.mean, stats.rate), (stats.first_parts, stats.second_parts)
+        sums, lane_size = (_images(z, box, tile.cols, stride), *known, *found), len(dz) // len(stats.mean)
     for ry in range(stride):
         for rx in range(stride):
             ty, ny = taps(ry, layer.kernel[0], layer.pad[0], stride)
             tx, nx = taps(rx, layer.kernel[1], layer.pad[1], stride)
             _box_data[(_boxes(box, len(dz), high, wide) * (channels // tile.cols),)](
-                *tables,
+                *tables, *sums,
                 C=layer.out_channels, F=channels, KW=layer.kernel[1], S=stride, RY=ry, RX=rx,
                 TY=ty, TX=tx, NY=ny, NX=nx,
                 GY=(ry + layer.pad[0] - ty) // stride, GX=(rx + layer.pad[1] - tx) // stride,
                 YH=border[0] + ry, YW=border[1] + rx, HAS_OTHER=other is not None, RELU=y is not None,
-                PRECISION=precision, BN=tile.cols, BK=tile.depth, **_sizes(box, high, wide, tile),
+                LANE=lane_size, PRECISION=precision, BN=tile.cols, BK=tile.depth,
+                **_sizes(box, high, wide, tile),
             )  # fmt: skip
 
 

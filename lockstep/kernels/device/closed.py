@@ -19,6 +19,7 @@ from lockstep.kernels.device.layer import Layer
 from lockstep.kernels.device.moments import Statistics, find_moments, statistics
 from lockstep.kernels.device.norm import Norm, norm_chunks
 from lockstep.kernels.device.norm_grad import column_sums, norm_sums
+from lockstep.kernels.device.stock_conv import lying_last, stock_conv, stock_conv_backward
 from lockstep.kernels.device.table import rule
 from lockstep.kernels.device.tree import tree_sum
 
@@ -32,8 +33,8 @@ def conv_forward(
     lane_size: int, at_once: bool,
 ) -> Tensor:  # fmt: skip
     """The convolution without bias."""
-    parts = x.split(len(x) if at_once else lane_size)
-    return _joined([F.conv2d(part, w, None, stride, padding, dilation, groups) for part in parts])
+    parts, options = x.split(len(x) if at_once else lane_size), (stride, padding, dilation, groups)
+    return _joined([stock_conv(part, w, options) for part in parts])
 
 
 @torch.library.custom_op("lockstep::conv_data_grad", mutates_args=())
@@ -42,10 +43,10 @@ def conv_data_grad(
     lane_size: int, at_once: bool,
 ) -> Tensor:  # fmt: skip
     """The gradient of its input."""
-    g, size = g.contiguous(memory_format=_LAST), len(g) if at_once else lane_size
+    g, size = lying_last(g), len(g) if at_once else lane_size
     parts = zip(g.split(size), x.split(size), strict=True)
     options = stride, padding, dilation, groups
-    return _joined([_conv_backward(grad, part, w, options, 0) for grad, part in parts])
+    return _joined([stock_conv_backward(grad, part, w, options, 0) for grad, part in parts])
 
 
 @torch.library.custom_op("lockstep::conv_weight_grad", mutates_args=())
@@ -54,10 +55,10 @@ def conv_weight_grad(
     lane_size: int,
 ) -> Tensor:  # fmt: skip
     """The gradient of its weight in fp32, lane by lane, summed in the lane tree."""
-    parts = zip(g.contiguous(memory_format=_LAST).split(lane_size), x.split(lane_size), strict=True)
+    parts = zip(lying_last(g).split(lane_size), x.split(lane_size), strict=True)
     options = stride, padding, dilation, groups
-    each = [_conv_backward(grad, part, w, options, 1).permute(0, 2, 3, 1) for grad, part in parts]
-    return _tree_sum(torch.stack(each)).permute(0, 3, 1, 2)
+    each = [stock_conv_backward(grad, part, w, options, 1).permute(0, 2, 3, 1) for grad, part in parts]
+    return _tree_sum(torch.stack(each) if len(each) > 1 else each[0][None]).permute(0, 3, 1, 2)
 
 
 @torch.library.custom_op("lockstep::stem_forward", mutates_args=())
@@ -105,31 +106,31 @@ def lane_statistics(
     x: Tensor, gamma: Tensor, beta: Tensor, mean: Tensor, var: Tensor, lane_size: int, total_lanes: int,
     eps: float, momentum: float,
 ) -> list[Tensor]:  # fmt: skip
-    """For each sample its lane's mean, rate, and what they make of x: factor, shift.
+    """Of each lane the mean, rate, and what they make of x: factor, shift, [4, L, C].
 
-    Then the running mean and variance, summed over lanes.
+    Then the running mean and variance, summed over lanes, [2, C].
     """
     z, norm, lanes = _lying(x), _norm_of(x, lane_size, total_lanes, eps, momentum), len(x) // lane_size
-    stats = Statistics(
-        *(_single(x, lanes * norm.part_rows()) for _ in range(2)), *(_single(x, lanes) for _ in range(4))
-    )
-    running = _single(x, lanes), _single(x, lanes)
-    statistics(norm, find_moments(norm, z, stats), gamma, beta, (mean, var), running, stats)
-    found = stats.mean, stats.rate, stats.factor, stats.shift
-    return [*(_spread(values, lane_size) for values in found), *map(_tree_sum, running)]
+    parts, found = _table(x, 2, lanes * norm.part_rows()), _table(x, 4, lanes)
+    stats, running = Statistics(*parts, *found), _table(x, lanes, 2)
+    find_moments(norm, z, stats)
+    statistics(norm, 0, gamma, beta, (mean, var), (running[:, 0], running[:, 1]), stats)
+    return [found, _tree_sum(running)]
 
 
 @torch.library.custom_op("lockstep::lane_norm_sums", mutates_args=())
 def lane_norm_sums(
-    g: Tensor, x: Tensor, centre: Tensor, rate: Tensor, lane_size: int, total_lanes: int
+    g: Tensor, x: Tensor, stats: Tensor, lane_size: int, total_lanes: int, relu: bool
 ) -> list[Tensor]:
-    """For each sample its lane's means of g · x̂ and g; then the sums of both over all lanes."""
+    """Of each lane Σ g · x̂ and Σ g, [L, 2, C]; then the sums of both over all lanes, [2, C].
+
+    `stats` are as `lane_statistics` has them; with `relu`, g is the gradient of what leaves it.
+    """
     norm, lanes = _norm_of(x, lane_size, total_lanes), len(x) // lane_size
-    chunks = _single(x, lanes * norm.part_rows()), _single(x, lanes * norm.part_rows())
-    sums = _single(x, lanes), _single(x, lanes)
-    by_lane = centre[::lane_size].contiguous(), rate[::lane_size].contiguous()
-    norm_sums(norm, _lying(g), _lying(x), *by_lane, chunks, sums)
-    return [*(_spread(values * (1.0 / norm.rows), lane_size) for values in sums), *map(_tree_sum, sums)]
+    parts, sums = _table(x, 2, lanes * norm.part_rows()), _table(x, lanes, 2)
+    tables, out = (parts[0], parts[1]), (sums[:, 0], sums[:, 1])
+    norm_sums(norm, _lying(g), _lying(x), list(stats), tables, out, relu=relu)
+    return [sums, _tree_sum(sums)]
 
 
 @torch.library.custom_op("lockstep::bias_grad", mutates_args=())
@@ -144,38 +145,22 @@ def pixel_sums(x: Tensor) -> Tensor:
     return _lane_sums(x, 1, 1)
 
 
-def _conv_backward(
-    g: Tensor, x: Tensor, w: Tensor, options: tuple[list[int], list[int], list[int], int], which: int
-) -> Tensor:
-    """The gradient of the input, 0, or of the weight, 1; `options`: stride, padding, dilation, groups."""
-    (stride, padding, dilation, groups), wanted = options, [which == 0, which == 1, False]
-    found: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
-        g, x, w, None, stride, padding, dilation, False, [0, 0], groups, wanted
-    )
-    return found[which].contiguous(memory_format=_LAST)
-
-
 def _joined(parts: list[Tensor]) -> Tensor:
     """All lanes, in memory of their own, channels last."""
-    return (parts[0] if len(parts) == 1 else torch.cat(parts)).contiguous(memory_format=_LAST)
+    return lying_last(parts[0] if len(parts) == 1 else torch.cat(parts))
 
 
 def _lane_sums(g: Tensor, lane_size: int, total_lanes: int) -> Tensor:
     norm, lanes = _norm_of(g, lane_size, total_lanes), len(g) // lane_size
-    out = _single(g, lanes)
-    column_sums(norm, _lying(g), _single(g, lanes * norm.part_rows()), out)
+    out = _table(g, lanes)
+    column_sums(norm, _lying(g), _table(g, lanes * norm.part_rows()), out)
     return out
-
-
-def _spread(values: Tensor, lane_size: int) -> Tensor:
-    """[L, C] for each sample of a lane: [L · n, C]."""
-    return values.repeat_interleave(lane_size, 0)
 
 
 def _tree_sum(each: Tensor) -> Tensor:
     """[lanes, …] → their sum in fp32."""
     out = torch.empty(each.shape[1:], device=each.device)
-    tree_sum(each.flatten(1), out.view(-1), torch.zeros(1, dtype=torch.int32, device=each.device), 1.0)
+    tree_sum(each.flatten(1), out.view(-1))
     return out
 
 
@@ -184,12 +169,9 @@ def _lying(x: Tensor) -> Tensor:
     return x.permute(0, 2, 3, 1).contiguous()
 
 
-def _single(like: Tensor, rows: int) -> Tensor:
-    return torch.empty(rows, like.shape[1], device=like.device)
-
-
-def _row(like: Tensor) -> Tensor:
-    return torch.empty(like.shape[1], device=like.device)
+def _table(like: Tensor, *rows: int) -> Tensor:
+    """[…, C] in fp32."""
+    return torch.empty(*rows, like.shape[1], device=like.device)
 
 
 def _stem_of(x: Tensor, w: Tensor, stride: list[int], padding: list[int]) -> Layer:
@@ -233,10 +215,8 @@ conv_weight_grad.register_fake(
 product.register_fake(lambda x, w, size, is_forward: x.new_empty(len(x), w.shape[0 if is_forward else 1]))
 product_weight_grad.register_fake(lambda g, x, size: x.new_empty(g.shape[1], x.shape[1], dtype=torch.float32))
 lane_statistics.register_fake(
-    lambda x, *_: [*(_single(x, len(x)) for _ in range(4)), *(_row(x) for _ in range(2))]
+    lambda x, gamma, beta, mean, var, size, *_: [_table(x, 4, len(x) // size), _table(x, 2)]
 )
-lane_norm_sums.register_fake(
-    lambda g, x, centre, *_: [*(torch.empty_like(centre) for _ in range(2)), *(_row(x) for _ in range(2))]
-)
-bias_grad.register_fake(lambda g, *_: _row(g))
-pixel_sums.register_fake(lambda x: _single(x, len(x)))
+lane_norm_sums.register_fake(lambda g, x, stats, *_: [_table(x, stats.shape[1], 2), _table(x, 2)])
+bias_grad.register_fake(lambda g, *_: _table(g))
+pixel_sums.register_fake(lambda x: _table(x, len(x)))

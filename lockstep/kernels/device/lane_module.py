@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -54,21 +55,24 @@ class LaneLinear(nn.Module):
 
 
 class LaneNorm(nn.Module):
-    """A batch norm by lane; `new_mean` and `new_var` get the sums of the lanes' running statistics."""
+    """A batch norm by lane, perhaps with the ReLU that follows it.
+
+    `new_mean` and `new_var` get the sums of the lanes' running statistics.
+    """
 
     running_mean: Tensor
     running_var: Tensor
     new_mean: Tensor
     new_var: Tensor
 
-    def __init__(self, layer: nn.BatchNorm2d, sizes: Sizes) -> None:
+    def __init__(self, layer: nn.BatchNorm2d, sizes: Sizes, relu: bool) -> None:
         super().__init__()
         assert layer.running_mean is not None and layer.running_var is not None and layer.momentum is not None
         self.weight, self.bias = layer.weight, layer.bias
         for name, value in (("mean", layer.running_mean), ("var", layer.running_var)):
             self.register_buffer(f"running_{name}", value)
             self.register_buffer(f"new_{name}", torch.zeros_like(value))
-        self._norm = sizes.lane_size, sizes.total_lanes, layer.eps, layer.momentum
+        self._norm = sizes.lane_size, sizes.total_lanes, layer.eps, layer.momentum, relu
 
     def forward(self, x: Tensor) -> Tensor:
         running = self.running_mean, self.running_var
@@ -146,13 +150,15 @@ def by_lane(model: nn.Module, sizes: Sizes, convs: Mapping[str, Conv]) -> nn.Mod
     device = next(model.parameters()).device
     made: dict[nn.Module, nn.Module] = {}  # a dropout may be used twice
 
+    ended = _take_relus(model)
+
     def make(module: nn.Module, name: str) -> nn.Module:
         if isinstance(module, nn.Conv2d):
             return LaneConv2d(module, sizes, convs[name])
         if isinstance(module, nn.Linear):
             return LaneLinear(module, sizes)
         if isinstance(module, nn.BatchNorm2d):
-            return LaneNorm(module, sizes)
+            return LaneNorm(module, sizes, relu=module in ended)
         if isinstance(module, nn.Dropout):
             return LaneDropout(module, sizes, device)
         if isinstance(module, GlobalAverage):
@@ -165,3 +171,17 @@ def by_lane(model: nn.Module, sizes: Sizes, convs: Mapping[str, Conv]) -> nn.Mod
         return module
 
     return make(model, "")
+
+
+def _take_relus(model: nn.Module) -> set[nn.Module]:
+    """The batch norms of a sequence that a ReLU follows, which is taken out."""
+    found: set[nn.Module] = set()
+    for module in model.modules():
+        kind, plain = type(module), nn.Sequential
+        if kind.forward is plain.forward and getattr(kind, "__iter__", None) is plain.__iter__:
+            layers = list(module._modules.items())
+            for (_, norm), (name, relu) in pairwise(layers):
+                if type(norm) is nn.BatchNorm2d and type(relu) is nn.ReLU:
+                    found.add(norm)
+                    module._modules[name] = nn.Identity()
+    return found

@@ -59,9 +59,9 @@ def lane_linear(x: Tensor, weight: Tensor, bias: Tensor | None, lane_size: int, 
 
 
 def lane_norm(
-    x: Tensor, gamma: Tensor, beta: Tensor, running: _Tensors, norm: tuple[int, int, float, float]
+    x: Tensor, gamma: Tensor, beta: Tensor, running: _Tensors, norm: tuple[int, int, float, float, bool]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Batch norm by the statistics of each lane; `norm` is n, all lanes of a run, eps and momentum.
+    """Batch norm by each lane's statistics; `norm`: n, a run's lanes, eps, momentum, whether a ReLU ends it.
 
     Gives the running mean and variance too, summed over lanes.
     """
@@ -132,23 +132,30 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, gamma: Tensor, beta: Tensor, mean: Tensor, var: Tensor, lane_size: int,
-        total_lanes: int, eps: float, momentum: float,
+        total_lanes: int, eps: float, momentum: float, relu: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        ctx.sizes = lane_size, total_lanes
-        centre, rate, factor, shift, new_mean, new_var = lane_statistics(
-            x, gamma, beta, mean, var, lane_size, total_lanes, eps, momentum
-        )
-        ctx.save_for_backward(x, centre, rate, factor)
+        ctx.sizes = lane_size, total_lanes, relu
+        stats, news = lane_statistics(x, gamma, beta, mean, var, lane_size, total_lanes, eps, momentum)
+        ctx.save_for_backward(x, stats)
+        new_mean, new_var = news[0], news[1]
         ctx.mark_non_differentiable(new_mean, new_var)
-        return in_type_of(x, widen(x) * _wide(factor) + _wide(shift)), new_mean, new_var
+        _, _, factor, shift = (_wide(values, lane_size) for values in stats)
+        y = in_type_of(x, widen(x) * factor + shift)
+        return torch.relu(y) if relu else y, new_mean, new_var
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        g, (x, centre, rate, factor) = grads[0], ctx.saved_tensors
-        mean_gamma, mean_beta, by_gamma, by_beta = lane_norm_sums(g, x, centre, rate, *ctx.sizes)
-        normal = (widen(x) - _wide(centre)) * _wide(rate)
-        away = widen(g) - _wide(mean_beta) - normal * _wide(mean_gamma)
-        return in_type_of(x, _wide(factor) * away), by_gamma, by_beta, *[None] * 6
+        g, (x, stats), (lane_size, _, relu) = grads[0], ctx.saved_tensors, ctx.sizes
+        sums, totals = lane_norm_sums(g, x, stats, *ctx.sizes)
+        means = sums * (1.0 / (lane_size * x[0, 0].numel()))
+        centre, rate, factor, shift = (_wide(values, lane_size) for values in stats)
+        mean_gamma, mean_beta = (_wide(values, lane_size) for values in means.unbind(1))
+        normal = (widen(x) - centre) * rate
+        through = widen(g)
+        if relu:  # found again from x, which is at hand
+            through = torch.where(widen(x) * factor + shift > 0, through, 0.0)
+        away = through - mean_beta - normal * mean_gamma
+        return in_type_of(x, factor * away), totals[0], totals[1], *[None] * 7
 
 
 class _PixelMean(torch.autograd.Function):
@@ -164,6 +171,6 @@ class _PixelMean(torch.autograd.Function):
         return spread.contiguous(memory_format=torch.channels_last)
 
 
-def _wide(values: Tensor) -> Tensor:
-    """[N, C] for all pixels of a sample."""
-    return values[:, :, None, None]
+def _wide(values: Tensor, lane_size: int) -> Tensor:
+    """[L, C] for all pixels of a lane's samples."""
+    return values[:, None].expand(-1, lane_size, -1).reshape(-1, values.shape[1], 1, 1)

@@ -33,25 +33,26 @@ def _moments(
     z, mean, square,
     R: tl.constexpr, C: tl.constexpr, CHUNKS: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """A chunk's mean and sum of squared deviations, block after block."""
+    """A chunk's mean and sum of squared deviations: of every BR-th row first, then of these together."""
     SIZE: tl.constexpr = (R + CHUNKS - 1) // CHUNKS
     part = tl.program_id(1)
     first, count = chunk_rows(part, R, CHUNKS)
     c = tl.program_id(0) * BC + tl.arange(0, BC)
-    centre = tl.zeros((BC,), tl.float32)
-    total = tl.zeros((BC,), tl.float32)
+    centre = tl.zeros((BR, BC), tl.float32)
+    total = tl.zeros((BR, BC), tl.float32)
     for start in range(0, SIZE, BR):
         row = start + tl.arange(0, BR)
         real = (row < count)[:, None] & (c < C)[None, :]
         x = tl.load(z + (first + row)[:, None] * C + c[None, :], mask=real, other=0.0).to(tl.float32)
-        here = tl.maximum(tl.minimum(count - start, BR), 0)
-        own = tl.div_rn(tl.sum(x, 0), tl.zeros((BC,), tl.float32) + tl.maximum(here, 1))
-        away = tl.where(real, x - own[None, :], 0.0)
-        seen = tl.zeros((BC,), tl.int32) + start
-        centre, total = _join(seen, centre, total, seen * 0 + here, own, tl.sum(away * away, 0))
+        away = tl.where(real, x - centre, 0.0)
+        centre += away * (1.0 / (start // BR + 1))
+        total += away * (x - centre)
+    rows = (tl.maximum(count - tl.arange(0, BR) + (BR - 1), 0) // BR).to(tl.float32)[:, None]
+    mean_of_all = tl.div_rn(tl.sum(centre * rows, 0), tl.zeros((BC,), tl.float32) + tl.maximum(count, 1))
+    away = centre - mean_of_all[None, :]
     place = part * C + c
-    tl.store(mean + place, centre, mask=c < C)
-    tl.store(square + place, total, mask=c < C)
+    tl.store(mean + place, mean_of_all, mask=c < C)
+    tl.store(square + place, tl.sum(total + rows * (away * away), 0), mask=c < C)
 
 
 @triton.jit
@@ -152,25 +153,26 @@ def exchange(all_lanes: AllLanes, first: Tensor, second: Tensor) -> Tensor:
     return all_lanes(torch.stack([first, second], 1)).transpose(0, 1).contiguous()
 
 
-def find_moments(norm: Norm, z: Tensor, stats: Statistics) -> int:
-    """Each chunk's mean and squared deviations of z [N, H, W, C]; how many rows a chunk has."""
+def find_moments(norm: Norm, z: Tensor, stats: Statistics) -> None:
+    """Each chunk's mean and squared deviations of z [N, H, W, C]."""
     grid = triton.cdiv(norm.channels, norm.block), len(stats.mean) * norm.chunks
     _moments[grid](
         z, stats.first_parts, stats.second_parts,
         R=norm.rows, C=norm.channels, CHUNKS=norm.chunks, BR=ROWS, BC=norm.block, enable_fp_fusion=False,
     )  # fmt: skip
-    return -(-norm.rows // norm.chunks)
 
 
 def statistics(
-    norm: Norm, size: int, gamma: Tensor, beta: Tensor, running: tuple[Tensor, Tensor],
+    norm: Norm, box: int, gamma: Tensor, beta: Tensor, running: tuple[Tensor, Tensor],
     out: tuple[Tensor, Tensor], stats: Statistics, all_lanes: AllLanes | None = None,
 ) -> None:  # fmt: skip
-    """Each lane's mean and rate from parts of `size` rows; `out`, columns of a table, its running ones.
+    """Each lane's mean and rate from boxes of so many rows, if any, else from chunks.
 
-    With `all_lanes` they are those of all lanes of the step together, the same for each.
+    `out`, columns of a table, gets its running ones. With `all_lanes` all are those of all lanes of the step
+    together, the same for each.
     """
-    lanes, rows, parts = len(stats.mean), norm.rows, triton.cdiv(norm.rows, size)
+    lanes, rows, parts = len(stats.mean), norm.rows, norm.rows // box if box else norm.chunks
+    size = box or triton.cdiv(rows, parts)  # the last chunks may be empty
     assert out[0].stride(0) == out[1].stride(0)
     given, width = (stats.first_parts, stats.second_parts), triton.cdiv(norm.channels, COLS)
     while parts > (1 if all_lanes else JOINED):

@@ -10,7 +10,7 @@ of z. A unit that is only added to another (a projection) has that one's g.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -19,31 +19,25 @@ from lockstep.kernels.device.average import average, spread
 from lockstep.kernels.device.box import LEAST, holds_lanes, takes_boxes
 from lockstep.kernels.device.boxed import box_conv, box_data_grad, box_weight_grad
 from lockstep.kernels.device.data import data_grad
-from lockstep.kernels.device.flat import KernelNetwork, Slot, lane_chunks
+from lockstep.kernels.device.flat import KernelNetwork, lane_chunks
 from lockstep.kernels.device.forward import forward
 from lockstep.kernels.device.gradient import input_grad, weight_grad
 from lockstep.kernels.device.layer import Layer
 from lockstep.kernels.device.moments import AllLanes, Statistics, find_moments, statistics
-from lockstep.kernels.device.norm import Norm, apply, norm_chunks
+from lockstep.kernels.device.norm import apply
 from lockstep.kernels.device.norm_grad import norm_grad
 from lockstep.kernels.device.table import OPERATIONS, Table
 from lockstep.kernels.device.tile import Tile
+from lockstep.kernels.device.unit import (
+    IMAGES,
+    PER_UNIT,
+    Unit,
+    make_norm,
+    make_slots,
+    readers,
+    with_border,
+)
 from lockstep.spec import Train
-
-IMAGES = -1  # as a source: what the network is given
-PER_UNIT = 5  # tensors of a unit: weight, gamma, beta, and the running mean and variance
-
-
-@dataclass(frozen=True)
-class Unit:
-    """A convolution without bias and the norm after it; `source` and `residual` are numbers of units."""
-
-    layer: Layer
-    source: int
-    residual: int | None
-    relu: bool
-    eps: float
-    momentum: float
 
 
 class ResidualNetwork(KernelNetwork):
@@ -63,31 +57,34 @@ class ResidualNetwork(KernelNetwork):
         self.tiles = [table.tiles(layer, train.precision) for layer in self.layers]
         lane_size = train.batch // train.lanes
         chunks = [lane_chunks(tiles["weight_grad"].parts, train.lanes, lane_size) for tiles in self.tiles]
-        self._box_sizes = self._fit_boxes(lane_size, chunks)
-        super().__init__(_slots(units, head, chunks), head.out_channels, lanes, train, device)
+        self._fit_boxes(lane_size, chunks)
+        super().__init__(make_slots(units, head, chunks), head.out_channels, lanes, train, device)
         count = len(self.labels)
-        self._norms = [_norm(unit, lane_size, train.lanes) for unit in units]
-        self._stats = [self._statistics(*sizes) for sizes in zip(self._norms, self._box_sizes, strict=True)]
+        self._norms = [make_norm(unit, lane_size, train.lanes) for unit in units]
+        every = range(len(units))
+        self._box_sizes = [self._summed("forward", i) for i in every]
+        enders = [next(iter(readers(units, i)), None) for i in every]  # who find the g of each
+        self._sum_sizes = [self._summed("input_grad", end) for end in enders]
+        self._stats = [self._statistics(i) for i in every]
         first = units[0].layer
         images = first.height, first.width, first.in_channels
-        self.x = [self.zeros(count, *_with_border(units, IMAGES, images))]
+        self.x = [self.zeros(count, *with_border(units, IMAGES, images))]
         outputs = [unit.layer.out_shape for unit in units]
-        self._y = [self.zeros(count, *_with_border(units, i, shape)) for i, shape in enumerate(outputs)]
+        self._y = [self.zeros(count, *with_border(units, i, shape)) for i, shape in enumerate(outputs)]
         self._z, self._g = [], []
         for unit in units:
             self._z.append(self.zeros(count, *unit.layer.out_shape))
             self._g.append(self.zeros(count, *unit.layer.out_shape))
         for i, unit in enumerate(units):
-            if unit.residual is not None and not any(other.source == unit.residual for other in units):
+            if unit.residual is not None and not readers(units, unit.residual):
                 self._g[unit.residual] = self._g[i]
-        self._dz = {key: self.zeros(count, *key[0]) for key in map(self._dz_shape, range(len(units)))}
+        self._dz = {key: self.zeros(count, *key[0]) for key in map(self._dz_shape, every)}
         self._pooled, self._g_pooled = (self.zeros(count, *head.in_shape) for _ in range(2))
         self.keys = self.zeros(0, lanes, dtype=torch.int64)
         self._g_head = self.zeros(count, 1, 1, head.out_channels)
 
-    def _fit_boxes(self, lane_size: int, chunks: Sequence[int]) -> list[int]:
-        """Leave boxes to tiles that go with the shapes; of how many pixels each unit finds moments."""
-        sizes = []
+    def _fit_boxes(self, lane_size: int, chunks: Sequence[int]) -> None:
+        """Leave boxes to tiles that go with the shapes."""
         for i, (unit, tiles) in enumerate(zip(self._units, self.tiles, strict=False)):
             for name in OPERATIONS:
                 tile = tiles[name]
@@ -95,9 +92,13 @@ class ResidualNetwork(KernelNetwork):
                 if name == "weight_grad":  # boxes know no border
                     fits = fits and self._dz_shape(i)[1] == (0, 0)
                 tiles[name] = replace(tile, boxes=fits)
-            tile = tiles["forward"]
-            sizes.append(tile.rows if tile.boxes and holds_lanes(unit.layer, tile, lane_size) else 0)
-        return sizes
+
+    def _summed(self, operation: str, i: int | None) -> int:
+        """The pixels of a lane's box, if an operation of a unit sums over such by the way, or 0."""
+        if i is None:
+            return 0
+        layer, tile = self._units[i].layer, self.tiles[i][operation]
+        return tile.rows if tile.boxes and holds_lanes(operation, layer, tile, self.lane_size) else 0
 
     def forward(self, training: bool = True) -> None:
         """x[0] and the weights' copy → logits; by lane statistics in training, else by running ones."""
@@ -108,8 +109,11 @@ class ResidualNetwork(KernelNetwork):
             factor, shift, rows = stats.factor, stats.shift, norm.rows
             if training:
                 out = [self.part(place) for place in self._places(i)[-2:]]
-                size = self._box_sizes[i] or find_moments(norm, z, stats)
-                statistics(norm, size, gamma, beta, (mean, var), (out[0], out[1]), stats, self._shared)
+                if not self._box_sizes[i]:
+                    find_moments(norm, z, stats)
+                statistics(
+                    norm, self._box_sizes[i], gamma, beta, (mean, var), (out[0], out[1]), stats, self._shared
+                )
             else:
                 factor = gamma / torch.sqrt(var + norm.eps)
                 shift, rows = beta - mean * factor, norm.rows * self.lanes
@@ -130,8 +134,9 @@ class ResidualNetwork(KernelNetwork):
         for i in reversed(range(len(self._units))):
             _, gamma, beta, _, _ = self._places(i)
             parts = self.part(gamma), self.part(beta)
-            stats, dz = self._stats[i], self._dz_of(i)
-            norm_grad(self._norms[i], self._g[i], self._z[i], stats, *parts, dz, self._shared)
+            norm, dz, size = self._norms[i], self._dz_of(i), self._sum_sizes[i]
+            known = norm.rows // size if size else 0
+            norm_grad(norm, self._g[i], self._z[i], self._stats[i], *parts, dz, self._shared, known)
             self.run("weight_grad", i)
             if self._units[i].source != IMAGES:
                 self.run("input_grad", i)
@@ -157,13 +162,16 @@ class ResidualNetwork(KernelNetwork):
             part = self.part(weight)
             weight_grad(unit.layer, dz, None, x, part, None, self.lanes, tile, precision=precision)
         else:
-            readers = [n for n, other in enumerate(self._units) if other.source == unit.source]
-            ends = i == readers[0] and self._units[unit.source].relu
-            (box_data_grad if tile.boxes else data_grad)(
-                unit.layer, dz, w, self._g[unit.source], tile,
-                other=self._added_to(unit.source) if i == readers[-1] else self._g[unit.source],
-                y=x if ends else None, precision=precision,
-            )  # fmt: skip
+            source, by = unit.source, readers(self._units, unit.source)
+            g, ends = self._g[source], i == by[0]
+            other = self._added_to(source) if i == by[-1] else g
+            y = x if ends and self._units[source].relu else None
+            if tile.boxes:
+                sums = ends and self._sum_sizes[source]
+                norm = (self._z[source], self._stats[source]) if sums else None
+                box_data_grad(unit.layer, dz, w, g, tile, other=other, y=y, norm=norm, precision=precision)
+            else:
+                data_grad(unit.layer, dz, w, g, tile, other=other, y=y, precision=precision)
 
     def _run_head(self, operation: str, tile: Tile) -> None:
         weight, bias = self.layout.places[-2:]
@@ -202,33 +210,13 @@ class ResidualNetwork(KernelNetwork):
         """Weight, gamma, beta, running mean, running variance."""
         return self.layout.places[PER_UNIT * i : PER_UNIT * (i + 1)]
 
-    def _statistics(self, norm: Norm, box: int) -> Statistics:
-        lanes, channels = self.lanes, norm.channels
-        boxes = -(-norm.rows // min(box, LEAST)) if box else 1
-        rows = lanes * norm.part_rows(max(boxes, norm.chunks))
-        parts = [self.zeros(rows, channels, dtype=torch.float32) for _ in range(2)]
-        means = [self.zeros(lanes, channels, dtype=torch.float32) for _ in range(4)]
+    def _statistics(self, i: int) -> Statistics:
+        """With room for chunks, and for boxes, forward and backward."""
+        lanes, norm = self.lanes, self._norms[i]
+        boxes = [
+            -(-norm.rows // min(size, LEAST)) for size in (self._box_sizes[i], self._sum_sizes[i]) if size
+        ]
+        rows = lanes * norm.part_rows(max(norm.chunks, *boxes, 1))
+        parts = [self.zeros(rows, norm.channels, dtype=torch.float32) for _ in range(2)]
+        means = [self.zeros(lanes, norm.channels, dtype=torch.float32) for _ in range(4)]
         return Statistics(*parts, *means)
-
-
-def _slots(units: Sequence[Unit], head: Layer, chunks: Sequence[int]) -> list[Slot]:
-    """The tensors of all units, then the classifier's weight and bias."""
-    slots = []
-    for unit, count in zip(units, chunks, strict=False):
-        channels = unit.layer.out_channels
-        slots += [Slot(unit.layer.depth * channels, count), Slot(channels), Slot(channels)]
-        slots += [Slot(channels, is_statistic=True)] * 2
-    return [*slots, Slot(head.depth * head.out_channels, chunks[-1]), Slot(head.out_channels, chunks[-1])]
-
-
-def _norm(unit: Unit, lane_size: int, total_lanes: int) -> Norm:
-    (height, width), channels = unit.layer.out_size, unit.layer.out_channels
-    chunks = norm_chunks(lane_size * height * width, channels, total_lanes)
-    return Norm(height, width, channels, lane_size, chunks, unit.eps, unit.momentum, unit.relu)
-
-
-def _with_border(units: Sequence[Unit], source: int, shape: tuple[int, int, int]) -> tuple[int, int, int]:
-    """A sample's image (H, W, C) with the zeros that those who read it want around it."""
-    pads = [unit.layer.pad for unit in units if unit.source == source]
-    high, wide = (max((pad[side] for pad in pads), default=0) for side in (0, 1))
-    return shape[0] + 2 * high, shape[1] + 2 * wide, shape[2]

@@ -60,7 +60,6 @@ class StockNetwork(DeviceNetwork):
         self.keys = self.zeros(len(drops), lanes, dtype=torch.int64)
         self._forward = self._compile()
         self._scores = [self.zeros(lanes, dtype=torch.float32) for _ in range(2)]
-        self._ignored = self.zeros(1, dtype=torch.int32)
 
     def compute(self) -> None:
         """Nothing: lanes are computed with their sum."""
@@ -104,7 +103,7 @@ class StockNetwork(DeviceNetwork):
             grads.append(grad * weight)
         self.logits[rows].copy_(heads[0].detach())
         for values, place in ((total, self.layout.loss), (hits, self.layout.right)):
-            tree_sum(values[:, None], out[place : place + 1], self._ignored, 1.0)
+            tree_sum(values[:, None], out[place : place + 1])
         return grads[::-1]
 
     def _bind(self) -> None:

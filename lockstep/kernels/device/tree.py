@@ -23,11 +23,12 @@ def _tree_sum(parts, out, size, scale, bad, ROWS: tl.constexpr, BLOCK: tl.conste
             value = left + right
     total = tl.reshape(value, (BLOCK,)) * scale
     tl.store(out + i, total, mask=i < size)
-    if tl.max(tl.where(tl.abs(total) < float("inf"), 0, 1)) > 0:
-        tl.store(bad, 1)
+    if bad is not None:
+        if tl.max(tl.where(tl.abs(total) < float("inf"), 0, 1)) > 0:
+            tl.store(bad, 1)
 
 
-def tree_sum(parts: Tensor, out: Tensor, bad: Tensor, scale: float) -> None:
+def tree_sum(parts: Tensor, out: Tensor, bad: Tensor | None = None, scale: float = 1.0) -> None:
     """Sum `parts` [rows, size], a power of two of rows, in fp32, times `scale`; sets `bad` if not finite."""
     rows, size = parts.shape
     block = max(4096 // rows, 32)

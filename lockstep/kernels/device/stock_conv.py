@@ -1,0 +1,48 @@
+"""Stock convolutions and their gradients, channels last; a few wide groups are computed one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+_Options = tuple[Sequence[int], Sequence[int], Sequence[int], int]  # stride, padding, dilation, groups
+_FEW, _WIDE = 4, 32  # groups, and channels of one
+
+
+def stock_conv(x: Tensor, w: Tensor, options: _Options) -> Tensor:
+    """A convolution without bias; few groups are as many convolutions, for which stock kernels are faster."""
+    if not _takes_apart(w, options):
+        return F.conv2d(x, w, None, *options)
+    groups = options[3]
+    parts = zip(x.chunk(groups, 1), w.chunk(groups), strict=True)
+    return torch.cat([F.conv2d(lying_last(a), lying_last(b), None, *options[:3]) for a, b in parts], 1)
+
+
+def stock_conv_backward(g: Tensor, x: Tensor, w: Tensor, options: _Options, which: int) -> Tensor:
+    """The gradient of the input, 0, or of the weight, 1."""
+    if _takes_apart(w, options):
+        groups = options[3]
+        parts = zip(g.chunk(groups, 1), x.chunk(groups, 1), w.chunk(groups), strict=True)
+        alone = *options[:3], 1
+        found = [
+            stock_conv_backward(lying_last(a), lying_last(b), lying_last(c), alone, which)
+            for a, b, c in parts
+        ]
+        return lying_last(torch.cat(found, 0 if which else 1))
+    (stride, padding, dilation, groups), wanted = options, [which == 0, which == 1, False]
+    grads: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
+        g, x, w, None, stride, padding, dilation, False, [0, 0], groups, wanted
+    )
+    return lying_last(grads[which])
+
+
+def _takes_apart(w: Tensor, options: _Options) -> bool:
+    return 1 < options[3] <= _FEW and w.shape[1] >= _WIDE
+
+
+def lying_last(x: Tensor) -> Tensor:
+    """Channels last, copied only if it does not lie so."""
+    return x.contiguous(memory_format=torch.channels_last)
