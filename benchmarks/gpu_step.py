@@ -5,6 +5,7 @@ A variant that fails or takes too long has a record with n = 0 and the reason.
 
 python benchmarks/gpu_step.py --model emotion48 --batch 128,1024,8192 --precision bf16 --lanes 8 --rounds 5
 python benchmarks/gpu_step.py --batch 1024 --variants "lockstep; compile; max-autotune, graph"
+python benchmarks/gpu_step.py --batch 4096 --lanes 1,8,64 --variants lockstep
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ COLORS = {
     "max-autotune, graph": "#223366",
 }
 VARIANTS = tuple(COLORS)  # in the order they run
+OUR_COLORS = COLORS[OURS], "#ee7733", "#f4b183"  # for several numbers of lanes
 # in_channels, image size, classes
 MODELS = {
     "emotion48": (1, 48, 7),
@@ -53,7 +55,7 @@ def main() -> None:
     parser.add_argument("--model", type=split, default=["emotion48"], help=f"of {', '.join(MODELS)}")
     parser.add_argument("--batch", type=split, default=["128", "1024", "8192"])
     parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16")
-    parser.add_argument("--lanes", type=int, default=8, help="of this engine")
+    parser.add_argument("--lanes", type=split, default=["8"], help="of this engine, perhaps several")
     parser.add_argument("--kernels", choices=KERNEL_SETS, default="auto", help="of this engine")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
@@ -73,9 +75,10 @@ def main() -> None:
     start = time.perf_counter()
     for variant in options.variants:
         for case in cases:
-            job = Job(case, variant, options.lanes, options.rounds, options.device, options.kernels)
-            found[case][variant] = measure(job, options.limit)
-            write_records(output, collect(found))  # so that what is measured stays if time runs out
+            for lanes in options.lanes if variant == OURS else ["1"]:
+                job = Job(case, variant, int(lanes), options.rounds, options.device, options.kernels)
+                found[case][label(job)] = measure(job, options.limit)
+                write_records(output, collect(found))  # so that what is measured stays if time runs out
     console = Console(width=120)
     for case, records in found.items():
         console.print(make_table(case, records))
@@ -106,14 +109,23 @@ def make_case(model: str, batch: int, precision: str) -> Case:
     return Case(model, batch, precision, size, in_channels, num_classes, max(num_images, 16 * batch))
 
 
+def label(job: Job) -> str:
+    """A variant, with the lanes of this engine."""
+    return f"{OURS}, {job.lanes} lane{'s' * (job.lanes > 1)}" if job.variant == OURS else job.variant
+
+
+def ours(records: dict[str, Record]) -> dict[str, Record]:
+    """This engine's records, by label."""
+    return {name: record for name, record in records.items() if name.startswith(OURS) and record.n}
+
+
 def measure(job: Job, limit_s: float) -> Record:
     """A variant on a case, as a record in img/s."""
     case = job.case
     start = time.perf_counter()
     result = time_apart(job, limit_s)
     elapsed_s = round(time.perf_counter() - start, 1)
-    lanes = f", {job.lanes} lanes" if job.variant == OURS else ""
-    name = f"{case.model} B={case.batch} {case.precision}: {job.variant}{lanes}"
+    name = f"{case.model} B={case.batch} {case.precision}: {label(job)}"
     details: dict[str, Any] = {"elapsed_s": elapsed_s, "num_images": case.num_images}
     if job.variant == OURS:
         details["lanes"] = job.lanes
@@ -131,7 +143,7 @@ def measure(job: Job, limit_s: float) -> Record:
 
 def best_stock(records: dict[str, Record]) -> str | None:
     """The fastest of the others."""
-    others = [name for name, record in records.items() if name != OURS and record.n]
+    others = [name for name, record in records.items() if record.n and name not in ours(records)]
     return max(others, key=lambda name: records[name].value, default=None)
 
 
@@ -139,35 +151,36 @@ def collect(found: dict[Case, dict[str, Record]]) -> list[Record]:
     """All records, and for each case this engine's ratios."""
     every = [record for records in found.values() for record in records.values()]
     for case, records in found.items():
-        best, ours = best_stock(records), records.get(OURS)
-        if best is None or ours is None or not ours.n:
-            continue
-        over = {name: round(ours.value / record.value, 3) for name, record in records.items() if record.n}
-        value = records[best].value
-        title = f"{case.model} B={case.batch} {case.precision}: lockstep over the best stock"
-        ratio = make_record(title, [ours.value / value], "x", best_stock=best, over=over)
-        low, high = records[best].spread
-        every.append(replace(ratio, n=ours.n, spread=(ours.spread[0] / high, ours.spread[1] / low)))
+        best = best_stock(records)
+        for name, own in ours(records).items() if best else ():
+            over = {
+                other: round(own.value / record.value, 3) for other, record in records.items() if record.n
+            }
+            title = f"{case.model} B={case.batch} {case.precision}: {name} over the best stock"
+            ratio = make_record(title, [own.value / records[best].value], "x", best_stock=best, over=over)
+            low, high = records[best].spread
+            every.append(replace(ratio, n=own.n, spread=(own.spread[0] / high, own.spread[1] / low)))
     return every
 
 
 def make_table(case: Case, records: dict[str, Record]) -> Table:
-    best, ours = best_stock(records), records.get(OURS)
+    best, own = best_stock(records), ours(records)
+    first = next(iter(own), OURS)
     table = Table(title=f"{case.model}, B = {case.batch}, {case.precision}, {case.size}×{case.size}")
     table.add_column("variant", no_wrap=True)
-    for heading in ("img/s", "lowest … highest", "step ms", "peak MiB", "lockstep ÷ it"):
+    for heading in ("img/s", "lowest … highest", "step ms", "peak MiB", f"{first} ÷ it"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, record in records.items():
-        label = f"{name} (best stock)" if name == best else name
+        title = f"{name} (best stock)" if name == best else name
         if not record.n:
             reason = str(record.details["reason"])
-            table.add_row(label, "–", reason if len(reason) <= 24 else f"{reason[:23]}…", style="dim")
+            table.add_row(title, "–", reason if len(reason) <= 24 else f"{reason[:23]}…", style="dim")
             continue
         low, high = record.spread
-        ratio = f"{ours.value / record.value:.2f} ×" if ours is not None and ours.n else "–"
+        ratio = f"{own[first].value / record.value:.2f} ×" if own else "–"
         cells = f"{record.value:,.0f}", f"{low:,.0f} … {high:,.0f}", f"{record.details['step_ms']:.3f}"
-        style = "bold" if name in (OURS, best) else None
-        table.add_row(label, *cells, f"{record.details['peak_mib']:,.0f}", ratio, style=style)
+        style = "bold" if name in own or name == best else None
+        table.add_row(title, *cells, f"{record.details['peak_mib']:,.0f}", ratio, style=style)
     return table
 
 
@@ -178,7 +191,8 @@ def draw(found: dict[Case, dict[str, Record]], path: Path) -> Path:
     from matplotlib.ticker import FuncFormatter
 
     cases = list(found)
-    names = [name for name in COLORS if any(name in r and r[name].n for r in found.values())]
+    names = list(dict.fromkeys(name for r in found.values() for name, record in r.items() if record.n))
+    mine = dict(zip((name for name in names if name.startswith(OURS)), OUR_COLORS, strict=False))
     figure = Figure(figsize=(max(7.5, 1.2 + 0.32 * len(cases) * (len(names) + 1) + 2.4), 4.8), dpi=120)
     FigureCanvasAgg(figure)
     figure.set_layout_engine("constrained")
@@ -190,7 +204,7 @@ def draw(found: dict[Case, dict[str, Record]], path: Path) -> Path:
         x = [at + (number - (len(names) - 1) / 2) * width for at in places]
         values = [record.value for record in records]
         spread = [[r.value - r.spread[0] for r in records], [r.spread[1] - r.value for r in records]]
-        axes.bar(x, values, 0.92 * width, color=COLORS[name], label=name, yerr=spread,
+        axes.bar(x, values, 0.92 * width, color=mine.get(name) or COLORS.get(name), label=name, yerr=spread,
                  error_kw={"linewidth": 0.8, "ecolor": "#333333"})  # fmt: skip
         for at, record in zip(x, records, strict=True):
             axes.annotate(short(record.value), (at, record.spread[1]), (0, 3), rotation=90, fontsize=7.5,

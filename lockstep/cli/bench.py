@@ -79,7 +79,7 @@ def tune_tiles(options: argparse.Namespace) -> int:
     store = open_data(run)
     model = build_model(run, store.shape, len(store.classes))
     plan = plan_device(run, model, make_loss(run.train), store.shape, device, trains=False)
-    if plan is None:
+    if plan is None or not plan.is_fused:
         raise ModelError(
             f"model.name={run.model.name} in {run.train.precision} does not run on fused kernels, and only "
             "these have tiles: try -o kernels.set=fused, which takes it or says why not"

@@ -24,9 +24,11 @@ from lockstep.errors import GroupLost
 
 _TOKEN = 56  # bytes at the start of a piece that prove whose it is; then come its worker's turn and farewell
 _HEADER = 64
-# The number of the system call; other processors would need fences around the turns.
-_FUTEX = {"x86_64": 202}.get(platform.machine()) if sys.platform == "linux" else None
+# Numbers of system calls. The second is for processors on which what was written later may be seen earlier.
+_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine()) if sys.platform == "linux" else None
+_MEMBARRIER = {"aarch64": 283}.get(platform.machine())
 _WAIT, _WAKE = 0, 1
+_FENCE, _REGISTER = 2, 4  # among the processes that have registered
 _LOOK_AGAIN_S = 0.2  # while waiting, how often to see whether the others still live
 _LOOKS = 9000  # half an hour, as for a collective
 
@@ -44,6 +46,7 @@ class Shared:
         """Wait until every worker is here: each counts its own turns up, and looks at those of the others."""
         self._turn += 1
         mine = self._turns[self._group.rank]
+        _membarrier(_FENCE)  # who sees the turn sees all that was written before it
         mine.value = self._turn % 2**32
         _futex(mine, _WAKE, 2**31 - 1)
         for rank, turn in enumerate(self._turns):
@@ -82,7 +85,7 @@ def share(group: Group, num_bytes: int) -> Shared | None:
     if not (group.on_one_host and group.size > 1 and _FUTEX):
         return None
     token = secrets.token_bytes(_TOKEN)
-    descriptor = _make(token, num_bytes)
+    descriptor = _make(token, num_bytes) if _membarrier(_REGISTER) else -1
     offer = {"process": os.getpid(), "descriptor": descriptor, "token": token.hex()}
     offers = [json.loads(text) for text in group.all_gather_bytes(json.dumps(offer).encode())]
     pieces = [_open(theirs, num_bytes) for theirs in offers]
@@ -134,6 +137,11 @@ def _futex(word: ctypes.c_uint32, operation: int, value: int, timeout_s: float =
     assert _FUTEX is not None
     answer = _LIBC.syscall(_FUTEX, ctypes.byref(word), operation, ctypes.c_uint32(value), timeout, None, 0)
     return not (answer == -1 and ctypes.get_errno() == _TIMED_OUT)
+
+
+def _membarrier(command: int) -> bool:
+    """membarrier(2), where the processor needs it; False if the system has none."""
+    return _MEMBARRIER is None or _LIBC.syscall(_MEMBARRIER, command, 0, 0) == 0
 
 
 _TIMED_OUT = 110

@@ -57,7 +57,9 @@ def check_lane(model: nn.Module, loss: Loss, store: Store, run: Run, device: tor
 
 def _is_out_of_memory(error: Exception) -> bool:
     """Whether an error says that memory ran out, on a CPU or a GPU."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "allocate memory" in str(error)
+    words = "allocate memory", "not enough memory"  # of torch's RuntimeError on a CPU, by system
+    told = any(text in str(error) for text in words)
+    return told or isinstance(error, (torch.OutOfMemoryError, MemoryError))
 
 
 @contextmanager

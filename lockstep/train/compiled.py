@@ -41,6 +41,7 @@ class Compiled:
 
     model: Model
     drops: tuple[str, ...]
+    largest: int  # values of a sample that a layer gives
 
     @property
     def make(self) -> Make:
@@ -63,31 +64,39 @@ class Compiled:
             tensor.copy_(as_lying(flat[place], tensor.shape))
 
 
-def find_compiled(model: nn.Module, image: tuple[int, int, int], train: Train) -> Compiled:
-    """The model for stock kernels on the device, if all that it is made of is known there."""
+def find_compiled(
+    model: nn.Module, image: tuple[int, int, int], train: Train, trains: bool = True
+) -> Compiled:
+    """The model for stock kernels on the device, if all that it is made of is known there.
+
+    For one that `trains` no more, how its convolutions run several lanes is not chosen.
+    """
     modules = list(model.named_modules(remove_duplicate=False))
     for name, module in modules:
-        _check(f"'{name or 'the model'}' ({type(module).__name__})", module)
+        what = f"'{name or 'the model'}' ({type(module).__name__})"
+        _check(what, module)
+        if trains:
+            _check_trained(what, module)
     if sum(len(list(module.parameters(recurse=False))) for _, module in modules) != len(
         list(model.parameters())
     ):
         raise ModelError("a layer or a parameter of the model is used twice")
     device = next(model.parameters()).device
     try:
-        copy = deepcopy(model).train()
+        copy = deepcopy(model).train(trains)
     except Exception as error:  # whatever the owner keeps in it
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise ModelError(f"the model cannot be copied: {reason}") from None
-    if not all(module.training for module in copy.modules()):
+    if not all(module.training == trains for module in copy.modules()):
         raise ModelError("a layer of the model does not train with it")
     seen = look(copy, torch.zeros(2, *image, device=device))
-    if train.batch >= _MOST_SAMPLES or seen.largest * train.batch >= _MOST_VALUES:
+    if trains and (train.batch >= _MOST_SAMPLES or seen.largest * train.batch >= _MOST_VALUES):
         raise ModelError(
             f"train.batch={train.batch} is too large: a layer has more values than its kernels count"
         )
     drops = tuple(name for name, module in model.named_modules() if type(module) is nn.Dropout)
-    convs = choose(model, seen.shapes, train, TYPES[train.precision][0])
-    return Compiled(Model(model, image, seen.classes, convs), drops)
+    convs = choose(model, seen.shapes, train, TYPES[train.precision][0]) if trains else {}
+    return Compiled(Model(model, image, seen.classes, convs), drops, seen.largest)
 
 
 def _check(what: str, module: nn.Module) -> None:
@@ -96,6 +105,12 @@ def _check(what: str, module: nn.Module) -> None:
         raise ModelError(f"it does not know {what}, whose samples may mix")
     if not is_untouched(module):
         raise ModelError(f"{what} has a hook or a forward of its owner's")
+    if isinstance(module, nn.Conv2d) and (module.padding_mode != "zeros" or isinstance(module.padding, str)):
+        raise ModelError(f"the padding of {what} is not by numbers and zeros")
+
+
+def _check_trained(what: str, module: nn.Module) -> None:
+    """Refuse parameters and buffers that a step does not know how to change."""
     for parameter in module.parameters(recurse=False):
         if not parameter.requires_grad or parameter.dtype != torch.float32:
             raise ModelError(f"a parameter of {what} is frozen or not in fp32")
@@ -105,5 +120,3 @@ def _check(what: str, module: nn.Module) -> None:
         module.affine and module.track_running_stats and module.momentum is not None
     ):
         raise ModelError(f"{what} is a batch norm without parameters, running statistics or momentum")
-    if isinstance(module, nn.Conv2d) and (module.padding_mode != "zeros" or isinstance(module.padding, str)):
-        raise ModelError(f"the padding of {what} is not by numbers and zeros")

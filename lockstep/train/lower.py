@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from lockstep.kernels.device.table import Table
     from lockstep.train.chain import Chain
     from lockstep.train.device_lanes import Form
+    from lockstep.train.inference import Inference
     from lockstep.train.residual import Residuals
 
 
@@ -81,6 +83,21 @@ class DevicePlan:
             self._networks[lanes] = self.form.make(lanes, self.train, self.device, self.table)
         return self._networks[lanes]
 
+    def inference(self, lanes: int) -> tuple[Inference, Callable[[nn.Module], None]]:
+        """What evaluates so many blocks at once, or fewer, and how it takes a model's weights."""
+        from lockstep.kernels.device.flat import KernelNetwork
+        from lockstep.train.compiled import Compiled
+        from lockstep.train.device_lanes import load
+        from lockstep.train.inference import StockInference
+
+        if isinstance(self.form, Compiled):
+            size = self.train.batch // self.train.lanes
+            stock = StockInference(self.form.model, size, self.train, self.device)
+            return stock, stock.load
+        network = self.network(lanes)
+        assert isinstance(network, KernelNetwork)
+        return network, partial(load, self.form, network)
+
     @property
     def layers(self) -> tuple[Layer, ...]:
         """The fused layers; a model that torch compiles has none."""
@@ -120,16 +137,16 @@ def plan_device(
 ) -> DevicePlan | None:
     """How whole steps run on the device; None for stock kernels through the host.
 
-    `auto` takes fused kernels where they are known to pay, else lets torch compile what it can; that is for
-    a run that `trains` only.
+    `auto` takes fused kernels where they are known to pay, else lets torch compile what it can. A plan for a
+    run that `trains` no more is for inference only.
     """
     wanted, plan = run.kernels.set, None
     sets = _auto_sets(run, device) if wanted == "auto" else (wanted,)
     for kernels in sets:
-        if kernels == "stock" or (kernels == "compiled" and not trains):
+        if kernels == "stock":
             continue
         try:
-            plan = _plan(run, kernels, model, loss, shape, device)
+            plan = _plan(run, kernels, model, loss, shape, device, trains)
             break
         except ModelError as error:
             if wanted != "auto":
@@ -160,6 +177,7 @@ def _plan(
     loss: Loss,
     shape: tuple[int, int, int],
     device: torch.device,
+    trains: bool,
 ) -> DevicePlan:
     if not find_spec("triton"):
         raise ModelError("the package triton is not installed")
@@ -173,7 +191,7 @@ def _plan(
     if kernels == "compiled":
         from lockstep.train.compiled import find_compiled
 
-        return DevicePlan(find_compiled(model, shape, run.train), Table(), run.train, device)
+        return DevicePlan(find_compiled(model, shape, run.train, trains), Table(), run.train, device)
     # a residual network's kernels pay with copies by boxes, which are for bf16
     residual = run.kernels.set == "fused" or (run.train.precision == "bf16" and moves_boxes(device))
     form = _find_form(model, shape, residual)

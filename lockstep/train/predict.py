@@ -1,7 +1,8 @@
 """A trained model as a fast function of images.
 
-With fused kernels every batch size is one CUDA graph, from the bytes of the images to the probabilities;
-otherwise it is the model itself, with each batch norm folded into the convolution before it.
+With kernels on the device every batch size is one CUDA graph, from the bytes of the images to the
+probabilities: a chain by fused kernels, other known models by stock ones. Otherwise it is the model itself.
+With stock kernels each batch norm is folded into the convolution before it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +25,12 @@ from lockstep.train.lower import DevicePlan, plan_device
 from lockstep.train.numerics import half_precision
 from lockstep.train.trained import Trained
 
+if TYPE_CHECKING:
+    from lockstep.train.inference import Inference
+
 _MOST = 8192  # images at a time
-_VALUES = 2**31 - 1  # of a layer for all of them: kernels count in 32 bits
+_FUSED_VALUES = 2**31 - 1  # of a layer for all of them: kernels count in 32 bits
+_STOCK_VALUES = 2**28  # enough to keep a GPU busy, with buffers that leave room for those of other sizes
 _KEPT = 8  # batch sizes whose buffers are kept
 _Run = Callable[[Tensor], Tensor]
 
@@ -33,16 +40,9 @@ class Predictor:
 
     def __init__(self, trained: Trained) -> None:
         self._trained = trained
-        run, device = trained.run, trained.device
-        self._plan: DevicePlan | None = None
-        loss = make_loss(run.train)
-        with suppress(ModelError):  # a run of fused kernels may be used where there are none
-            plan = plan_device(run, trained.model, loss, trained.shape, device, trains=False)
-            if plan and not plan.shares_norms:  # those are folded, and their buffers are for training
-                self._plan = plan
-        self._model = None if self._plan else fold_norms(trained.model)
-        values = max(layer.num_values for layer in self._plan.layers) if self._plan else 1
-        self._most = max(min(_MOST, _VALUES // values), 1)
+        self._model = fold_norms(trained.model)
+        self._way = _with_fused_kernels(trained) or _with_stock_kernels(trained, self._model)
+        self._most = max(min(_MOST, self._way.most if self._way else _MOST), 1)
         self._runs: dict[int, _Run] = {}
 
     @torch.no_grad()
@@ -62,37 +62,29 @@ class Predictor:
         return torch.cat(parts) if parts else empty
 
     def _find(self, size: int) -> _Run:
-        if self._plan is None:
-            return self._with_stock_kernels
+        if self._way is None:
+            return self._by_the_model
         if size not in self._runs:
             if len(self._runs) == _KEPT:
                 del self._runs[next(iter(self._runs))]
-            self._runs[size] = FusedBatch(self._trained, self._plan, size)
+            self._runs[size] = Batch(self._trained, self._way.make(size))
         return self._runs[size]
 
-    def _with_stock_kernels(self, images: Tensor) -> Tensor:
-        trained, model = self._trained, self._model
-        assert model is not None
+    def _by_the_model(self, images: Tensor) -> Tensor:
+        trained = self._trained
         normal = trained.augment.normalize(images.to(trained.device))
         with half_precision(trained.device, trained.run.train.precision == "bf16"):
-            outputs = model(normal.contiguous(memory_format=trained.memory_format))
+            outputs = self._model(normal.contiguous(memory_format=trained.memory_format))
         probabilities: Tensor = outputs.float().softmax(1)
         return probabilities
 
 
-class FusedBatch:
-    """So many images at once with fused kernels; on a GPU as one graph."""
+class Batch:
+    """So many images at once by kernels on the device; on a GPU as one graph."""
 
-    def __init__(self, trained: Trained, plan: DevicePlan, size: int) -> None:
-        from lockstep.kernels.device.flat import KernelNetwork
-        from lockstep.train.device_lanes import load
-
-        device = trained.device
-        train = replace(plan.train, batch=size, lanes=1)
-        network = plan.form.make(1, train, device, plan.table)
-        assert isinstance(network, KernelNetwork)
+    def __init__(self, trained: Trained, network: Inference) -> None:
+        device, size = trained.device, network.lane_size
         self._network = network
-        load(plan.form, self._network, trained.model)
         self._images = torch.zeros(size, *trained.shape, dtype=torch.uint8, device=device)
         self._labels = torch.zeros(size, dtype=torch.int64, device=device)
         self._order = torch.arange(size, device=device)
@@ -118,6 +110,51 @@ class FusedBatch:
         )  # fmt: skip
         network.forward(training=False)
         torch.softmax(network.logits, 1, out=self._result)
+
+
+@dataclass(frozen=True)
+class _Way:
+    """Makes what computes so many images, at most so many at a time."""
+
+    make: Callable[[int], Inference]
+    most: int
+
+
+def _with_fused_kernels(trained: Trained) -> _Way | None:
+    run, device, loss = trained.run, trained.device, make_loss(trained.run.train)
+    plan = None
+    with suppress(ModelError):  # a run of fused kernels may be used where there are none
+        plan = plan_device(run, trained.model, loss, trained.shape, device, trains=False)
+    if plan is None or not plan.is_fused or plan.shares_norms:  # norms are folded instead
+        return None
+
+    def make(size: int) -> Inference:
+        one = DevicePlan(plan.form, plan.table, replace(plan.train, batch=size, lanes=1), device)
+        network, load = one.inference(1)
+        load(trained.model)
+        return network
+
+    return _Way(make, _FUSED_VALUES // max(layer.num_values for layer in plan.layers))
+
+
+def _with_stock_kernels(trained: Trained, folded: nn.Module) -> _Way | None:
+    run, device = trained.run, trained.device
+    interpreted = device.type != "cuda" and run.kernels.set in ("auto", "stock")  # so nobody asked for it
+    if interpreted or not find_spec("triton"):
+        return None
+    from lockstep.kernels.device import is_usable
+    from lockstep.train.compiled import find_compiled
+    from lockstep.train.inference import StockInference
+
+    if not is_usable(device):
+        return None
+    try:
+        form = find_compiled(folded, trained.shape, run.train, trains=False)
+    except ModelError:
+        return None
+    return _Way(
+        lambda size: StockInference(form.model, size, run.train, device), _STOCK_VALUES // form.largest
+    )
 
 
 def fold_norms(model: nn.Module) -> nn.Module:

@@ -87,7 +87,7 @@ class Setup:
     def evaluator(self, group: Group, graph: bool = True) -> Evaluator:
         """Evaluation on the test split, in blocks of one lane, by all workers."""
         stock = Evaluator(self.run, self.store.test, self.augment(), self.loss, self.device, group)
-        return fuse_evaluator(stock, self.plan, graph)
+        return place_evaluator(stock, self.plan, graph)
 
 
 def set_up(
@@ -150,18 +150,16 @@ def set_up(
     return Setup(run, device, store, model, chosen_loss, identity, warnings, notices, plan)
 
 
-def fuse_evaluator(stock: Evaluator, plan: DevicePlan | None, graph: bool = True) -> Evaluator:
-    """Evaluation with fused kernels where they trained, on a GPU as a CUDA graph; else `stock`, as it is."""
-    if plan is None or not plan.is_fused:
+def place_evaluator(stock: Evaluator, plan: DevicePlan | None, graph: bool = True) -> Evaluator:
+    """Evaluation on the device where whole steps run there, on a GPU as a CUDA graph; else `stock` itself."""
+    if plan is None:
         return stock
-    from lockstep.kernels.device.flat import KernelNetwork
-    from lockstep.train.fused_evaluator import FusedEvaluator
+    from lockstep.train.device_evaluator import DeviceEvaluator
 
     own = worker_lanes(stock.run.train.lanes, stock.group.size, stock.group.rank)
-    network = plan.network(len(own))
-    assert isinstance(network, KernelNetwork)
+    network, load = plan.inference(len(own))
     graph = graph and stock.device.type == "cuda"
-    return FusedEvaluator(**vars(stock), form=plan.form, network=network, graph=graph)
+    return DeviceEvaluator(**vars(stock), network=network, load=load, graph=graph)
 
 
 def open_data(run: Run) -> Store:

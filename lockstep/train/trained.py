@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from lockstep.train.loss import make_loss
 from lockstep.train.lower import plan_device
 from lockstep.train.numerics import memory_format, plain_torch, prepare_device
 from lockstep.train.resume import check_checkpoint, newest_checkpoint
-from lockstep.train.setup import build_model, data_facts, fuse_evaluator, make_augment, place
+from lockstep.train.setup import build_model, data_facts, make_augment, place, place_evaluator
 from lockstep.train.state import model_tensors
 
 
@@ -44,13 +45,14 @@ class Trained:
         return memory_format(self.run)
 
     def evaluate(self, store: Store) -> Evaluation:
-        """Loss and accuracy on the test images, with fused kernels if they trained it and run here."""
+        """Loss and accuracy on the test images, on the device if it trained there and can here."""
         run, loss = self.run, make_loss(self.run.train)
         plan = None
-        if self.identity.get("kernels.set") == "fused" and self.device.type == "cuda":
-            plan = plan_device(run, self.model, loss, self.shape, self.device, trains=False)
+        if self.identity.get("kernels.set") != "stock" and self.device.type == "cuda":
+            with suppress(ModelError):
+                plan = plan_device(run, self.model, loss, self.shape, self.device, trains=False)
         stock = Evaluator(run, store.test, self.augment, loss, self.device)
-        return fuse_evaluator(stock, plan)(self.model)
+        return place_evaluator(stock, plan)(self.model)
 
 
 def open_trained(

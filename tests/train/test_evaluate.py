@@ -13,10 +13,14 @@ from lockstep.kernels.device.table import find_table
 from lockstep.spec import Run, Train
 from lockstep.train import images
 from lockstep.train.chain import find_chain
+from lockstep.train.compiled import find_compiled
 from lockstep.train.evaluate import Evaluation, Evaluator, averaged_weights
+from lockstep.train.inference import StockInference
+from lockstep.train.lane import LaneByLane
 from lockstep.train.loss import CrossEntropy
 from lockstep.train.lower import DevicePlan
-from lockstep.train.setup import fuse_evaluator
+from lockstep.train.numerics import half_precision
+from lockstep.train.setup import place_evaluator
 from lockstep.train.state import float_state
 
 CPU = torch.device("cpu")
@@ -109,21 +113,43 @@ def test_without_averages_the_model_is_left_alone() -> None:
         assert torch.equal(model[0].weight, before)
 
 
-def test_fused_evaluation_is_the_same_bits_however_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With any number of blocks at once, also missing ones; images that do not fit; weights that change."""
+@pytest.mark.parametrize("kind", ["fused", "compiled"])
+def test_evaluation_on_the_device_is_the_same_bits_however_it_runs(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With any number of lanes, also missing blocks; images that do not fit; weights that change."""
     torch.manual_seed(0)
     layers = [nn.Conv2d(1, 4, 2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4, 3)]
+    if kind == "compiled":
+        layers[1:2] = [nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5)]
     model, other = nn.Sequential(*layers).to(DEVICE), nn.Sequential(*deepcopy(layers)).to(DEVICE)
     nn.init.normal_(other[-1].weight)
-    form = find_chain(model, (1, 4, 4))
-    assert form
     found = set[tuple[Evaluation, Evaluation]]()
     for lanes, fits in ((1, True), (2, True), (4, True), (2, False), (4, False)):
         monkeypatch.setattr(images, "fits", lambda _, device, fits=fits: fits)
         train = Train(batch=2 * lanes, lanes=lanes)
+        form = find_chain(model, (1, 4, 4)) or find_compiled(model, (1, 4, 4), train)
         stock = Evaluator(Run(train=train), split(11), augment(), CrossEntropy(), DEVICE)
-        fused = fuse_evaluator(stock, DevicePlan(form, find_table(DEVICE), train, DEVICE))
-        found.add((fused(model), fused(other)))
-        assert fused(model).loss == pytest.approx(stock(model).loss, rel=1e-5)
+        LaneByLane(model.train(), CrossEntropy(), 0, bf16=False)  # its dropouts have keys as in training
+        on_device = place_evaluator(stock, DevicePlan(form, find_table(DEVICE), train, DEVICE))
+        found.add((on_device(model), on_device(other)))
+        assert on_device(model).loss == pytest.approx(stock(model).loss, rel=1e-5)
     ((one, two),) = found
     assert one.loss != two.loss
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_inference_by_stock_kernels_is_the_model_in_every_bit(precision: str) -> None:
+    """Its products have their weights in the type that autocast casts to."""
+    model = network().to(DEVICE, memory_format=torch.channels_last).eval()
+    train = Train(batch=6, lanes=2, precision=precision)
+    form = find_compiled(model, (1, 4, 4), train, trains=False)
+    inference = StockInference(form.model, 5, train, DEVICE)
+    nn.init.normal_(model[0].weight)
+    inference.load(model)
+    given = augment().normalize(split(5).images.to(DEVICE))
+    inference.x[0].copy_(given.permute(0, 2, 3, 1))
+    inference.forward()
+    with half_precision(DEVICE, precision == "bf16"):
+        expected = model(given.contiguous(memory_format=torch.channels_last))
+    assert torch.equal(inference.logits, expected.float())

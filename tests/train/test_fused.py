@@ -33,7 +33,7 @@ from lockstep.train.lane import LaneByLane, LaneOutput
 from lockstep.train.loss import CrossEntropy
 from lockstep.train.lower import DevicePlan
 from lockstep.train.residual import Residuals, find_residual
-from lockstep.train.setup import fuse_evaluator
+from lockstep.train.setup import place_evaluator
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ERRORS = {"fp32": 2e-6, "tf32": 2e-3, "bf16": 3e-2}
@@ -277,7 +277,7 @@ def test_evaluation_is_the_stock_one(kind: str, length: int, lanes: int, size: i
     assert form
     plan = DevicePlan(form, find_table(DEVICE), train, DEVICE)
     evaluator = Evaluator(run, split, augment, loss, DEVICE)
-    stock, fused = evaluator(model), fuse_evaluator(evaluator, plan)(model)
+    stock, fused = evaluator(model), place_evaluator(evaluator, plan)(model)
     assert (fused.correct, fused.samples) == (stock.correct, stock.samples)
     assert fused.loss == pytest.approx(stock.loss, rel=1e-5)
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from small import OVERRIDES, call, small_run, summary, train, train_command
 
+import lockstep
 from lockstep.comm.group import Group
 from lockstep.train import images
 from lockstep.train.event import StepDone
@@ -225,7 +226,9 @@ def test_images_that_do_not_fit_train_to_the_same_bits(tmp_path, monkeypatch):
     assert len(found) == 1
 
 
-@pytest.mark.parametrize("keys", [FUSED, RESIDUAL], ids=["emotion48", "resnet18"])
+@pytest.mark.parametrize(
+    "keys", [FUSED, RESIDUAL, NORMED, GROUPED], ids=["emotion48", "resnet18", "resnet18, compiled", "alexnet"]
+)
 def test_evaluation_as_a_graph_is_the_same_bits_and_allocates_nothing(keys, monkeypatch):
     """As launch by launch, and when the images do not fit; the allocator's counters stand still."""
     run, found = small_run(*keys, "data.num_test=500"), []
@@ -246,5 +249,18 @@ def test_evaluation_as_a_graph_is_the_same_bits_and_allocates_nothing(keys, monk
             source = evaluator.blocks.images
             monkeypatch.setattr(source, "feed", watch(source.feed, counts))
             found.append(evaluator(setup.model))
-            assert len(counts) == 16 and (not graph or len(set(counts)) == 1)
+            assert len(counts) == evaluator.blocks.groups > 8 and (not graph or len(set(counts)) == 1)
     assert len(set(found)) == 1
+
+
+@pytest.mark.parametrize("keys", [FUSED, NORMED, GROUPED, CASES["googlenet"]])
+def test_a_predictor_as_graphs_gives_the_probabilities_of_the_model(keys, tmp_path):
+    result, _ = train(small_run(*keys, "train.epochs=1"), tmp_path, launch={"device": "cuda"})
+    predictor = lockstep.predictor(result.directory, device="cuda")
+    model, trained = lockstep.load(result.directory), predictor._trained
+    for size in (1, 3, 8, 3):
+        images = torch.randint(0, 256, (size, *trained.shape), dtype=torch.uint8)
+        expected = model.cpu().float()(trained.augment.normalize(images)).softmax(1)
+        found, again = predictor(images), predictor(images.cuda())
+        assert torch.equal(found, again) and torch.allclose(found.cpu(), expected, atol=0.03)
+    assert len(predictor._runs) == 3

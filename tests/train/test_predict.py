@@ -40,7 +40,7 @@ def expected(result, model, images):
     return found.double()(trained.augment.normalize(images).double()).softmax(1)
 
 
-@pytest.mark.parametrize("kernels", ["auto", "fused"])
+@pytest.mark.parametrize("kernels", ["auto", "fused", "compiled"])
 @pytest.mark.parametrize("model", [tiny, residual])
 def test_it_gives_the_probabilities_of_the_model(model, kernels, tmp_path):
     result, _ = train(small_run(*SIZES, f"kernels.set={kernels}"), tmp_path, model=model())
@@ -51,15 +51,19 @@ def test_it_gives_the_probabilities_of_the_model(model, kernels, tmp_path):
     )
 
 
-def test_any_number_of_images_at_a_time(tmp_path, monkeypatch):
-    result, _ = train(small_run(*SIZES, "kernels.set=fused"), tmp_path, model=tiny())
-    monkeypatch.setattr(predict, "_VALUES", 2 * 10 * 10 * 4 + 5)  # so two images at a time
+@pytest.mark.parametrize(("kernels", "limit"), [("fused", "_FUSED_VALUES"), ("compiled", "_STOCK_VALUES")])
+def test_any_number_of_images_at_a_time(kernels, limit, tmp_path, monkeypatch):
+    result, _ = train(small_run(*SIZES, f"kernels.set={kernels}"), tmp_path, model=tiny())
+    monkeypatch.setattr(predict, limit, 2 * 10 * 10 * 4 + 5)  # so a few images at a time
     monkeypatch.setattr(predict, "_KEPT", 1)
-    images = torch.randint(0, 256, (5, 1, 8, 8), dtype=torch.uint8)
+    images = torch.randint(0, 256, (7, 1, 8, 8), dtype=torch.uint8)
     predictor = lockstep.predictor(result.directory, device="cpu", model=tiny())
     together = predictor(images)
-    assert torch.equal(together, torch.cat([predictor(image[None]) for image in images]))
-    assert len(predictor._runs) == 1 and predictor(images[:0]).shape == (0, 10)
+    one_by_one = torch.cat([predictor(image[None]) for image in images])
+    assert torch.equal(together, one_by_one) or (
+        kernels == "compiled" and torch.allclose(together, one_by_one)
+    )
+    assert predictor._most < 7 and len(predictor._runs) == 1 and predictor(images[:0]).shape == (0, 10)
     for wrong in (images.float(), images[:, :, 1:], images[0]):
         with pytest.raises(BadInput, match=r"images must be uint8 \[N, C, H, W\] with C × H × W = 1 × 8 × 8"):
             predictor(wrong)

@@ -1,7 +1,8 @@
-"""Evaluation with fused kernels: as many blocks in one launch as a step has lanes, on a GPU as a CUDA graph.
+"""Evaluation on the device, on a GPU as a CUDA graph: some blocks at a time, one after another.
 
-A sample's loss does not depend on the batch it is in, so it does not matter which blocks go together. Order
-and results lie on the device, which finds its place in them by a cursor: the host waits only at the end.
+Fused kernels take as many blocks in one launch as a step has lanes: there a sample's loss does not depend on
+the batch it is in. Stock kernels take one. Order and results lie on the device, which finds its place in them
+by a cursor: the host waits only at the end.
 """
 
 from __future__ import annotations
@@ -16,24 +17,23 @@ from torch import Tensor, nn
 from lockstep.comm.tree import tree_sum
 from lockstep.data.augment import Augment
 from lockstep.data.store import Split
-from lockstep.kernels.device.flat import KernelNetwork
 from lockstep.kernels.device.gather import Move, gather
-from lockstep.train.device_lanes import Form, load
 from lockstep.train.evaluate import Evaluator
 from lockstep.train.graph import capture
 from lockstep.train.images import find_images
+from lockstep.train.inference import Inference
 
 
 @dataclass(frozen=True, kw_only=True)
-class FusedEvaluator(Evaluator):
-    """Evaluates on the buffers of a network, whose weights it replaces by the model's."""
+class DeviceEvaluator(Evaluator):
+    """Evaluates on the buffers of a network; `load` replaces its weights by a model's."""
 
-    form: Form
-    network: KernelNetwork
+    network: Inference
+    load: Callable[[nn.Module], None]
     graph: bool
 
     def measure(self, model: nn.Module) -> tuple[Tensor, Tensor]:
-        load(self.form, self.network, model)
+        self.load(model)
         blocks, compute = self.blocks, self._compute
         blocks.begin()
         for group in range(blocks.groups):
@@ -57,7 +57,7 @@ class Blocks:
     """Some blocks in groups of as many as the network has lanes, and the sums over each."""
 
     def __init__(
-        self, network: KernelNetwork, split: Split, augment: Augment, own: range, device: torch.device
+        self, network: Inference, split: Split, augment: Augment, own: range, device: torch.device
     ) -> None:
         self._network, self.groups = network, -(-len(own) // network.lanes)
         shape, length = (self.groups, network.lanes), len(split)

@@ -1,0 +1,81 @@
+"""A model with stock kernels and fixed weights: logits of images that lie where they are read.
+
+Evaluation and prediction use it as they use a network of fused kernels, and may capture it as a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.kernels.device.flat import TYPES
+from lockstep.kernels.device.loss import cross_entropy
+from lockstep.kernels.device.stock import Model
+from lockstep.spec import Train
+from lockstep.train.numerics import half_precision
+from lockstep.train.state import model_tensors
+
+
+class Inference(Protocol):
+    """`lanes` blocks of `lane_size` images, and their scores; a network of fused kernels is one too."""
+
+    lanes: int
+    lane_size: int
+    x: list[Tensor]  # the first is the images, N H W C, in a border of `pad`
+    labels: Tensor
+    logits: Tensor
+    loss: Tensor
+    right: Tensor
+
+    @property
+    def pad(self) -> tuple[int, int]: ...
+
+    def forward(self, training: bool) -> None:
+        """Images → logits."""
+
+    def score(self) -> None:
+        """Logits and labels → each sample's loss, and whether it is right."""
+
+
+class StockInference:
+    """One block by a copy of a model, whose products have their weights in the type they are computed in.
+
+    That type is what autocast would cast them to for every batch.
+    """
+
+    lanes, pad = 1, (0, 0)
+
+    def __init__(self, model: Model, size: int, train: Train, device: torch.device) -> None:
+        self.lane_size, self._bf16, self._smoothing = size, train.precision == "bf16", train.label_smoothing
+        channels, height, width = model.image
+        self._device, dtype = device, TYPES[train.precision][0]
+        self.x = [torch.zeros(size, height, width, channels, dtype=dtype, device=device)]
+        self.labels = torch.zeros(size, dtype=torch.int32, device=device)
+        self.logits, self._grad = (torch.zeros(size, model.classes, device=device) for _ in range(2))
+        self.loss, self.right = (torch.zeros(size, device=device) for _ in range(2))
+        self._module = deepcopy(model.module).to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
+        for module in self._module.modules():
+            vars(module).pop("forward", None)  # a dropout of the model that trains
+            if isinstance(module, (nn.Conv2d, nn.Linear)):
+                module.to(dtype)
+
+    @torch.no_grad()
+    def load(self, model: nn.Module) -> None:
+        """Take the weights and statistics of a model."""
+        own = model_tensors(self._module)
+        for name, tensor in model_tensors(model).items():
+            own[name].copy_(tensor)
+
+    @torch.no_grad()
+    def forward(self, training: bool = False) -> None:
+        assert not training
+        with half_precision(self._device, self._bf16):
+            self.logits.copy_(self._module(self.x[0].permute(0, 3, 1, 2)))
+
+    def score(self) -> None:
+        cross_entropy(
+            self.logits, self.labels, self.loss, self.right, self._grad, self.lane_size, self._smoothing
+        )
