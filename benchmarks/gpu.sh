@@ -1,32 +1,46 @@
 #!/usr/bin/env bash
-# The records that need a GPU, in parts of at most ten minutes, and what must hold before they count.
-# bash benchmarks/gpu.sh PART [FOLDER]: step, lanes, resnet18, large, inference, roofline, autotune or tests
+# The records that need a GPU, in parts of at most ten minutes each, and the tests that only a GPU can run.
+# bash benchmarks/gpu.sh PART [FOLDER]; PART: step, autotune, lanes, resnet18, large, inference, roofline, tests, memory
 set -uo pipefail
 cd "$(dirname "$0")/.."
-export PYTHONPATH=.:tests PYTHONUNBUFFERED=1
-part=${1:-} folder=${2:-benchmarks/results}
-step() { python benchmarks/gpu_step.py --output "$folder/$1.json" "${@:2}"; }
-check="python -m pytest -c /dev/null --rootdir . --noconftest --import-mode=importlib -q" # needs pytest alone
+export PYTHONPATH="$PWD:$PWD/tests" PYTHONUNBUFFERED=1
+part=${1:-} folder=${2:-benchmarks/results} python=${PYTHON:-python3}
 both="lockstep; compile, graph"
+check="$python -m pytest -c /dev/null --rootdir . --noconftest --import-mode=importlib -q" # needs pytest alone
+
+step() { $python benchmarks/gpu_step.py --output "$folder/$1.json" "${@:2}"; }
+infer() { $python benchmarks/gpu_inference.py --model "$1" --output "$folder/gpu-inference-$1.json"; }
+roof() { $python benchmarks/roofline.py --model "$1" --output "$folder/roofline-$1.json"; }
+apart() { # a log's name, then pytest's arguments; beside the others
+  { $check "${@:2}" >"$folder/$1.log" 2>&1 || touch "$folder/failed.log"; tail -n 1 "$folder/$1.log"; } &
+}
+
 case $part in
-step) step gpu-step --batch 128,1024,8192 --variants "lockstep; plain loop; lightning; jax; compile; compile, graph" ;;
+step)
+  step gpu-step --batch 128,1024,8192 --variants \
+    "lockstep; plain loop; resident; lightning; jax; compile; compile, graph"
+  ;;
 autotune) step gpu-step-autotune --batch 1024 --variants "lockstep; max-autotune, graph" --limit 400 ;;
 lanes) step gpu-lanes --batch 4096 --lanes 1,8,64 --variants lockstep ;;
 resnet18) step gpu-resnet18 --model resnet18 --batch 1024 --lanes 1,8 --variants "$both" ;;
 large) step gpu-224 --model alexnet,googlenet,resnet50 --batch 256 --lanes 1,8 --variants "$both" --limit 100 ;;
-inference) python benchmarks/gpu_inference.py --output "$folder/gpu-inference.json" ;;
-roofline)
-  python benchmarks/roofline.py --output "$folder/roofline-emotion48.json" &&
-    python benchmarks/roofline.py --model resnet18 --output "$folder/roofline-resnet18.json"
-  ;;
+inference) infer emotion48 && infer resnet18 ;;
+roofline) roof emotion48 && roof resnet18 ;;
 tests)
-  for file in tests/train/test_{gpu,fused,resident,compiled}.py tests/kernels/test_{device,box,residual,update}.py; do
-    $check "$file" >"/tmp/${file##*/}.log" 2>&1 || echo "$file failed: see /tmp/${file##*/}.log" &
-  done
+  rm -f "$folder/failed.log"
+  apart whole-emotion48 tests/train/test_gpu.py -k "whole_steps and emotion48"
+  apart whole-resnet18 tests/train/test_gpu.py -k "whole_steps and resnet18 and not compiled"
+  apart whole-compiled tests/train/test_gpu.py -k "whole_steps and compiled"
+  apart workers tests/train/test_gpu.py -k "workers_that_share or killed or nccl"
+  apart rest tests/train/test_gpu.py -k "not whole_steps and not workers_that_share and not killed and not nccl"
+  apart kernels tests/kernels/test_{device,box,residual,update,stock_conv}.py
+  apart train tests/train/test_{fused,compiled,evaluate}.py
   wait
-  tail -qn 1 /tmp/test_*.py.log
+  [ ! -e "$folder/failed.log" ]
+  ;;
+memory)
   PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 9 \
-    $check tests/kernels/test_box.py
+    $check tests/kernels/test_device.py tests/kernels/test_box.py tests/kernels/test_residual.py
   ;;
 *)
   sed -n '2,3s/^# //p' "$0" >&2

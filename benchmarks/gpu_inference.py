@@ -2,7 +2,7 @@
 
 Same weights, images, precision and batch; the images lie on the GPU. Variants take turns in one process.
 
-python benchmarks/gpu_inference.py --batch 1,8192 --rounds 7
+python benchmarks/gpu_inference.py --model emotion48 --batch 1,8192 --rounds 7
 """
 
 from __future__ import annotations
@@ -32,11 +32,14 @@ def main() -> None:
     parser.add_argument("--model", choices=[*MODELS], default="emotion48")
     parser.add_argument("--batch", type=split, default=["1", "8192"])
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument(
+        "--modes", type=split, default=["reduce-overhead", "max-autotune"], help="of torch.compile"
+    )
     options = parser.parse_args()
     records: list[Record] = []
     with tempfile.TemporaryDirectory() as folder:
         trained = train_briefly(options.model, Path(folder))
-        variants = make_variants(trained)
+        variants = make_variants(trained, options.modes)
         for batch in map(int, options.batch):
             records += measure(options.model, variants, trained, batch, options.rounds)
             write_records(options.output or RESULTS / "gpu-inference.json", records)
@@ -59,7 +62,7 @@ def train_briefly(model: str, folder: Path) -> Trained:
     return open_trained(folder, "run", device="cuda")
 
 
-def make_variants(trained: Trained) -> dict[str, Callable[[Tensor], Tensor]]:
+def make_variants(trained: Trained, modes: list[str]) -> dict[str, Callable[[Tensor], Tensor]]:
     """Functions of uint8 images on the GPU."""
     model = trained.model.to(memory_format=torch.channels_last)
 
@@ -69,7 +72,6 @@ def make_variants(trained: Trained) -> dict[str, Callable[[Tensor], Tensor]]:
         with half_precision(trained.device, True):
             return model(normal).float().softmax(1)
 
-    modes = "reduce-overhead", "max-autotune"
     compiled = {name: torch.compile(eager, mode=name, dynamic=False) for name in modes}
     return {"lockstep": Predictor(trained), "eager": eager, **compiled}
 
@@ -81,9 +83,12 @@ def measure(
     images = torch.randint(0, 256, (batch, *trained.shape), dtype=torch.uint8, device="cuda")
     latency: dict[str, list[float]] = {name: [] for name in variants}
     speed: dict[str, list[float]] = {name: [] for name in variants}
-    for predict in variants.values():
+    for name, predict in variants.items():
+        start = time.perf_counter()
         for _ in range(5):
             predict(images)
+        torch.cuda.synchronize()
+        print(f"{name} is ready for {batch} images after {time.perf_counter() - start:.1f} s", flush=True)
     for _ in range(rounds):
         for name, predict in variants.items():
             latency[name].append(statistics.median(timed(predict, images, 1) for _ in range(50)))

@@ -40,27 +40,32 @@ class Inference(Protocol):
         """Logits and labels → each sample's loss, and whether it is right."""
 
 
-class StockInference:
-    """One block by a copy of a model, whose products have their weights in the type they are computed in.
+def fix_weights(module: nn.Module, precision: str) -> nn.Module:
+    """A copy for inference, whose products have their weights in the type they are computed in.
 
-    That type is what autocast would cast them to for every batch.
+    That type is what autocast would cast them to for every batch, so it changes no bit.
     """
+    fixed: nn.Module = deepcopy(module).to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
+    for part in fixed.modules():
+        vars(part).pop("forward", None)  # the dropout of a model that trains
+        if isinstance(part, (nn.Conv2d, nn.Linear)):
+            part.to(TYPES[precision][0])
+    return fixed
+
+
+class StockInference:
+    """One block by stock kernels; the model's module has fixed weights."""
 
     lanes, pad = 1, (0, 0)
 
     def __init__(self, model: Model, size: int, train: Train, device: torch.device) -> None:
+        self._module, (channels, height, width) = model.module, model.image
         self.lane_size, self._bf16, self._smoothing = size, train.precision == "bf16", train.label_smoothing
-        channels, height, width = model.image
         self._device, dtype = device, TYPES[train.precision][0]
         self.x = [torch.zeros(size, height, width, channels, dtype=dtype, device=device)]
         self.labels = torch.zeros(size, dtype=torch.int32, device=device)
         self.logits, self._grad = (torch.zeros(size, model.classes, device=device) for _ in range(2))
         self.loss, self.right = (torch.zeros(size, device=device) for _ in range(2))
-        self._module = deepcopy(model.module).to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
-        for module in self._module.modules():
-            vars(module).pop("forward", None)  # a dropout of the model that trains
-            if isinstance(module, (nn.Conv2d, nn.Linear)):
-                module.to(dtype)
 
     @torch.no_grad()
     def load(self, model: nn.Module) -> None:

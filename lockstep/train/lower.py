@@ -7,7 +7,7 @@ give the bits of the reference, which runs one lane after another.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -88,11 +88,12 @@ class DevicePlan:
         from lockstep.kernels.device.flat import KernelNetwork
         from lockstep.train.compiled import Compiled
         from lockstep.train.device_lanes import load
-        from lockstep.train.inference import StockInference
+        from lockstep.train.inference import StockInference, fix_weights
 
         if isinstance(self.form, Compiled):
+            fixed = fix_weights(self.form.model.module, self.train.precision)
             size = self.train.batch // self.train.lanes
-            stock = StockInference(self.form.model, size, self.train, self.device)
+            stock = StockInference(replace(self.form.model, module=fixed), size, self.train, self.device)
             return stock, stock.load
         network = self.network(lanes)
         assert isinstance(network, KernelNetwork)

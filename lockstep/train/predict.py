@@ -1,8 +1,8 @@
 """A trained model as a fast function of images.
 
-With kernels on the device every batch size is one CUDA graph, from the bytes of the images to the
-probabilities: a chain by fused kernels, other known models by stock ones. Otherwise it is the model itself.
-With stock kernels each batch norm is folded into the convolution before it.
+Where whole steps run on the device, every batch size is one CUDA graph from the bytes of the images to the
+probabilities: a chain by fused kernels, any other model by stock ones. Elsewhere it is the model itself. With
+stock kernels each batch norm is folded into the convolution before it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
@@ -39,9 +38,12 @@ class Predictor:
     """Probabilities of the classes; made for a run that was opened, on its device."""
 
     def __init__(self, trained: Trained) -> None:
-        self._trained = trained
-        self._model = fold_norms(trained.model)
-        self._way = _with_fused_kernels(trained) or _with_stock_kernels(trained, self._model)
+        self._trained, plan = trained, _find_plan(trained)
+        is_chain = plan is not None and plan.is_fused and not plan.shares_norms  # norms are folded instead
+        self._model = trained.model if is_chain else fold_norms(trained.model)
+        self._way = None
+        if plan:
+            self._way = _fused_way(trained, plan) if is_chain else _stock_way(trained, self._model)
         self._most = max(min(_MOST, self._way.most if self._way else _MOST), 1)
         self._runs: dict[int, _Run] = {}
 
@@ -67,7 +69,8 @@ class Predictor:
         if size not in self._runs:
             if len(self._runs) == _KEPT:
                 del self._runs[next(iter(self._runs))]
-            self._runs[size] = Batch(self._trained, self._way.make(size))
+            with torch.inference_mode(False), torch.no_grad():  # for callers in and out of it
+                self._runs[size] = Batch(self._trained, self._way.make(size))
         return self._runs[size]
 
     def _by_the_model(self, images: Tensor) -> Tensor:
@@ -120,16 +123,16 @@ class _Way:
     most: int
 
 
-def _with_fused_kernels(trained: Trained) -> _Way | None:
-    run, device, loss = trained.run, trained.device, make_loss(trained.run.train)
-    plan = None
-    with suppress(ModelError):  # a run of fused kernels may be used where there are none
-        plan = plan_device(run, trained.model, loss, trained.shape, device, trains=False)
-    if plan is None or not plan.is_fused or plan.shares_norms:  # norms are folded instead
-        return None
+def _find_plan(trained: Trained) -> DevicePlan | None:
+    run, loss = trained.run, make_loss(trained.run.train)
+    with suppress(ModelError):  # a run may be used where its kernels do not run
+        return plan_device(run, trained.model, loss, trained.shape, trained.device, trains=False)
+    return None
 
+
+def _fused_way(trained: Trained, plan: DevicePlan) -> _Way:
     def make(size: int) -> Inference:
-        one = DevicePlan(plan.form, plan.table, replace(plan.train, batch=size, lanes=1), device)
+        one = DevicePlan(plan.form, plan.table, replace(plan.train, batch=size, lanes=1), plan.device)
         network, load = one.inference(1)
         load(trained.model)
         return network
@@ -137,24 +140,17 @@ def _with_fused_kernels(trained: Trained) -> _Way | None:
     return _Way(make, _FUSED_VALUES // max(layer.num_values for layer in plan.layers))
 
 
-def _with_stock_kernels(trained: Trained, folded: nn.Module) -> _Way | None:
-    run, device = trained.run, trained.device
-    interpreted = device.type != "cuda" and run.kernels.set in ("auto", "stock")  # so nobody asked for it
-    if interpreted or not find_spec("triton"):
-        return None
-    from lockstep.kernels.device import is_usable
+def _stock_way(trained: Trained, folded: nn.Module) -> _Way | None:
     from lockstep.train.compiled import find_compiled
-    from lockstep.train.inference import StockInference
+    from lockstep.train.inference import StockInference, fix_weights
 
-    if not is_usable(device):
-        return None
+    train, device = trained.run.train, trained.device
     try:
-        form = find_compiled(folded, trained.shape, run.train, trains=False)
+        form = find_compiled(folded, trained.shape, train, trains=False)
     except ModelError:
         return None
-    return _Way(
-        lambda size: StockInference(form.model, size, run.train, device), _STOCK_VALUES // form.largest
-    )
+    model = replace(form.model, module=fix_weights(folded, train.precision))
+    return _Way(lambda size: StockInference(model, size, train, device), _STOCK_VALUES // form.largest)
 
 
 def fold_norms(model: nn.Module) -> nn.Module:

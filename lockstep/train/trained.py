@@ -46,13 +46,14 @@ class Trained:
 
     def evaluate(self, store: Store) -> Evaluation:
         """Loss and accuracy on the test images, on the device if it trained there and can here."""
-        run, loss = self.run, make_loss(self.run.train)
-        plan = None
-        if self.identity.get("kernels.set") != "stock" and self.device.type == "cuda":
-            with suppress(ModelError):
-                plan = plan_device(run, self.model, loss, self.shape, self.device, trains=False)
-        stock = Evaluator(run, store.test, self.augment, loss, self.device)
-        return place_evaluator(stock, plan)(self.model)
+        run, loss, plan = self.run, make_loss(self.run.train), None
+        with plain_torch():
+            prepare_device(self.device.type, run.train.threads, tf32=run.train.precision == "tf32")
+            if self.identity.get("kernels.set") != "stock" and self.device.type == "cuda":
+                with suppress(ModelError):
+                    plan = plan_device(run, self.model, loss, self.shape, self.device, trains=False)
+            stock = Evaluator(run, store.test, self.augment, loss, self.device)
+            return place_evaluator(stock, plan)(self.model)
 
 
 def open_trained(

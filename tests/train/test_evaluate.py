@@ -118,6 +118,7 @@ def test_evaluation_on_the_device_is_the_same_bits_however_it_runs(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With any number of lanes, also missing blocks; images that do not fit; weights that change."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     torch.manual_seed(0)
     layers = [nn.Conv2d(1, 4, 2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4, 3)]
     if kind == "compiled":
