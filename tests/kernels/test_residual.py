@@ -82,7 +82,7 @@ CASES = {
     "many": (12, 12, 5, True),
     "tall": (1, 2, 70, True),
     "whole blocks": (8, 8, 16, True),
-    "an empty chunk": (3, 911, 4, True),
+    "empty chunks": (1, 3, 4, True),
 }
 
 
@@ -90,6 +90,8 @@ def make(name: str, lanes: int, total_lanes: int = 4) -> tuple[Norm, Statistics,
     height, width, channels, relu = CASES[name]
     size = 3
     chunks = norm_chunks(size * height * width, channels, total_lanes)
+    if name == "empty chunks":  # as 3 x 911 pixels have, which take an interpreter long
+        chunks = 8
     norm = Norm(height, width, channels, size, chunks, 1e-5, 0.1, relu)
     torch.manual_seed(1)
     rows = [torch.randn(channels, device=DEVICE) for _ in range(4)]
@@ -123,7 +125,9 @@ def run_norm(name: str, lanes: int, images: list[Tensor]) -> dict[str, Tensor]:
     return {"y": y, "dz": dz, **dict(zip(names, columns, strict=True))}
 
 
-@pytest.mark.parametrize(("name", "joined"), [*((name, None) for name in CASES), ("many", 2)])
+@pytest.mark.parametrize(
+    ("name", "joined"), [*((name, None) for name in CASES), ("many", 2), ("empty chunks", 2)]
+)
 def test_batch_norm_of_each_lane_is_the_reference(
     name: str, joined: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
