@@ -17,7 +17,7 @@ SMALL = ("train.batch=16", "data.num_train=40", "data.num_test=21")
 MODELS = {
     "lenet5": EVERYTHING,
     "resnet18": (*EVERYTHING, *SMALL, "model.name=resnet18", "train.channels_last=true"),
-    "googlenet": (*EVERYTHING, *SMALL, "model.name=googlenet", "data.size=32"),
+    "googlenet": (*EVERYTHING, *SMALL, "model.name=googlenet"),
 }
 HASHES = ("weights_sha256", "optimizer_sha256", "ema_sha256", "loss", "accuracy", "identity")
 # Covers every value of every column; benchmarks/matrix.py runs them all. Under torchrun and mpirun a worker
