@@ -32,6 +32,7 @@ class Idx:
     classes: tuple[str, ...]
     mean: float
     std: float
+    sha256: str  # of the content as published, by which the other's files are known
 
 
 MNIST = Idx(
@@ -40,6 +41,7 @@ MNIST = Idx(
     classes=tuple("0123456789"),
     mean=0.1307,
     std=0.3081,
+    sha256="1e35582d42a90940c55b956deb61875c020b567ed20e3c5b174f52bf7809ed9b",
 )
 FASHION = Idx(
     name="fashion",
@@ -58,6 +60,7 @@ FASHION = Idx(
     ),
     mean=0.2860,
     std=0.3530,
+    sha256="ece172613115fb18b120bec8f6c02271af90b8b8f0a5af5c51cbd5ceed68e619",
 )
 
 
@@ -70,6 +73,13 @@ def open_idx(kind: Idx, folder: Path) -> Store:
             f"{found}: train images are {_by(train.images)} and test images {_by(test.images)}: "
             f"both must be equal; fetch {kind.name} again"
         )
+    content = content_sha256(train, test)
+    for other in (MNIST, FASHION):
+        if content == other.sha256 != kind.sha256:
+            raise DataError(
+                f"{found}: these files, though named as {kind.name}'s, are {other.name}'s: "
+                f"use data.name={other.name} or name another data.dir"
+            )
     channels, height, width = train.images.shape[1:]
     return Store(
         name=kind.name,
@@ -83,7 +93,7 @@ def open_idx(kind: Idx, folder: Path) -> Store:
             "name": kind.name,
             "num_train": len(train),
             "num_test": len(test),
-            "content_sha256": content_sha256(train, test),
+            "content_sha256": content,
         },
     )
 

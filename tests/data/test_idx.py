@@ -6,11 +6,13 @@ import gzip
 import os
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from lockstep.data import idx
 from lockstep.data.idx import FASHION, MNIST, open_idx
 from lockstep.errors import DataError
 
@@ -117,3 +119,12 @@ def test_real_files(kind: object) -> None:
     assert (len(store.train), len(store.test), store.shape) == (60_000, 10_000, (1, 28, 28))
     pixels = store.train.read(torch.arange(60_000))[0].float() / 255
     assert abs(pixels.mean() - store.mean[0]) < 1e-3 and abs(pixels.std() - store.std[0]) < 1e-3
+
+
+def test_the_files_of_the_other_set_are_known(tmp_path, monkeypatch):
+    made = files()
+    known = open_idx(FASHION, write(tmp_path, made)).manifest["content_sha256"]
+    monkeypatch.setattr(idx, "MNIST", replace(MNIST, sha256=known))
+    with pytest.raises(DataError, match=r"are mnist's: use data\.name=mnist or name another data\.dir"):
+        open_idx(FASHION, tmp_path)
+    assert open_idx(idx.MNIST, tmp_path).name == "mnist"
