@@ -21,6 +21,7 @@ from lockstep.errors import DataError
 from lockstep.kernels.random import integers, key
 
 _NUM_HASHED = 64
+_CHANNELS = 4  # that an image may well have
 _TENTH = 10  # one sample in so many is held out of a single data set
 
 
@@ -158,6 +159,11 @@ def _as_tensor(image: Any) -> Tensor:
         image = np.array(image if image.mode in ("L", "RGB") else image.convert("RGB"))
     if isinstance(image, np.ndarray):
         array = torch.from_numpy(np.array(image))
+        if array.dim() == 3 and array.shape[2] > _CHANNELS >= array.shape[0]:
+            raise TypeError(
+                f"an array is H x W x C, so this one has {array.shape[2]} channels: give "
+                "torch.from_numpy(image) if it is C x H x W"
+            )
         tensor = array.permute(2, 0, 1).contiguous() if array.dim() == 3 else array
     elif isinstance(image, Tensor):
         tensor = image

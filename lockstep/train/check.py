@@ -92,9 +92,11 @@ def explain_memory(train: Train, device: torch.device, at_once: bool) -> Iterato
         ) from None
 
 
-def warnings_of(run: Run, model: nn.Module, length: int) -> list[str]:
+def warnings_of(run: Run, model: nn.Module, length: int, device: torch.device) -> list[str]:
     """What will train, but hardly as its user wishes."""
     found = []
+    if run.train.precision == "bf16" and device.type == "cpu":
+        found.append("bf16 is slow on most CPUs: use train.precision=fp32, which is another run")
     left_out = length % run.train.batch
     if left_out > length // 5:
         found.append(

@@ -182,9 +182,12 @@ class Loop:
     def _stop(self, number: signal.Signals, cause: str = "") -> None:
         saved = self._journal.save(self._state)
         told = "the state is saved" if saved else "its state could NOT be saved, older checkpoints stay"
+        command = self._launch.resume_command(self._journal.path)
+        if self._setup.is_scripted:
+            command = f'the same script and lockstep.Launch(resume="{self._journal.path}")'
         raise Interrupted(
             f"{cause or f'stopped by {number.name}'} after step {self._state.step}; {told}: "
-            f"go on with {self._launch.resume_command(self._journal.path)}",
+            f"go on with {command}",
             number,
         )
 

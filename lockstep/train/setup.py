@@ -61,6 +61,12 @@ class Setup:
         return type(self.model).__name__ if "source.model.class" in self.identity else self.run.model.name
 
     @property
+    def is_scripted(self) -> bool:
+        """Whether a script gave the module, the data or the loss, which no command line can."""
+        own = ("source.model.", "source.loss", "manifest.sample_sha256")
+        return any(key.startswith(own) for key in self.identity)
+
+    @property
     def bf16(self) -> bool:
         return self.run.train.precision == "bf16"
 
@@ -146,7 +152,7 @@ def set_up(
         fingerprint=fingerprint(device),
         kernels=plan.facts() if plan else {"set": "stock"},
     )
-    warnings = warnings_of(run, model, len(store.train))
+    warnings = warnings_of(run, model, len(store.train), device)
     return Setup(run, device, store, model, chosen_loss, identity, warnings, notices, plan)
 
 

@@ -75,7 +75,8 @@ def _open(directory: RunDirectory, device: str, which: str, model: nn.Module | N
         if "source.model.class" in identity:
             raise ModelError(
                 f"{directory.path} trained a module of your own "
-                f"({identity['source.model.class'].split()[0]}): use lockstep.load(run, model=YourModule())"
+                f"({identity['source.model.class'].split()[0]}): give it to "
+                "lockstep.load or lockstep.predictor as model=YourModule()"
             )
         model = build_model(run, (shape[0], shape[1], shape[2]), len(classes))
     _copy_weights(model, saved)

@@ -108,6 +108,7 @@ class Stream(IterableDataset[int]):
         ([(np.zeros((4, 4), np.uint8), 0)], "1 sample cannot be split"),
         ([(np.zeros((4, 4), np.uint8), 0.5)] * 2, "a label is an integer, not float"),
         ([(np.zeros((4, 4), np.int32), 0)] * 2, "uint8 or float in 2 or 3 dims, not int32 1x4x4"),
+        ([(np.zeros((3, 8, 8), np.uint8), 0)] * 2, r"has 8 channels: give torch\.from_numpy"),
         (["ab", "cd"], "not str"),
         ([1, 2], r"data\[\d\]: a sample must be .image, label.: "),
         ([(np.zeros((4, 4), np.uint8), -1)] * 2, "label -1 of sample 0"),

@@ -1,4 +1,5 @@
 import json
+import signal
 import tomllib
 
 import pytest
@@ -7,7 +8,7 @@ from small import rows, small_run, summary, train
 from torch import nn
 
 import lockstep
-from lockstep.errors import DataError, ModelError, NumericsError, OutOfMemory
+from lockstep.errors import DataError, Interrupted, ModelError, NumericsError, OutOfMemory
 from lockstep.spec.file import dump_toml
 from lockstep.train.event import CheckpointSaved, EpochDone, Finished, Notice, Started, StepDone
 
@@ -284,3 +285,21 @@ def test_batch_norm_over_one_value_is_refused_before_any_work(tmp_path):
     with pytest.raises(ModelError, match="more than 1 value"):
         train(small_run("model.name=resnet18", "data.size=8", "train.batch=4"), tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_script_that_is_stopped_is_told_how_to_go_on(tmp_path):
+    def stop(event):
+        if getattr(event, "step", 0) == 3:
+            signal.raise_signal(signal.SIGTERM)
+
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(256, 10))
+    with pytest.raises(Interrupted, match=r"the same script and lockstep\.Launch\(resume=\"(.*)\"\)") as told:
+        train(small_run(), tmp_path, model=model, on_event=stop)
+    again = str(told.value).rpartition('resume="')[2].removesuffix('")')
+    result, _ = train(small_run(), tmp_path, model=model, launch={"resume": again})
+    assert result.summary["steps"] == 20
+
+
+def test_bf16_on_a_cpu_is_warned_of(tmp_path):
+    _, events = train(small_run("train.precision=bf16", "train.epochs=1"), tmp_path)
+    assert any(isinstance(e, Notice) and e.warning and "use train.precision=fp32" in e.text for e in events)
