@@ -27,6 +27,7 @@ large) step gpu-224 --model alexnet,googlenet,resnet50 --batch 256 --lanes 1,8 -
 inference) infer emotion48 && infer resnet18 ;;
 roofline) roof emotion48 && roof resnet18 ;;
 tests)
+  folder=${2:-$(mktemp -d)} # for logs, which are no records
   rm -f "$folder/failed.log"
   apart whole-emotion48 tests/train/test_gpu.py -k "whole_steps and emotion48"
   apart whole-resnet18 tests/train/test_gpu.py -k "whole_steps and resnet18 and not compiled"

@@ -145,9 +145,10 @@ def _check_enough(a: Side, b: Side, last: int | None) -> None:
     for side in (a, b):
         if side.last_step is None:
             raise BadInput(f"{side.path}: it has neither a checkpoint nor a trace: nothing to compare")
-    if last == 0 and (found := differences(a.identity, b.identity)):
+    unfinished = None in (a.final_step, b.final_step)
+    if last == 0 and unfinished and (found := differences(a.identity, b.identity)):
         raise BadInput(
-            f"both runs kept only the state before the first step, and they are other runs: {found[0]}; "
+            f"all that both runs kept is the state before step 1, and they are other runs: {found[0]}; "
             "train with --trace, or a larger checkpoint.keep"
         )
     if last is None:
