@@ -9,7 +9,7 @@ both="lockstep; compile, graph"
 check="$python -m pytest -c /dev/null --rootdir . --noconftest --import-mode=importlib -q" # needs pytest alone
 
 step() { $python benchmarks/gpu_step.py --output "$folder/$1.json" "${@:2}"; }
-infer() { $python benchmarks/gpu_inference.py --model "$1" --output "$folder/gpu-inference-$1.json"; }
+infer() { $python benchmarks/gpu_inference.py --model "$1" --output "$folder/gpu-inference-$1.json" "${@:2}"; }
 roof() { $python benchmarks/roofline.py --model "$1" --output "$folder/roofline-$1.json"; }
 apart() { # a log's name, then pytest's arguments; beside the others
   { $check "${@:2}" >"$folder/$1.log" 2>&1 || touch "$folder/failed.log"; tail -n 1 "$folder/$1.log"; } &
@@ -20,11 +20,11 @@ step)
   step gpu-step --batch 128,1024,8192 --variants \
     "lockstep; plain loop; resident; lightning; jax; compile; compile, graph"
   ;;
-autotune) step gpu-step-autotune --batch 1024 --variants "lockstep; max-autotune, graph" --limit 400 ;;
+autotune) step gpu-step-autotune --batch 1024,128,8192 --variants "lockstep; max-autotune, graph" --limit 180 ;;
 lanes) step gpu-lanes --batch 4096 --lanes 1,8,64 --variants lockstep ;;
 resnet18) step gpu-resnet18 --model resnet18 --batch 1024 --lanes 1,8 --variants "$both" ;;
 large) step gpu-224 --model alexnet,googlenet,resnet50 --batch 256 --lanes 1,8 --variants "$both" --limit 100 ;;
-inference) infer emotion48 && infer resnet18 ;;
+inference) infer emotion48 && infer resnet18 --modes reduce-overhead ;;
 roofline) roof emotion48 && roof resnet18 ;;
 tests)
   folder=${2:-$(mktemp -d)} # for logs, which are no records

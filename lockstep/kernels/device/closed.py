@@ -20,6 +20,7 @@ from lockstep.kernels.device.moments import Statistics, find_moments, statistics
 from lockstep.kernels.device.norm import Norm, norm_chunks
 from lockstep.kernels.device.norm_grad import column_sums, norm_sums
 from lockstep.kernels.device.stock_conv import lying_last, stock_conv, stock_conv_backward
+from lockstep.kernels.device.streams import side_by_side
 from lockstep.kernels.device.table import rule
 from lockstep.kernels.device.tree import tree_sum
 
@@ -33,8 +34,9 @@ def conv_forward(
     lane_size: int, at_once: bool,
 ) -> Tensor:  # fmt: skip
     """The convolution without bias."""
-    parts, options = x.split(len(x) if at_once else lane_size), (stride, padding, dilation, groups)
-    return _joined([stock_conv(part, w, options) for part in parts])
+    options = stride, padding, dilation, groups
+    lanes = zip(x.split(len(x) if at_once else lane_size))
+    return _joined(side_by_side(lambda part: stock_conv(part, w, options), lanes))
 
 
 @torch.library.custom_op("lockstep::conv_data_grad", mutates_args=())
@@ -43,10 +45,9 @@ def conv_data_grad(
     lane_size: int, at_once: bool,
 ) -> Tensor:  # fmt: skip
     """The gradient of its input."""
-    g, size = lying_last(g), len(g) if at_once else lane_size
-    parts = zip(g.split(size), x.split(size), strict=True)
-    options = stride, padding, dilation, groups
-    return _joined([stock_conv_backward(grad, part, w, options, 0) for grad, part in parts])
+    size, options = len(g) if at_once else lane_size, (stride, padding, dilation, groups)
+    lanes = zip(lying_last(g).split(size), x.split(size), strict=True)
+    return _joined(side_by_side(lambda grad, part: stock_conv_backward(grad, part, w, options, 0), lanes))
 
 
 @torch.library.custom_op("lockstep::conv_weight_grad", mutates_args=())
@@ -55,9 +56,10 @@ def conv_weight_grad(
     lane_size: int,
 ) -> Tensor:  # fmt: skip
     """The gradient of its weight in fp32, lane by lane, summed in the lane tree."""
-    parts = zip(lying_last(g).split(lane_size), x.split(lane_size), strict=True)
     options = stride, padding, dilation, groups
-    each = [stock_conv_backward(grad, part, w, options, 1).permute(0, 2, 3, 1) for grad, part in parts]
+    lanes = zip(lying_last(g).split(lane_size), x.split(lane_size), strict=True)
+    grads = side_by_side(lambda grad, part: stock_conv_backward(grad, part, w, options, 1), lanes)
+    each = [grad.permute(0, 2, 3, 1) for grad in grads]
     return _tree_sum(torch.stack(each) if len(each) > 1 else each[0][None]).permute(0, 3, 1, 2)
 
 
