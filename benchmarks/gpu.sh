@@ -11,8 +11,9 @@ check="$python -m pytest -c /dev/null --rootdir . --noconftest --import-mode=imp
 step() { $python benchmarks/gpu_step.py --output "$folder/$1.json" "${@:2}"; }
 infer() { $python benchmarks/gpu_inference.py --model "$1" --output "$folder/gpu-inference-$1.json" "${@:2}"; }
 roof() { $python benchmarks/roofline.py --model "$1" --output "$folder/roofline-$1.json"; }
-apart() { # a log's name, then pytest's arguments; beside the others
-  { $check "${@:2}" >"$folder/$1.log" 2>&1 || touch "$folder/failed.log"; tail -n 1 "$folder/$1.log"; } &
+apart() { # a name, then pytest's arguments; beside the others, into one log
+  { $check -p told_at_once --tb=short --show-capture=no "${@:2}" 2>&1 || echo FAILED; } |
+    sed -u "s/^/$1: /" | tee -a "$log" &
 }
 
 case $part in
@@ -20,24 +21,25 @@ step)
   step gpu-step --batch 128,1024,8192 --variants \
     "lockstep; plain loop; resident; lightning; jax; compile; compile, graph"
   ;;
-autotune) step gpu-step-autotune --batch 1024,128,8192 --variants "lockstep; max-autotune, graph" --limit 180 ;;
+autotune) step gpu-step-autotune --batch 8192,1024,128 --variants "lockstep; max-autotune, graph" --limit 180 ;;
 lanes) step gpu-lanes --batch 4096 --lanes 1,8,64 --variants lockstep ;;
 resnet18) step gpu-resnet18 --model resnet18 --batch 1024 --lanes 1,8 --variants "$both" ;;
 large) step gpu-224 --model alexnet,googlenet,resnet50 --batch 256 --lanes 1,8 --variants "$both" --limit 100 ;;
 inference) infer emotion48 && infer resnet18 --modes reduce-overhead ;;
 roofline) roof emotion48 && roof resnet18 ;;
 tests)
-  folder=${2:-$(mktemp -d)} # for logs, which are no records
-  rm -f "$folder/failed.log"
-  apart whole-emotion48 tests/train/test_gpu.py -k "whole_steps and emotion48"
-  apart whole-resnet18 tests/train/test_gpu.py -k "whole_steps and resnet18 and not compiled"
-  apart whole-compiled tests/train/test_gpu.py -k "whole_steps and compiled"
-  apart workers tests/train/test_gpu.py -k "workers_that_share or killed or nccl"
-  apart rest tests/train/test_gpu.py -k "not whole_steps and not workers_that_share and not killed and not nccl"
+  log=${2:-$(mktemp -d)}/gpu-tests.log # no record
+  : >"$log"
+  gpu=tests/train/test_gpu.py other="not whole_steps and not compiled_steps"
+  for model in emotion48 resnet18 sync_norm; do apart "whole-$model" $gpu -k "whole_steps and $model"; done
+  for model in resnet18 alexnet; do apart "compiled-$model" $gpu -k "compiled_steps and $model"; done
+  apart workers $gpu -k "workers_that_share or killed or nccl"
+  apart rest $gpu -k "$other and not workers_that_share and not killed and not nccl"
   apart kernels tests/kernels/test_{device,box,residual,update,stock_conv}.py
-  apart train tests/train/test_{fused,compiled,evaluate}.py
+  apart fused tests/train/test_fused.py
+  apart train tests/train/test_{compiled,evaluate}.py
   wait
-  [ ! -e "$folder/failed.log" ]
+  ! grep -q ": FAILED$" "$log"
   ;;
 memory)
   PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 9 \

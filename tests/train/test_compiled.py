@@ -31,6 +31,7 @@ from lockstep.train.device_lanes import DeviceLanes
 from lockstep.train.lane import LaneByLane
 from lockstep.train.loss import CrossEntropy
 from lockstep.train.lower import DevicePlan
+from lockstep.train.numerics import plain_torch, prepare_device
 
 
 def branches() -> nn.Sequential:
@@ -56,9 +57,10 @@ def prepare(model: nn.Module, lanes: Lanes) -> DeviceLanes:
 
 
 @pytest.fixture(autouse=True)
-def exactly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No tf32 on a GPU."""
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+def as_training() -> Iterator[None]:
+    with plain_torch():
+        prepare_device("auto", 1)
+        yield
 
 
 def sums(way: LaneByLane, lanes: Lanes) -> list[Tensor]:
@@ -148,6 +150,7 @@ def test_a_convolution_that_differs_runs_lane_by_lane() -> None:
     assert torch.equal(*y)
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="there it is not traced only, but compiled")
 @pytest.mark.parametrize("types", [(), (torch.float32,)])
 def test_torch_can_compile_it_whole(types: tuple[torch.dtype, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """Without breaks, and tracing changes no bit; also with kernels of ours for the first convolution."""

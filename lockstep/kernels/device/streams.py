@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from functools import cache
 
 import torch
 from torch import Tensor
 
-_STREAMS = int(os.environ.get("LOCKSTEP_STREAMS", "4"))
+_STREAMS = 4
 
 
 def side_by_side(compute: Callable[..., Tensor], lanes: Iterable[tuple[Tensor, ...]]) -> list[Tensor]:
