@@ -144,6 +144,13 @@ def _classes(train: MappedSplit, test: MappedSplit) -> tuple[str, ...]:
     named = getattr(train.data, "classes", None)
     count = len(named) if named is not None else 1 + max(int(found.max()) for _, found in labels)
     images = len(train) + len(test)
+    for split, found in labels:
+        if found.min() < 0:
+            first = int((found < 0).int().argmax())
+            raise DataError(
+                f"{split.name}: label {int(found[first])} of sample {first} is negative: labels must count "
+                "from 0; correct them"
+            )
     if named is None and count > images:
         raise DataError(
             f"{train.name}: label {count - 1} would mean {count} classes for {images} images: "
@@ -179,6 +186,8 @@ def _as_tensor(image: Any) -> Tensor:
 
 
 def _as_label(label: Any) -> int:
+    if isinstance(label, Tensor | np.ndarray) and (size := np.prod(label.shape, dtype=int)) != 1:
+        raise TypeError(f"a label is an integer, not {size} values: of a one-hot one, give label.argmax()")
     number = label.item() if isinstance(label, Tensor | np.ndarray | np.generic) else label
     if isinstance(number, bool) or not isinstance(number, int):
         raise TypeError(f"a label is an integer, not {type(label).__name__}")

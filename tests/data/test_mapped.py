@@ -111,7 +111,11 @@ class Stream(IterableDataset[int]):
         ([(np.zeros((3, 8, 8), np.uint8), 0)] * 2, r"has 8 channels: give torch\.from_numpy"),
         (["ab", "cd"], "not str"),
         ([1, 2], r"data\[\d\]: a sample must be .image, label.: "),
-        ([(np.zeros((4, 4), np.uint8), -1)] * 2, "label -1 of sample 0"),
+        ([(np.zeros((4, 4), np.uint8), -1)] * 2, "label -1 of sample 0 is negative"),
+        (
+            [(np.zeros((4, 4), np.uint8), torch.eye(4)[1])] * 2,
+            r"not 4 values: of a one-hot one, give label\.argmax",
+        ),
         ((Stream(), Stream()), "train: Stream is no map-style data set"),
     ],
 )
