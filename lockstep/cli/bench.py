@@ -108,12 +108,14 @@ def show_lanes(options: argparse.Namespace) -> int:
     """Print how each convolution runs its lanes."""
     if not find_spec("triton"):
         raise BadInput("bench lanes: kernels.set=compiled needs the package triton, which is not installed")
+    from rich.console import Console
+
     from lockstep.train.compiled import find_compiled
     from lockstep.train.numerics import plain_torch, prepare_device
     from lockstep.train.setup import build_model, open_data, place
 
     run, _ = resolve(options, Launch())
-    with plain_torch():
+    with plain_torch(), Console(stderr=True).status("trying every convolution, in all lanes and in one"):
         device = prepare_device("auto", run.train.threads, tf32=run.train.precision == "tf32")
         store = open_data(run)
         model = place(build_model(run, store.shape, len(store.classes)), device, run)
