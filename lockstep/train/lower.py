@@ -86,10 +86,16 @@ class DevicePlan:
     def inference(self, lanes: int) -> tuple[Inference, Callable[[nn.Module], None]]:
         """What evaluates so many blocks at once, or fewer, and how it takes a model's weights."""
         from lockstep.kernels.device.flat import KernelNetwork
+        from lockstep.kernels.device.residual_inference import ResidualInference
         from lockstep.train.compiled import Compiled
         from lockstep.train.device_lanes import load
         from lockstep.train.inference import StockInference, fix_weights
+        from lockstep.train.residual import Residuals
 
+        if isinstance(self.form, Residuals):
+            units = self.form.units, self.form.head
+            folded = ResidualInference(*units, lanes, self.train, self.device, self.table)
+            return folded, partial(load, self.form, folded)
         if isinstance(self.form, Compiled):
             fixed = fix_weights(self.form.model.module, self.train.precision)
             size = self.train.batch // self.train.lanes

@@ -1,8 +1,8 @@
 """A trained model as a fast function of images.
 
 Where whole steps run on the device, every batch size is one CUDA graph from the bytes of the images to the
-probabilities: a chain by fused kernels, any other model by stock ones. Elsewhere it is the model itself. With
-stock kernels each batch norm is folded into the convolution before it.
+probabilities: a chain, and many images of a residual network, by fused kernels, all else by stock ones.
+Elsewhere it is the model itself. With stock kernels each batch norm is folded into the convolution before it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from lockstep.train.inference import Inference
 
 _MOST = 8192  # images at a time
-_FUSED_VALUES = 2**31 - 1  # of a layer for all of them: kernels count in 32 bits
-_STOCK_VALUES = 2**28  # enough to keep a GPU busy, with buffers that leave room for those of other sizes
+_CHAIN_VALUES = 2**31 - 1  # of a layer for all of them: kernels count in 32 bits
+_OTHER_VALUES = 2**28  # enough to keep a GPU busy, with buffers that leave room for those of other sizes
+_MANY = 128  # images of a residual network that keep fused kernels busy
 _KEPT = 8  # batch sizes whose buffers are kept
 _Run = Callable[[Tensor], Tensor]
 
@@ -38,13 +39,9 @@ class Predictor:
     """Probabilities of the classes; made for a run that was opened, on its device."""
 
     def __init__(self, trained: Trained) -> None:
-        self._trained, plan = trained, _find_plan(trained)
-        is_chain = plan is not None and plan.is_fused and not plan.shares_norms  # norms are folded instead
-        self._model = trained.model if is_chain else fold_norms(trained.model)
-        self._way = None
-        if plan:
-            self._way = _fused_way(trained, plan) if is_chain else _stock_way(trained, self._model)
-        self._most = max(min(_MOST, self._way.most if self._way else _MOST), 1)
+        self._trained = trained
+        self._model, self._ways = _find_ways(trained, _find_plan(trained))
+        self._most = max(min([_MOST, *(way.most for way in self._ways)]), 1)
         self._runs: dict[int, _Run] = {}
 
     @torch.no_grad()
@@ -64,13 +61,14 @@ class Predictor:
         return torch.cat(parts) if parts else empty
 
     def _find(self, size: int) -> _Run:
-        if self._way is None:
+        way = next((way for way in self._ways if size >= way.least), None)
+        if way is None:
             return self._by_the_model
         if size not in self._runs:
             if len(self._runs) == _KEPT:
                 del self._runs[next(iter(self._runs))]
             with torch.inference_mode(False), torch.no_grad():  # for callers in and out of it
-                self._runs[size] = Batch(self._trained, self._way.make(size))
+                self._runs[size] = Batch(self._trained, way.make(size))
         return self._runs[size]
 
     def _by_the_model(self, images: Tensor) -> Tensor:
@@ -117,10 +115,11 @@ class Batch:
 
 @dataclass(frozen=True)
 class _Way:
-    """Makes what computes so many images, at most so many at a time."""
+    """Makes what computes so many images: so many at a time at most, and if there are so many at least."""
 
     make: Callable[[int], Inference]
     most: int
+    least: int = 1
 
 
 def _find_plan(trained: Trained) -> DevicePlan | None:
@@ -130,6 +129,17 @@ def _find_plan(trained: Trained) -> DevicePlan | None:
     return None
 
 
+def _find_ways(trained: Trained, plan: DevicePlan | None) -> tuple[nn.Module, list[_Way]]:
+    """The model as it is used, and its ways on the device, the best first."""
+    if plan is None:
+        return fold_norms(trained.model), []
+    fused = [_fused_way(trained, plan)] if plan.is_fused else []
+    if fused and not plan.shares_norms:
+        return trained.model, fused
+    folded = fold_norms(trained.model)
+    return folded, [*fused, *_stock_ways(trained, folded)]
+
+
 def _fused_way(trained: Trained, plan: DevicePlan) -> _Way:
     def make(size: int) -> Inference:
         one = DevicePlan(plan.form, plan.table, replace(plan.train, batch=size, lanes=1), plan.device)
@@ -137,10 +147,13 @@ def _fused_way(trained: Trained, plan: DevicePlan) -> _Way:
         load(trained.model)
         return network
 
-    return _Way(make, _FUSED_VALUES // max(layer.num_values for layer in plan.layers))
+    largest = max(layer.num_values for layer in plan.layers)
+    if plan.shares_norms:
+        return _Way(make, _OTHER_VALUES // largest, _MANY)
+    return _Way(make, _CHAIN_VALUES // largest)
 
 
-def _stock_way(trained: Trained, folded: nn.Module) -> _Way | None:
+def _stock_ways(trained: Trained, folded: nn.Module) -> list[_Way]:
     from lockstep.train.compiled import find_compiled
     from lockstep.train.inference import StockInference, fix_weights
 
@@ -148,9 +161,9 @@ def _stock_way(trained: Trained, folded: nn.Module) -> _Way | None:
     try:
         form = find_compiled(folded, trained.shape, train, trains=False)
     except ModelError:
-        return None
+        return []
     model = replace(form.model, module=fix_weights(folded, train.precision))
-    return _Way(lambda size: StockInference(model, size, train, device), _STOCK_VALUES // form.largest)
+    return [_Way(lambda size: StockInference(model, size, train, device), _OTHER_VALUES // form.largest)]
 
 
 def fold_norms(model: nn.Module) -> nn.Module:

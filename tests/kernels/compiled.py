@@ -76,8 +76,9 @@ def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **given: Any) -
         ):  # the operands of a product go from memory to it by themselves
             assert all(part in compiled.asm["ptx"] for part in ("cp.async.bulk.tensor", "wgmma"))
             loads = compiled.asm["ttgir"].count("ttg.local_load")
-            read = ("other", "y", "z") if self.fn.__name__ == "_box_data" else ()
-            assert loads == sum(values[name] is not None for name in read), loads
+            read = ("other", "y", "z", "residual")
+            own = [values.get(name) for name in read if self.fn.__name__ != "_box_weight"]
+            assert loads == sum(value is not None for value in own), loads
         print(self.fn.__name__, flush=True)
 
 
@@ -115,6 +116,11 @@ def main(model_name: str, precision: str) -> None:
         )
         step.begin_epoch()
         step.run_alone()
+    if model_name == "residual":
+        inference, load = DevicePlan(form, tiles, train, torch.device("cpu")).inference(2)
+        load(model)
+        inference.forward(training=False)
+        inference.score()
 
 
 if __name__ == "__main__":

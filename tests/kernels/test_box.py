@@ -11,7 +11,8 @@ from images import DEVICE, TILE, as_kernel, bordered, gradients, inputs, near
 from torch import Tensor
 
 from lockstep.kernels.device.box import find_box, holds_lanes, takes_boxes
-from lockstep.kernels.device.boxed import box_conv, box_data_grad, box_weight_grad
+from lockstep.kernels.device.box_conv import box_conv
+from lockstep.kernels.device.boxed import box_data_grad, box_weight_grad
 from lockstep.kernels.device.layer import Layer
 from lockstep.kernels.device.moments import Statistics
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from images import bordered
 from tf32 import in_tf32
 from tiny_resnet import TinyResNet
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from lockstep.errors import SpecError
 from lockstep.kernels.device import at_once
 from lockstep.kernels.device.layer import Layer
 from lockstep.kernels.device.residual import ResidualNetwork
+from lockstep.kernels.device.residual_inference import ResidualInference
 from lockstep.kernels.device.table import OPERATIONS, Table, find_table, key
 from lockstep.kernels.device.tile import Tile
 from lockstep.models import build
@@ -182,6 +184,28 @@ def test_a_residual_network_in_boxes_is_the_reference(kind: str) -> None:
     model = TinyResNet(BasicBlock(8, 16, 2), BasicBlock(16, 32, 2), channels=32).to(DEVICE)
     images = torch.randn(6, 3, 8, 8, device=DEVICE)
     compare(model, Lanes(images, torch.arange(6, device=DEVICE), 2), "fp32", smoothing=0.1, kind=kind)
+
+
+@pytest.mark.parametrize("kind", ["fused", "boxes", "boxes, forward"])
+def test_running_statistics_end_a_unit_in_one_launch(kind: str) -> None:
+    """On buffers that units share, again and again; by boxes of an image and of several."""
+    torch.manual_seed(0)
+    blocks = BasicBlock(8, 16, 1), BasicBlock(16, 16, 1), Bottleneck(16, 16, 2), BasicBlock(64, 16, 2)
+    model = TinyResNet(*blocks, channels=16).to(DEVICE).eval()
+    for buffer in model.buffers():
+        buffer.add_(torch.rand(buffer.shape, device=DEVICE).to(buffer.dtype))
+    lanes = Lanes(torch.zeros(6, 3, 8, 8, device=DEVICE), torch.arange(6, device=DEVICE), 2)
+    network, load = fuse(model, lanes, "fp32", kind=kind)._plan.inference(2)
+    assert isinstance(network, ResidualInference)
+    assert len(network._z) == (3 if "boxes" in kind else len(network._y))
+    assert len({y.data_ptr() for y in network._y}) < len(network._y)
+    load(model)
+    for seed in (1, 2):
+        images = torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+        network.x[0].copy_(bordered(images, network.pad))
+        network.forward()
+        expected = deepcopy(model).double()(images.double())
+        assert (network.logits - expected).norm() < 1e-5 * expected.norm()
 
 
 def test_sums_of_a_norms_gradient_come_with_its_last_part() -> None:

@@ -269,7 +269,7 @@ def test_a_trained_run_is_used_as_it_was_trained(keys, tmp_path):
     evaluation = trained.evaluate(open_data(trained.run))
     assert (evaluation.loss, evaluation.accuracy) == (result.summary["loss"], result.summary["accuracy"])
     every = []
-    for size in (1, 3, 8, 3):
+    for size in (1, 3, 130, 3):  # a residual network takes fused kernels for the most of them
         images = torch.randint(0, 256, (size, *trained.shape), dtype=torch.uint8)
         expected = model(trained.augment.normalize(images)).softmax(1)
         with torch.inference_mode(size == 1):
@@ -277,4 +277,4 @@ def test_a_trained_run_is_used_as_it_was_trained(keys, tmp_path):
         assert torch.equal(found, predictor(images.cuda()))
         assert torch.allclose(found.cpu(), expected, atol=2e-3)
         every.append(found)
-    assert len(predictor._runs) == 3 and len(torch.cat(every).unique(dim=0)) == 15
+    assert len(predictor._runs) == 3 and len(torch.cat(every).unique(dim=0)) == 137

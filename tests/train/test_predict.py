@@ -9,8 +9,10 @@ from torch import nn
 
 import lockstep
 from lockstep.errors import BadInput, CheckpointError
+from lockstep.kernels.device.residual_inference import ResidualInference
 from lockstep.models.resnet import BasicBlock
 from lockstep.train import predict
+from lockstep.train.inference import StockInference
 from lockstep.train.predict import fold_norms
 
 SIZES = (
@@ -51,7 +53,21 @@ def test_it_gives_the_probabilities_of_the_model(model, kernels, tmp_path):
     )
 
 
-@pytest.mark.parametrize(("kernels", "limit"), [("fused", "_FUSED_VALUES"), ("compiled", "_STOCK_VALUES")])
+def test_many_images_of_a_residual_network_take_fused_kernels(tmp_path, monkeypatch):
+    """And few of them stock ones, with the same probabilities."""
+    result, _ = train(small_run(*SIZES, "kernels.set=fused"), tmp_path, model=residual())
+    monkeypatch.setattr(predict, "_MANY", 3)
+    images = torch.randint(0, 256, (4, 1, 8, 8), dtype=torch.uint8)
+    predictor = lockstep.predictor(result.directory, device="cpu", model=residual())
+    for size in (2, 3, 4):
+        assert torch.allclose(
+            predictor(images[:size]).double(), expected(result, residual, images[:size]), atol=1e-5
+        )
+    kinds = {size: type(run._network) for size, run in predictor._runs.items()}
+    assert kinds == {2: StockInference, 3: ResidualInference, 4: ResidualInference}
+
+
+@pytest.mark.parametrize(("kernels", "limit"), [("fused", "_CHAIN_VALUES"), ("compiled", "_OTHER_VALUES")])
 def test_any_number_of_images_at_a_time(kernels, limit, tmp_path, monkeypatch):
     result, _ = train(small_run(*SIZES, f"kernels.set={kernels}"), tmp_path, model=tiny())
     monkeypatch.setattr(predict, limit, 2 * 10 * 10 * 4 + 5)  # so a few images at a time

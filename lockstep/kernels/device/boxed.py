@@ -1,4 +1,4 @@
-"""Convolutions whose tiles are boxes of pixels, which the GPU's own copy engine moves.
+"""The gradients of convolutions whose tiles are boxes of pixels, which the GPU's own copy engine moves.
 
 A box is so many images, rows and columns; what lies outside of an image reads as zero and is not written. The
 channels are the rows of a product and the pixels its columns, since only the second operand of a product may
@@ -23,42 +23,11 @@ from lockstep.kernels.device.tile import Tile
 
 
 @triton.jit
-def _box_place(
+def box_place(
     box, HIGH: tl.constexpr, WIDE: tl.constexpr, BI: tl.constexpr, BY: tl.constexpr, BX: tl.constexpr
 ):
     """The first image, row and column of a box; HIGH by WIDE boxes are an image."""
     return box // (HIGH * WIDE) * BI, box // WIDE % HIGH * BY, box % WIDE * BX
-
-
-@triton.jit
-def _box_conv(
-    x, w, z, mean, square,
-    C: tl.constexpr, F: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, S: tl.constexpr,
-    TOP: tl.constexpr, LEFT: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
-    BI: tl.constexpr, BY: tl.constexpr, BX: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    MOMENTS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """z = w · x for one box and BN channels; perhaps their mean and squared deviations over the box."""
-    BM: tl.constexpr = BI * BY * BX
-    box = tl.program_id(0) // (F // BN)
-    f = tl.program_id(0) % (F // BN) * BN
-    i, row, col = _box_place(box, HIGH, WIDE, BI, BY, BX)
-    acc = tl.zeros((BN, BM), tl.float32)
-    for k0 in range(0, KH * KW * C, BK):
-        tap, k = k0 // C, k0 % C
-        down, right = TOP + tap // KW, LEFT + tap % KW
-        xt = x.load([i, row + down // S, down % S, col + right // S, right % S * C + k])
-        wt = w.load([tap * F + f, k])
-        acc = tl.dot(wt, xt.reshape(BM, BK).T, acc, input_precision=PRECISION)
-    value = acc.to(z.dtype)
-    if MOMENTS:
-        value32 = value.to(tl.float32)
-        own = tl.sum(value32, 1) * (1.0 / BM)
-        away = value32 - own[:, None]
-        place = box * F + f + tl.arange(0, BN)
-        tl.store(mean + place, own)
-        tl.store(square + place, tl.sum(away * away, 1))
-    z.store([i, row, 0, col, f], value.T.reshape(BI, BY, 1, BX, BN))
 
 
 @triton.jit
@@ -79,7 +48,7 @@ def _box_data(
     BOXES: tl.constexpr = LANE // BI * HIGH * WIDE
     box = tl.program_id(0) // (F // BN)
     f = tl.program_id(0) % (F // BN) * BN
-    i, row, col = _box_place(box, HIGH, WIDE, BI, BY, BX)
+    i, row, col = box_place(box, HIGH, WIDE, BI, BY, BX)
     acc = tl.zeros((BN, BM), tl.float32)
     for k0 in range(0, NY * NX * C, BK):
         spot, k = k0 // C, k0 % C
@@ -127,7 +96,7 @@ def _box_weight(
         acc1 = tl.zeros((BC, BK), tl.float32)
         acc2 = tl.zeros((BC, BK), tl.float32)
     for box in range(BOXES):
-        i, row, col = _box_place(box, HIGH, WIDE, BI, BY, BX)
+        i, row, col = box_place(box, HIGH, WIDE, BI, BY, BX)
         gt = g.load([(part * BOXES + box) * BM, co]).T
         i, row = part * SIZE + i, row + down // S
         xt = x.load([i, row, down % S, col + right // S, right % S * CI + ci])
@@ -145,23 +114,6 @@ def _box_weight(
         tl.store(out + place + 2 * (CO * CI), acc2)
 
 
-def box_conv(
-    layer: Layer, x: Tensor, weight: Tensor, z: Tensor, tile: Tile, *,
-    moments: tuple[Tensor, Tensor] | None = None, precision: str = "ieee",
-) -> None:  # fmt: skip
-    """x [N, *in_shape], perhaps in a wider border → z [N, OH, OW, CO]; and `moments` of each box."""
-    (high, wide), stride = layer.conv_size, layer.stride
-    box, (_, _, top, left) = find_box(tile.rows, high, wide), layer.place_in(x.shape)
-    mean, square = moments or (None, None)
-    _box_conv[(_boxes(box, len(x), high, wide) * (layer.out_channels // tile.cols),)](
-        _images(x, box, tile.depth, stride), _matrix(weight, layer.in_channels, tile.cols, tile.depth),
-        _images(z, box, tile.cols), mean, square,
-        C=layer.in_channels, F=layer.out_channels, KH=layer.kernel[0], KW=layer.kernel[1], S=stride,
-        TOP=top, LEFT=left, MOMENTS=moments is not None, PRECISION=precision, BN=tile.cols, BK=tile.depth,
-        **_sizes(box, high, wide, tile),
-    )  # fmt: skip
-
-
 def box_data_grad(
     layer: Layer, dz: Tensor, weight: Tensor, out: Tensor, tile: Tile, *, other: Tensor | None = None,
     y: Tensor | None = None, norm: tuple[Tensor, Statistics] | None = None, precision: str = "ieee",
@@ -175,28 +127,28 @@ def box_data_grad(
     box, channels = find_box(tile.rows, high, wide), layer.in_channels
     border = (0, 0) if y is None else ((y.shape[1] - layer.height) // 2, (y.shape[2] - layer.width) // 2)
     tables = (
-        _images(dz, box, tile.depth), _matrix(weight, layer.in_channels, tile.depth, tile.cols),
-        None if other is None else _images(other, box, tile.cols, stride),
-        None if y is None else _images(y, box, tile.cols, stride), _images(out, box, tile.cols, stride),
+        as_boxes(dz, box, tile.depth), as_matrix(weight, layer.in_channels, tile.depth, tile.cols),
+        None if other is None else as_boxes(other, box, tile.cols, stride),
+        None if y is None else as_boxes(y, box, tile.cols, stride), as_boxes(out, box, tile.cols, stride),
     )  # fmt: skip
     sums: tuple[object, ...] = (None,) * 5
     lane_size = 0
     if norm:
         z, stats = norm
         known, found = (stats.mean, stats.rate), (stats.first_parts, stats.second_parts)
-        sums, lane_size = (_images(z, box, tile.cols, stride), *known, *found), len(dz) // len(stats.mean)
+        sums, lane_size = (as_boxes(z, box, tile.cols, stride), *known, *found), len(dz) // len(stats.mean)
     for ry in range(stride):
         for rx in range(stride):
             ty, ny = taps(ry, layer.kernel[0], layer.pad[0], stride)
             tx, nx = taps(rx, layer.kernel[1], layer.pad[1], stride)
-            _box_data[(_boxes(box, len(dz), high, wide) * (channels // tile.cols),)](
+            _box_data[(count_boxes(box, len(dz), high, wide) * (channels // tile.cols),)](
                 *tables, *sums,
                 C=layer.out_channels, F=channels, KW=layer.kernel[1], S=stride, RY=ry, RX=rx,
                 TY=ty, TX=tx, NY=ny, NX=nx,
                 GY=(ry + layer.pad[0] - ty) // stride, GX=(rx + layer.pad[1] - tx) // stride,
                 YH=border[0] + ry, YW=border[1] + rx, HAS_OTHER=other is not None, RELU=y is not None,
                 LANE=lane_size, PRECISION=precision, BN=tile.cols, BK=tile.depth,
-                **_sizes(box, high, wide, tile),
+                **box_sizes(box, high, wide, tile),
             )  # fmt: skip
 
 
@@ -208,32 +160,32 @@ def box_weight_grad(
     box, together = find_box(tile.depth, high, wide), neighbours(layer, tile)
     columns = layer.depth // tile.cols // together
     _box_weight[(columns, layer.out_channels // tile.rows, len(out))](
-        _matrix(g, layer.out_channels, tile.depth, tile.rows), _images(x, box, tile.cols, layer.stride),
+        as_matrix(g, layer.out_channels, tile.depth, tile.rows), as_boxes(x, box, tile.cols, layer.stride),
         out, out.stride(0),
         CI=layer.in_channels, CO=layer.out_channels, KW=layer.kernel[1], TAPS=together, S=layer.stride,
         TOP=top, LEFT=left, SIZE=len(x) // len(out), PRECISION=precision, BC=tile.rows, BK=tile.cols,
-        **_sizes(box, high, wide, tile),
+        **box_sizes(box, high, wide, tile),
     )  # fmt: skip
 
 
-def _sizes(box: Box, high: int, wide: int, tile: Tile) -> dict[str, int | bool]:
-    """What all three kernels are told."""
+def box_sizes(box: Box, high: int, wide: int, tile: Tile) -> dict[str, int | bool]:
+    """What all kernels of boxes are told."""
     sizes = {"HIGH": high // box.rows, "WIDE": wide // box.cols, "BI": box.images, "BY": box.rows}
     options = {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": True}
     return {**sizes, "BX": box.cols, **options}
 
 
-def _boxes(box: Box, samples: int, high: int, wide: int) -> int:
+def count_boxes(box: Box, samples: int, high: int, wide: int) -> int:
     return -(-samples // box.images) * (high // box.rows) * (wide // box.cols)
 
 
-def _images(images: Tensor, box: Box, channels: int, stride: int = 1) -> TensorDescriptor:
+def as_boxes(images: Tensor, box: Box, channels: int, stride: int = 1) -> TensorDescriptor:
     """[N, H, W, C] by boxes of every `stride`-th pixel."""
     count, high, wide, depth = images.shape
     seen = images.view(count, high // stride, stride, wide // stride, stride * depth)
     return TensorDescriptor.from_tensor(seen, [box.images, box.rows, 1, box.cols, channels])
 
 
-def _matrix(values: Tensor, width: int, rows: int, cols: int) -> TensorDescriptor:
+def as_matrix(values: Tensor, width: int, rows: int, cols: int) -> TensorDescriptor:
     """[…, width] by blocks."""
     return TensorDescriptor.from_tensor(values.view(-1, width), [rows, cols])

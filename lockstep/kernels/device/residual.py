@@ -17,7 +17,8 @@ from torch import Tensor
 
 from lockstep.kernels.device.average import average, spread
 from lockstep.kernels.device.box import LEAST, holds_lanes, takes_boxes
-from lockstep.kernels.device.boxed import box_conv, box_data_grad, box_weight_grad
+from lockstep.kernels.device.box_conv import box_conv
+from lockstep.kernels.device.boxed import box_data_grad, box_weight_grad
 from lockstep.kernels.device.data import data_grad
 from lockstep.kernels.device.flat import KernelNetwork, lane_chunks
 from lockstep.kernels.device.forward import forward
@@ -101,24 +102,20 @@ class ResidualNetwork(KernelNetwork):
         return tile.rows if tile.boxes and holds_lanes(operation, layer, tile, self.lane_size) else 0
 
     def forward(self, training: bool = True) -> None:
-        """x[0] and the weights' copy → logits; by lane statistics in training, else by running ones."""
+        """x[0] and the weights' copy → logits, by the statistics of lanes."""
+        assert training, "a ResidualInference uses running statistics"
         for i, unit in enumerate(self._units):
-            self.run("forward", i, training)
+            self.run("forward", i)
             norm, z, stats = self._norms[i], self._z[i], self._stats[i]
             _, gamma, beta, mean, var = (self.weights[place] for place in self._places(i))
-            factor, shift, rows = stats.factor, stats.shift, norm.rows
-            if training:
-                out = [self.part(place) for place in self._places(i)[-2:]]
-                if not self._box_sizes[i]:
-                    find_moments(norm, z, stats)
-                statistics(
-                    norm, self._box_sizes[i], gamma, beta, (mean, var), (out[0], out[1]), stats, self._shared
-                )
-            else:
-                factor = gamma / torch.sqrt(var + norm.eps)
-                shift, rows = beta - mean * factor, norm.rows * self.lanes
+            out = [self.part(place) for place in self._places(i)[-2:]]
+            if not self._box_sizes[i]:
+                find_moments(norm, z, stats)
+            statistics(
+                norm, self._box_sizes[i], gamma, beta, (mean, var), (out[0], out[1]), stats, self._shared
+            )
             residual = None if unit.residual is None else self._y[unit.residual]
-            apply(norm, z, factor, shift, self._y[i], residual, rows)
+            apply(norm, z, stats.factor, stats.shift, self._y[i], residual, norm.rows)
         average(self._norms[-1], self._y[-1], self._pooled)
         self.run("forward", len(self._units))
 
@@ -151,8 +148,8 @@ class ResidualNetwork(KernelNetwork):
         x = self.x[0] if unit.source == IMAGES else self._y[unit.source]
         dz, w = self._dz_of(i), self.copy[weight]
         if operation == "forward" and tile.boxes:
-            stats, finds = self._stats[i], training and self._box_sizes[i]
-            moments = (stats.first_parts, stats.second_parts) if finds else None
+            stats = self._stats[i]
+            moments = (stats.first_parts, stats.second_parts) if self._box_sizes[i] else None
             box_conv(unit.layer, x, w, self._z[i], tile, moments=moments, precision=precision)
         elif operation == "forward":
             forward(unit.layer, x, w, None, self._z[i], None, tile, precision=precision)

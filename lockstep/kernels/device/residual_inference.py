@@ -1,0 +1,126 @@
+"""A residual network with fixed weights and statistics: images to logits, on few buffers.
+
+A unit whose tile is a box is one launch, with its norm, residual and ReLU; others are two. What no later unit
+reads is written over.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lockstep.kernels.device.average import average
+from lockstep.kernels.device.box import takes_boxes
+from lockstep.kernels.device.box_conv import Ending, box_conv
+from lockstep.kernels.device.flat import TYPES, Layout
+from lockstep.kernels.device.forward import forward
+from lockstep.kernels.device.layer import Layer
+from lockstep.kernels.device.loss import cross_entropy
+from lockstep.kernels.device.norm import apply
+from lockstep.kernels.device.table import Table
+from lockstep.kernels.device.unit import IMAGES, PER_UNIT, Unit, make_norm, make_slots, with_border
+from lockstep.spec import Train
+
+_Shape = tuple[int, int, int]
+
+
+class ResidualInference:
+    """`lanes` blocks of `lane_size` images through units and a classifier."""
+
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        head: Layer,
+        lanes: int,
+        train: Train,
+        device: torch.device,
+        table: Table,
+    ) -> None:
+        self._units, self._head, self._device = list(units), head, device
+        self.lanes, self.lane_size = lanes, train.batch // train.lanes
+        self._smoothing = train.label_smoothing
+        self._dtype, self._precision = TYPES[train.precision]
+        layers = [*(unit.layer for unit in units), head]
+        self._tiles = [table.tiles(layer, train.precision)["forward"] for layer in layers]
+        self.layout = Layout(make_slots(units, head, [1] * len(layers)))
+        self.weights, self.copy = self._zeros(self.layout.size, single=True), self._zeros(self.layout.size)
+        self._factor, self._shift = (self._zeros(self.layout.size, single=True) for _ in range(2))
+        count, first = lanes * self.lane_size, units[0].layer
+        images = first.height, first.width, first.in_channels
+        self.x = [self._zeros(count, *with_border(units, IMAGES, images))]
+        self._norms = [make_norm(unit, count, 1) for unit in units]
+        self._y, self._z = self._share_buffers(count)
+        self._pooled = self._zeros(count, *head.in_shape)
+        self.labels = torch.zeros(count, dtype=torch.int32, device=device)
+        self.logits, self._grad = (self._zeros(count, head.out_channels, single=True) for _ in range(2))
+        self.loss, self.right = (self._zeros(count, single=True) for _ in range(2))
+
+    @property
+    def pad(self) -> tuple[int, int]:
+        """The border that the first layer reads."""
+        return self._units[0].layer.pad
+
+    def fold(self) -> None:
+        """The weights → what each norm makes of its convolution's result."""
+        for i, unit in enumerate(self._units):
+            at = self._places(i)[1]
+            gamma, beta, mean, var = (self.weights[place] for place in self._places(i)[1:])
+            self._factor[at] = gamma / torch.sqrt(var + unit.eps)
+            self._shift[at] = beta - mean * self._factor[at]
+
+    def forward(self, training: bool = False) -> None:
+        """x[0] → logits."""
+        assert not training
+        for i, unit in enumerate(self._units):
+            tile, weight, at = self._tiles[i], self.copy[self._places(i)[0]], self._places(i)[1]
+            x = self.x[0] if unit.source == IMAGES else self._y[unit.source]
+            residual = None if unit.residual is None else self._y[unit.residual]
+            factor, shift = self._factor[at], self._shift[at]
+            if i in self._z:
+                forward(unit.layer, x, weight, None, self._z[i], None, tile, precision=self._precision)
+                apply(self._norms[i], self._z[i], factor, shift, self._y[i], residual, self._norms[i].rows)
+            else:
+                ending = Ending(factor, shift, residual, unit.relu)
+                box_conv(unit.layer, x, weight, self._y[i], tile, ending=ending, precision=self._precision)
+        average(self._norms[-1], self._y[-1], self._pooled)
+        values = self.copy[self.layout.places[-2]], self.weights[self.layout.places[-1]]
+        given, tile = (self._pooled, *values, self.logits), self._tiles[-1]
+        forward(self._head, *given, None, tile, precision=self._precision)
+
+    def score(self) -> None:
+        """Logits and labels → each sample's loss, and whether it is right."""
+        cross_entropy(
+            self.logits, self.labels, self.loss, self.right, self._grad, self.lane_size, self._smoothing
+        )
+
+    def _share_buffers(self, count: int) -> tuple[list[Tensor], dict[int, Tensor]]:
+        """What each unit gives, and what the convolution of one without boxes gives."""
+        given: list[Tensor] = []
+        between: dict[int, Tensor] = {}
+        free: dict[tuple[_Shape, _Shape], list[Tensor]] = defaultdict(list)  # borders stay zero
+        shapes = [
+            (unit.layer.out_shape, with_border(self._units, i, unit.layer.out_shape))
+            for i, unit in enumerate(self._units)
+        ]
+        for i, unit in enumerate(self._units):
+            own = free[shapes[i]]
+            given.append(own.pop() if own else self._zeros(count, *shapes[i][1]))
+            for before in range(i):
+                if self._last_reader(before) == i:
+                    free[shapes[before]].append(given[before])
+            if not (self._tiles[i].boxes and takes_boxes("forward", unit.layer, self._tiles[i])):
+                between[i] = self._zeros(count, *unit.layer.out_shape)
+        return given, between
+
+    def _last_reader(self, before: int) -> int:
+        return max(i for i, unit in enumerate(self._units) if before in (unit.source, unit.residual))
+
+    def _places(self, i: int) -> list[slice]:
+        """Weight, gamma, beta, running mean, running variance."""
+        return self.layout.places[PER_UNIT * i : PER_UNIT * (i + 1)]
+
+    def _zeros(self, *shape: int, single: bool = False) -> Tensor:
+        return torch.zeros(shape, dtype=torch.float32 if single else self._dtype, device=self._device)
