@@ -47,7 +47,6 @@ class ResidualInference:
         self._tiles = [table.tiles(layer, train.precision)["forward"] for layer in layers]
         self.layout = Layout(make_slots(units, head, [1] * len(layers)))
         self.weights, self.copy = self._zeros(self.layout.size, single=True), self._zeros(self.layout.size)
-        self._factor, self._shift = (self._zeros(self.layout.size, single=True) for _ in range(2))
         count, first = lanes * self.lane_size, units[0].layer
         images = first.height, first.width, first.in_channels
         self.x = [self._zeros(count, *with_border(units, IMAGES, images))]
@@ -64,21 +63,20 @@ class ResidualInference:
         return self._units[0].layer.pad
 
     def fold(self) -> None:
-        """The weights → what each norm makes of its convolution's result."""
+        """What each norm makes of its convolution's result: a factor and a shift, for its gamma and beta."""
         for i, unit in enumerate(self._units):
-            at = self._places(i)[1]
-            gamma, beta, mean, var = (self.weights[place] for place in self._places(i)[1:])
-            self._factor[at] = gamma / torch.sqrt(var + unit.eps)
-            self._shift[at] = beta - mean * self._factor[at]
+            _, gamma, beta, mean, var = (self.weights[place] for place in self._places(i))
+            gamma /= torch.sqrt(var + unit.eps)
+            beta -= mean * gamma
 
     def forward(self, training: bool = False) -> None:
         """x[0] → logits."""
         assert not training
         for i, unit in enumerate(self._units):
-            tile, weight, at = self._tiles[i], self.copy[self._places(i)[0]], self._places(i)[1]
+            tile, (place, *both, _, _) = self._tiles[i], self._places(i)
+            weight, factor, shift = self.copy[place], *(self.weights[each] for each in both)
             x = self.x[0] if unit.source == IMAGES else self._y[unit.source]
             residual = None if unit.residual is None else self._y[unit.residual]
-            factor, shift = self._factor[at], self._shift[at]
             if i in self._z:
                 forward(unit.layer, x, weight, None, self._z[i], None, tile, precision=self._precision)
                 apply(self._norms[i], self._z[i], factor, shift, self._y[i], residual, self._norms[i].rows)
@@ -112,7 +110,9 @@ class ResidualInference:
                 if self._last_reader(before) == i:
                     free[shapes[before]].append(given[before])
             if not (self._tiles[i].boxes and takes_boxes("forward", unit.layer, self._tiles[i])):
-                between[i] = self._zeros(count, *unit.layer.out_shape)
+                shape = unit.layer.out_shape
+                own = [z for z in between.values() if z.shape[1:] == shape]
+                between[i] = own[0] if own else self._zeros(count, *shape)
         return given, between
 
     def _last_reader(self, before: int) -> int:
