@@ -12,7 +12,7 @@ step() { $python benchmarks/gpu_step.py --output "$folder/$1.json" "${@:2}"; }
 infer() { $python benchmarks/gpu_inference.py --model "$1" --output "$folder/gpu-inference-$1.json" "${@:2}"; }
 roof() { $python benchmarks/roofline.py --model "$1" --output "$folder/roofline-$1.json"; }
 apart() { # a name, then pytest's arguments; beside the others, into one log
-  { $check -p told_at_once --tb=short --show-capture=no "${@:2}" 2>&1 || echo FAILED; } |
+  { $check -p told_at_once --tb=short --show-capture=no --no-summary "${@:2}" 2>&1 || echo FAILED; } |
     sed -u "s/^/$1: /" | tee -a "$log" &
 }
 
@@ -21,7 +21,7 @@ step)
   step gpu-step --batch 128,1024,8192 --variants \
     "lockstep; plain loop; resident; lightning; jax; compile; compile, graph"
   ;;
-autotune) step gpu-step-autotune --batch 8192,1024,128 --variants "lockstep; max-autotune, graph" --limit 180 ;;
+autotune) step gpu-step-autotune --batch 8192,1024,128 --variants "lockstep; max-autotune, graph" --limit 100 ;;
 lanes) step gpu-lanes --batch 4096 --lanes 1,8,64 --variants lockstep ;;
 resnet18) step gpu-resnet18 --model resnet18 --batch 1024 --lanes 1,8 --variants "$both" ;;
 large) step gpu-224 --model alexnet,googlenet,resnet50 --batch 256 --lanes 1,8 --variants "$both" --limit 100 ;;
@@ -29,7 +29,8 @@ inference) infer emotion48 && infer resnet18 --modes reduce-overhead ;;
 roofline) roof emotion48 && roof resnet18 ;;
 tests)
   log=${2:-$(mktemp -d)}/gpu-tests.log # no record
-  : >"$log"
+  echo "$log"
+  : >"$log" || exit 2
   gpu=tests/train/test_gpu.py other="not whole_steps and not compiled_steps"
   for model in emotion48 resnet18 sync_norm; do apart "whole-$model" $gpu -k "whole_steps and $model"; done
   for model in resnet18 alexnet; do apart "compiled-$model" $gpu -k "compiled_steps and $model"; done

@@ -101,7 +101,9 @@ class MappedSplit:
         for name in ("targets", "labels"):
             listed = getattr(self.data, name, None)
             if listed is not None and not callable(listed) and len(listed) == len(self.data):
-                return torch.as_tensor(np.asarray(listed))[torch.as_tensor(self.indices)].to(torch.int64)
+                numbers = np.asarray(listed)
+                if numbers.ndim == 1 and numbers.dtype.kind in "iu":
+                    return torch.as_tensor(numbers.astype(np.int64))[torch.as_tensor(self.indices)]
         return torch.tensor([self.item(i)[1] for i in range(len(self))])
 
 
@@ -144,20 +146,20 @@ def _classes(train: MappedSplit, test: MappedSplit) -> tuple[str, ...]:
     named = getattr(train.data, "classes", None)
     count = len(named) if named is not None else 1 + max(int(found.max()) for _, found in labels)
     images = len(train) + len(test)
-    for split, found in labels:
-        if found.min() < 0:
-            first = int((found < 0).int().argmax())
-            raise DataError(
-                f"{split.name}: label {int(found[first])} of sample {first} is negative: labels must count "
-                "from 0; correct them"
-            )
     if named is None and count > images:
         raise DataError(
             f"{train.name}: label {count - 1} would mean {count} classes for {images} images: "
             "labels must count from 0; correct them, or name the classes in an attribute `classes`"
         )
     for split, found in labels:
-        check_labels(split.name, found, count)
+        bad = (found < 0) | (found >= count)
+        if bad.any():
+            first = int(bad.int().argmax())
+            last = f" to {count - 1}, the last of its `classes`" if named is not None else ""
+            raise DataError(
+                f"{split.where(first)}: label {int(found[first])} is out of range: labels must count from 0"
+                f"{last}; correct them"
+            )
     return tuple(str(name) for name in (named if named is not None else range(count)))
 
 
@@ -186,8 +188,9 @@ def _as_tensor(image: Any) -> Tensor:
 
 
 def _as_label(label: Any) -> int:
-    if isinstance(label, Tensor | np.ndarray) and (size := np.prod(label.shape, dtype=int)) != 1:
-        raise TypeError(f"a label is an integer, not {size} values: of a one-hot one, give label.argmax()")
+    size = label.numel() if isinstance(label, Tensor) else np.size(label)
+    if size != 1:
+        raise TypeError(f"a label is an integer, not {size} values: of a one-hot one, give its argmax()")
     number = label.item() if isinstance(label, Tensor | np.ndarray | np.generic) else label
     if isinstance(number, bool) or not isinstance(number, int):
         raise TypeError(f"a label is an integer, not {type(label).__name__}")

@@ -17,7 +17,6 @@ from lockstep.comm.tree import subtrees, worker_lanes
 from lockstep.data.loader import Lanes
 from lockstep.kernels import random
 from lockstep.kernels.device.flat import DeviceNetwork, Layout, Make
-from lockstep.kernels.device.residual_inference import ResidualInference
 from lockstep.train.lane import Early, LaneByLane, LaneOutput
 from lockstep.train.loss import CrossEntropy
 from lockstep.train.lower import DevicePlan
@@ -40,13 +39,19 @@ class Form(Protocol):
     def from_flat(self, layout: Layout, flat: Tensor, tensors: Sequence[Tensor]) -> None: ...
 
 
-def load(form: Form, network: DeviceNetwork | ResidualInference, model: nn.Module) -> None:
+class _Tables(Protocol):
+    """The weights of a network and their copy, and where each lies."""
+
+    layout: Layout
+    weights: Tensor
+    copy: Tensor
+
+
+def load(form: Form, network: _Tables, model: nn.Module) -> None:
     """Let a network compute with a model's parameters and statistics."""
     floats = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
     form.to_flat(network.layout, [*(p.detach() for p in model.parameters()), *floats], network.weights)
     network.copy.copy_(network.weights)
-    if isinstance(network, ResidualInference):
-        network.fold()
 
 
 class DeviceLanes(LaneByLane):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.kernels.device.flat import TYPES
-from lockstep.kernels.device.loss import cross_entropy
+from lockstep.kernels.device.scored import Scored
 from lockstep.kernels.device.stock import Model
 from lockstep.spec import Train
 from lockstep.train.numerics import half_precision
@@ -53,19 +53,16 @@ def fix_weights(module: nn.Module, precision: str) -> nn.Module:
     return fixed
 
 
-class StockInference:
+class StockInference(Scored):
     """One block by stock kernels; the model's module has fixed weights."""
 
-    lanes, pad = 1, (0, 0)
+    pad = (0, 0)
 
     def __init__(self, model: Model, size: int, train: Train, device: torch.device) -> None:
+        super().__init__(1, size, model.classes, train.label_smoothing, device)
         self._module, (channels, height, width) = model.module, model.image
-        self.lane_size, self._bf16, self._smoothing = size, train.precision == "bf16", train.label_smoothing
-        self._device, dtype = device, TYPES[train.precision][0]
+        self._device, self._bf16, dtype = device, train.precision == "bf16", TYPES[train.precision][0]
         self.x = [torch.zeros(size, height, width, channels, dtype=dtype, device=device)]
-        self.labels = torch.zeros(size, dtype=torch.int32, device=device)
-        self.logits, self._grad = (torch.zeros(size, model.classes, device=device) for _ in range(2))
-        self.loss, self.right = (torch.zeros(size, device=device) for _ in range(2))
 
     @torch.no_grad()
     def load(self, model: nn.Module) -> None:
@@ -79,8 +76,3 @@ class StockInference:
         assert not training
         with half_precision(self._device, self._bf16):
             self.logits.copy_(self._module(self.x[0].permute(0, 3, 1, 2)))
-
-    def score(self) -> None:
-        cross_entropy(
-            self.logits, self.labels, self.loss, self.right, self._grad, self.lane_size, self._smoothing
-        )

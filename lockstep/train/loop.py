@@ -11,7 +11,6 @@ import signal
 import time
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from lockstep.spec import Launch
 from lockstep.spec.generation import Generation
 from lockstep.train.check import explain_memory
 from lockstep.train.engine import Engine
-from lockstep.train.evaluate import Evaluator, averaged_weights
+from lockstep.train.evaluate import averaged_weights
 from lockstep.train.event import EpochDone, StepDone
 from lockstep.train.handshake import prove_state
 from lockstep.train.interrupt import Interrupt
@@ -84,6 +83,7 @@ class Loop:
                 explain_memory(self._setup.run.train, self._setup.device, bool(self._setup.plan)),
                 closing(Engine(self._setup, state, self._launch, self._group)) as engine,
             ):
+                self._evaluate = self._setup.evaluator(self._group, self._launch.graph)  # its memory, too
                 while state.epoch < self._setup.run.train.epochs:
                     self._train_epoch(engine)
                     self._end_epoch()
@@ -154,10 +154,6 @@ class Loop:
         state.epoch, state.step_in_epoch, state.totals = state.epoch + 1, 0, Totals()
         self._journal.epoch(done)
         self._journal.save(state)
-
-    @cached_property
-    def _evaluate(self) -> Evaluator:
-        return self._setup.evaluator(self._group, self._launch.graph)
 
     def _is_due(self) -> bool:
         """Whether a checkpoint belongs to the step that was committed last."""

@@ -77,7 +77,7 @@ class DevicePlan:
     _networks: dict[int, DeviceNetwork] = field(default_factory=dict)
 
     def network(self, lanes: int) -> DeviceNetwork:
-        """Buffers and kernels for so many lanes; training and evaluation share them."""
+        """Buffers and kernels for so many lanes; a chain's evaluation shares them."""
         if lanes not in self._networks:
             self._networks.clear()
             self._networks[lanes] = self.form.make(lanes, self.train, self.device, self.table)
@@ -85,7 +85,7 @@ class DevicePlan:
 
     def inference(self, lanes: int) -> tuple[Inference, Callable[[nn.Module], None]]:
         """What evaluates so many blocks at once, or fewer, and how it takes a model's weights."""
-        from lockstep.kernels.device.flat import KernelNetwork
+        from lockstep.kernels.device.network import Network
         from lockstep.kernels.device.residual_inference import ResidualInference
         from lockstep.train.compiled import Compiled
         from lockstep.train.device_lanes import load
@@ -94,15 +94,20 @@ class DevicePlan:
 
         if isinstance(self.form, Residuals):
             units = self.form.units, self.form.head
-            folded = ResidualInference(*units, lanes, self.train, self.device, self.table)
-            return folded, partial(load, self.form, folded)
+            residual = ResidualInference(*units, lanes, self.train, self.device, self.table)
+
+            def take(model: nn.Module) -> None:
+                load(self.form, residual, model)
+                residual.fold()
+
+            return residual, take
         if isinstance(self.form, Compiled):
             fixed = fix_weights(self.form.model.module, self.train.precision)
             size = self.train.batch // self.train.lanes
             stock = StockInference(replace(self.form.model, module=fixed), size, self.train, self.device)
             return stock, stock.load
         network = self.network(lanes)
-        assert isinstance(network, KernelNetwork)
+        assert isinstance(network, Network)
         return network, partial(load, self.form, network)
 
     @property

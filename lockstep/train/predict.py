@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 _MOST = 8192  # images at a time
 _CHAIN_VALUES = 2**31 - 1  # of a layer for all of them: kernels count in 32 bits
 _OTHER_VALUES = 2**28  # enough to keep a GPU busy, with buffers that leave room for those of other sizes
-_MANY = 128  # images of a residual network that keep fused kernels busy
+_MANY = 128  # images of a residual network that keep fused kernels busy, in the precisions where these pay
+_PAYS = ("bf16",)
 _KEPT = 8  # batch sizes whose buffers are kept
 _Run = Callable[[Tensor], Tensor]
 
@@ -133,11 +134,11 @@ def _find_ways(trained: Trained, plan: DevicePlan | None) -> tuple[nn.Module, li
     """The model as it is used, and its ways on the device, the best first."""
     if plan is None:
         return fold_norms(trained.model), []
-    fused = [_fused_way(trained, plan)] if plan.is_fused else []
-    if fused and not plan.shares_norms:
-        return trained.model, fused
+    if plan.is_fused and not plan.shares_norms:
+        return trained.model, [_fused_way(trained, plan)]
     folded = fold_norms(trained.model)
-    return folded, [*fused, *_stock_ways(trained, folded)]
+    pays = plan.is_fused and plan.train.precision in _PAYS and plan.table.boxes
+    return folded, [*([_fused_way(trained, plan)] if pays else []), *_stock_ways(trained, folded)]
 
 
 def _fused_way(trained: Trained, plan: DevicePlan) -> _Way:

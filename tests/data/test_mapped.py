@@ -106,6 +106,7 @@ class Stream(IterableDataset[int]):
         (3, "int is no map-style data set"),
         ([], "list is empty"),
         ([(np.zeros((4, 4), np.uint8), 0)], "1 sample cannot be split"),
+        ([(np.zeros((4, 4), np.uint8), [0, 1, 0])] * 2, "a label is an integer, not 3 values"),
         ([(np.zeros((4, 4), np.uint8), 0.5)] * 2, "a label is an integer, not float"),
         ([(np.zeros((4, 4), np.int32), 0)] * 2, "uint8 or float in 2 or 3 dims, not int32 1x4x4"),
         ([(np.zeros((3, 8, 8), np.uint8), 0)] * 2, r"has 8 channels: give torch\.from_numpy"),
@@ -114,7 +115,7 @@ class Stream(IterableDataset[int]):
         ([(np.zeros((4, 4), np.uint8), -1)] * 2, "label -1 of sample 0 is negative"),
         (
             [(np.zeros((4, 4), np.uint8), torch.eye(4)[1])] * 2,
-            r"not 4 values: of a one-hot one, give label\.argmax",
+            r"not 4 values: of a one-hot one, give its argmax",
         ),
         ((Stream(), Stream()), "train: Stream is no map-style data set"),
     ],

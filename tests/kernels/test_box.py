@@ -11,10 +11,11 @@ from images import DEVICE, TILE, as_kernel, bordered, gradients, inputs, near
 from torch import Tensor
 
 from lockstep.kernels.device.box import find_box, holds_lanes, takes_boxes
-from lockstep.kernels.device.box_conv import box_conv
+from lockstep.kernels.device.box_conv import Ending, box_conv
 from lockstep.kernels.device.boxed import box_data_grad, box_weight_grad
 from lockstep.kernels.device.layer import Layer
 from lockstep.kernels.device.moments import Statistics
+from lockstep.kernels.device.norm import Norm, apply
 
 PLAIN = {"relu": False, "bias": False}
 LAYERS = {
@@ -51,6 +52,24 @@ def test_the_forward_pass_and_its_moments_are_the_reference(name: str) -> None:
         parts = cut.reshape(boxes, TILE.rows, -1)
         near(moments[0], parts.mean(1))
         near(moments[1], (parts - parts.mean(1, keepdim=True)).square().sum(1))
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_an_ending_is_a_norm_that_is_applied_later(name: str, residual: bool) -> None:
+    """In every bit, in borders of their own, which stay as they are."""
+    layer = LAYERS[name]
+    (high, wide), channels = layer.conv_size, layer.out_channels
+    x, weight, shift = inputs(layer, 3)
+    given = bordered(x, (layer.pad[0] + layer.stride, layer.pad[1] + layer.stride)), as_kernel(weight)
+    factor, z = torch.randn(channels, device=DEVICE), x.new_empty(3, high, wide, channels)
+    other = torch.randn(3, high + 2, wide + 4, channels, device=DEVICE) if residual else None
+    found, expected = (x.new_full((3, high + 4, wide + 2, channels), 9.0) for _ in range(2))
+    box_conv(layer, *given, found, TILE, ending=Ending(factor, shift, other, relu=residual))
+    box_conv(layer, *given, z, TILE)
+    norm = Norm(high, wide, channels, 3, 1, 0.0, 0.0, relu=residual)
+    apply(norm, z, factor, shift, expected, other, norm.rows)
+    assert torch.equal(found, expected) and (found[:, :2] == 9).all()
 
 
 @pytest.mark.parametrize("through", ["nothing", "relu and another way"])

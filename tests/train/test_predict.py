@@ -57,6 +57,7 @@ def test_many_images_of_a_residual_network_take_fused_kernels(tmp_path, monkeypa
     """And few of them stock ones, with the same probabilities."""
     result, _ = train(small_run(*SIZES, "kernels.set=fused"), tmp_path, model=residual())
     monkeypatch.setattr(predict, "_MANY", 3)
+    monkeypatch.setattr(predict, "_PAYS", ("fp32",))
     images = torch.randint(0, 256, (4, 1, 8, 8), dtype=torch.uint8)
     predictor = lockstep.predictor(result.directory, device="cpu", model=residual())
     for size in (2, 3, 4):

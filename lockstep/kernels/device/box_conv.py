@@ -93,5 +93,5 @@ def box_conv(
         TOP=top, LEFT=left, BH=bh, BW=bw, RH=rh, RW=rw, MOMENTS=moments is not None, ENDS=ending is not None,
         HAS_RESIDUAL=residual is not None, RELU=bool(ending and ending.relu), PRECISION=precision,
         BN=tile.cols, BK=tile.depth,
-        **{**box_sizes(box, high, wide, tile), "enable_fp_fusion": ending is None},
+        **box_sizes(box, high, wide, tile, fuses=ending is None),
     )  # fmt: skip

@@ -168,10 +168,10 @@ def box_weight_grad(
     )  # fmt: skip
 
 
-def box_sizes(box: Box, high: int, wide: int, tile: Tile) -> dict[str, int | bool]:
+def box_sizes(box: Box, high: int, wide: int, tile: Tile, fuses: bool = True) -> dict[str, int | bool]:
     """What all kernels of boxes are told."""
     sizes = {"HIGH": high // box.rows, "WIDE": wide // box.cols, "BI": box.images, "BY": box.rows}
-    options = {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": True}
+    options = {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": fuses}
     return {**sizes, "BX": box.cols, **options}
 
 

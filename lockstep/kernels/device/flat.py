@@ -124,11 +124,11 @@ class KernelNetwork(DeviceNetwork):
         return self.layers[0].pad
 
     @abstractmethod
-    def forward(self, training: bool = True) -> None:
-        """x[0] and the weights' copy → logits."""
+    def forward(self) -> None:
+        """x[0] and the weights' copy → logits, as in training."""
 
     @abstractmethod
-    def run(self, operation: str, i: int, training: bool = True) -> None:
+    def run(self, operation: str, i: int) -> None:
         """One operation of layer i by itself."""
 
     @abstractmethod

@@ -101,9 +101,8 @@ class ResidualNetwork(KernelNetwork):
         layer, tile = self._units[i].layer, self.tiles[i][operation]
         return tile.rows if tile.boxes and holds_lanes(operation, layer, tile, self.lane_size) else 0
 
-    def forward(self, training: bool = True) -> None:
+    def forward(self) -> None:
         """x[0] and the weights' copy → logits, by the statistics of lanes."""
-        assert training, "a ResidualInference uses running statistics"
         for i, unit in enumerate(self._units):
             self.run("forward", i)
             norm, z, stats = self._norms[i], self._z[i], self._stats[i]
@@ -138,7 +137,7 @@ class ResidualNetwork(KernelNetwork):
             if self._units[i].source != IMAGES:
                 self.run("input_grad", i)
 
-    def run(self, operation: str, i: int, training: bool = True) -> None:
+    def run(self, operation: str, i: int) -> None:
         """One operation of a unit's convolution, or of the classifier behind the last one."""
         tile, precision = self.tiles[i][operation], self.precision
         if i == len(self._units):

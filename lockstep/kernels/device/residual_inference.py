@@ -1,7 +1,7 @@
-"""A residual network with fixed weights and statistics: images to logits, on few buffers.
+"""A residual network with fixed weights and statistics: images to logits.
 
 A unit whose tile is a box is one launch, with its norm, residual and ReLU; others are two. What no later unit
-reads is written over.
+reads is written over by one of the same shape.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from lockstep.kernels.device.box_conv import Ending, box_conv
 from lockstep.kernels.device.flat import TYPES, Layout
 from lockstep.kernels.device.forward import forward
 from lockstep.kernels.device.layer import Layer
-from lockstep.kernels.device.loss import cross_entropy
 from lockstep.kernels.device.norm import apply
+from lockstep.kernels.device.scored import Scored
 from lockstep.kernels.device.table import Table
 from lockstep.kernels.device.unit import IMAGES, PER_UNIT, Unit, make_norm, make_slots, with_border
 from lockstep.spec import Train
@@ -27,7 +27,7 @@ from lockstep.spec import Train
 _Shape = tuple[int, int, int]
 
 
-class ResidualInference:
+class ResidualInference(Scored):
     """`lanes` blocks of `lane_size` images through units and a classifier."""
 
     def __init__(
@@ -40,22 +40,18 @@ class ResidualInference:
         table: Table,
     ) -> None:
         self._units, self._head, self._device = list(units), head, device
-        self.lanes, self.lane_size = lanes, train.batch // train.lanes
-        self._smoothing = train.label_smoothing
+        super().__init__(lanes, train.batch // train.lanes, head.out_channels, train.label_smoothing, device)
         self._dtype, self._precision = TYPES[train.precision]
         layers = [*(unit.layer for unit in units), head]
         self._tiles = [table.tiles(layer, train.precision)["forward"] for layer in layers]
         self.layout = Layout(make_slots(units, head, [1] * len(layers)))
         self.weights, self.copy = self._zeros(self.layout.size, single=True), self._zeros(self.layout.size)
-        count, first = lanes * self.lane_size, units[0].layer
+        count, first = len(self.labels), units[0].layer
         images = first.height, first.width, first.in_channels
         self.x = [self._zeros(count, *with_border(units, IMAGES, images))]
         self._norms = [make_norm(unit, count, 1) for unit in units]
         self._y, self._z = self._share_buffers(count)
         self._pooled = self._zeros(count, *head.in_shape)
-        self.labels = torch.zeros(count, dtype=torch.int32, device=device)
-        self.logits, self._grad = (self._zeros(count, head.out_channels, single=True) for _ in range(2))
-        self.loss, self.right = (self._zeros(count, single=True) for _ in range(2))
 
     @property
     def pad(self) -> tuple[int, int]:
@@ -88,15 +84,15 @@ class ResidualInference:
         given, tile = (self._pooled, *values, self.logits), self._tiles[-1]
         forward(self._head, *given, None, tile, precision=self._precision)
 
-    def score(self) -> None:
-        """Logits and labels → each sample's loss, and whether it is right."""
-        cross_entropy(
-            self.logits, self.labels, self.loss, self.right, self._grad, self.lane_size, self._smoothing
-        )
-
     def _share_buffers(self, count: int) -> tuple[list[Tensor], dict[int, Tensor]]:
         """What each unit gives, and what the convolution of one without boxes gives."""
         given: list[Tensor] = []
+        readers = {  # the last one of each unit
+            before: i
+            for i, unit in enumerate(self._units)
+            for before in (unit.source, unit.residual)
+            if before is not None and before != IMAGES
+        }
         between: dict[int, Tensor] = {}
         free: dict[tuple[_Shape, _Shape], list[Tensor]] = defaultdict(list)  # borders stay zero
         shapes = [
@@ -106,17 +102,13 @@ class ResidualInference:
         for i, unit in enumerate(self._units):
             own = free[shapes[i]]
             given.append(own.pop() if own else self._zeros(count, *shapes[i][1]))
-            for before in range(i):
-                if self._last_reader(before) == i:
-                    free[shapes[before]].append(given[before])
+            for before in (before for before, last in readers.items() if last == i):
+                free[shapes[before]].append(given[before])
             if not (self._tiles[i].boxes and takes_boxes("forward", unit.layer, self._tiles[i])):
                 shape = unit.layer.out_shape
                 own = [z for z in between.values() if z.shape[1:] == shape]
                 between[i] = own[0] if own else self._zeros(count, *shape)
         return given, between
-
-    def _last_reader(self, before: int) -> int:
-        return max(i for i, unit in enumerate(self._units) if before in (unit.source, unit.residual))
 
     def _places(self, i: int) -> list[slice]:
         """Weight, gamma, beta, running mean, running variance."""

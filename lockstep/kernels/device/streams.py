@@ -14,22 +14,25 @@ _STREAMS = 4
 def side_by_side(compute: Callable[..., Tensor], lanes: Iterable[tuple[Tensor, ...]]) -> list[Tensor]:
     """`compute` of every lane, on a GPU by several streams in turn; what comes later waits for all.
 
-    What a stream of these allocates, only that stream gets again, and not before the current stream is done
-    with it, since every call of this begins by waiting for it.
+    What a stream of these allocates is given to that stream again, and not before the current stream is done
+    with it: every call of this begins by waiting for the current stream, which is always the same one, or one
+    that waits for it.
     """
     each = list(lanes)
-    if len(each) == 1 or not each[0][0].is_cuda:
+    device = each[0][0].device
+    if len(each) == 1 or device.type != "cuda":
         return [compute(*lane) for lane in each]
-    current = torch.cuda.current_stream()
-    others = _others(current.device)[: len(each) - 1]
+    current, others = torch.cuda.current_stream(device), _others(device)[: len(each) - 1]
     for stream in others:
         stream.wait_stream(current)
     found = []
-    for number, lane in enumerate(each):
-        with torch.cuda.stream((current, *others)[number % (len(others) + 1)]):
-            found.append(compute(*lane))
-    for stream in others:
-        current.wait_stream(stream)
+    try:
+        for number, lane in enumerate(each):
+            with torch.cuda.stream((current, *others)[number % (len(others) + 1)]):
+                found.append(compute(*lane))
+    finally:
+        for stream in others:
+            current.wait_stream(stream)
     return found
 
 
