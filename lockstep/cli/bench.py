@@ -115,7 +115,10 @@ def show_lanes(options: argparse.Namespace) -> int:
     from lockstep.train.setup import build_model, open_data, place
 
     run, _ = resolve(options, Launch())
-    with plain_torch(), Console(stderr=True).status("trying every convolution, in all lanes and in one"):
+    console, text = Console(stderr=True), "trying every convolution, in all lanes and in one"
+    if not console.is_terminal:
+        console.print(text)
+    with plain_torch(), console.status(text):
         device = prepare_device("auto", run.train.threads, tf32=run.train.precision == "tf32")
         store = open_data(run)
         model = place(build_model(run, store.shape, len(store.classes)), device, run)
@@ -130,8 +133,9 @@ def show_lanes(options: argparse.Namespace) -> int:
         print(f"{name:{widest}}  {forward:12}  {_way(conv.gradient_at_once)}")
     train, size = run.train, run.train.batch // run.train.lanes
     print(
-        f"if compiled, on {device.type} in {train.precision}, {train.lanes} lanes of {size}; weight gradients"
-        " lane by lane, an own kernel's all in one launch; `lockstep doctor` shows what auto takes"
+        f"on {device.type} in {train.precision}, {train.lanes} lanes of {size} images, where the run is "
+        "compiled, which needs a GPU; weight gradients are lane by lane, an own kernel's all in one launch. "
+        "`lockstep doctor` shows which models auto compiles."
     )
     return 0
 

@@ -43,7 +43,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command; gives its exit code."""
-    options = make_parser().parse_args(arguments)
+    parser = make_parser()
+    if not arguments:
+        parser.print_help(sys.stderr)
+        return 2
+    options = parser.parse_args(arguments)
     try:
         return int(options.handler(options))
     except LockstepError as error:

@@ -41,7 +41,7 @@ def predict(options: argparse.Namespace) -> int:
     trained = open_run(options, options.device)
     missing = [str(path) for path in options.images if not path.is_file()]
     if missing:
-        raise BadInput(f"no such file: {', '.join(missing)}: give PNG or JPEG files")
+        raise BadInput(f"no such file, or a folder: {', '.join(missing)}: give PNG or JPEG files")
     height, width = trained.shape[1:]
     pictures = []
     for path in options.images:

@@ -45,6 +45,12 @@ def digest(identity: Identity) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def is_scripted(identity: Identity) -> bool:
+    """Whether a script gave the module, the data or the loss, which no command line can."""
+    own = ("source.model.", "source.loss", "manifest.sample_sha256")
+    return any(key.startswith(own) for key in identity)
+
+
 def differences(theirs: Identity, ours: Identity) -> list[str]:
     """One line a field that differs: `train.batch: 256 there, 512 here`."""
     keys = sorted(theirs.keys() | ours.keys())

@@ -48,6 +48,8 @@ def check_lane(model: nn.Module, loss: Loss, store: Store, run: Run, device: tor
         if _is_out_of_memory(error):
             return  # the loop says what would help
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if "only for scalar outputs" in first:
+            first = "the loss must be one number, the mean over its samples"
         raise ModelError(f"a step of this model and loss on {size} images a lane fails: {first}") from error
     finally:
         reference.release()
@@ -96,7 +98,10 @@ def warnings_of(run: Run, model: nn.Module, length: int, device: torch.device) -
     """What will train, but hardly as its user wishes."""
     found = []
     if run.train.precision == "bf16" and device.type == "cpu":
-        found.append("bf16 is slow on most CPUs: use train.precision=fp32, which is another run")
+        found.append(
+            "bf16 is slow on most CPUs, and very slow on one without bf16 of its own: use "
+            "train.precision=fp32, which is another run"
+        )
     left_out = length % run.train.batch
     if left_out > length // 5:
         found.append(
@@ -106,7 +111,7 @@ def warnings_of(run: Run, model: nn.Module, length: int, device: torch.device) -
     if run.schedule.warmup_epochs >= run.train.epochs:
         found.append(
             f"the whole run is warm-up (schedule.warmup_epochs={run.schedule.warmup_epochs:g}): "
-            "the rate ends at its highest"
+            "the rate ends at its highest: set schedule.warmup_epochs=0 or raise train.epochs"
         )
     per_lane = run.train.batch // run.train.lanes
     has_norm = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())

@@ -152,8 +152,10 @@ def _check_enough(a: Side, b: Side, last: int | None) -> None:
             "train with --trace, or a larger checkpoint.keep"
         )
     if last is None:
+        found = differences(a.identity, b.identity)
+        other = f", and they are other runs: {'; '.join(found[:2])}" if found else ""
         raise BadInput(
-            f"no step that both runs kept: {a.path} has {_steps(a)}, {b.path} {_steps(b)}: train with "
+            f"no step that both runs kept: {a.path} has {_steps(a)}, {b.path} {_steps(b)}{other}: train with "
             "--trace, or a larger checkpoint.keep"
         )
     if a.final_step is not None and a.final_step == b.final_step and last < a.final_step:

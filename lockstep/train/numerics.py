@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -26,6 +27,7 @@ def prepare_device(
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS when CUDA starts
     if name == "cuda" and not torch.cuda.is_available():
         raise SpecError("--device cuda: torch sees no GPU here; use --device cpu or run `lockstep doctor`")
+    warnings.filterwarnings("ignore", "mkldnn_matmul failed")  # a page of text; it goes on by another way
     torch.set_num_threads(threads)
     _keep_memory()
     torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms, without importing inductor

@@ -47,14 +47,18 @@ class Predictor:
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
-        """uint8 images [N, C, H, W], on any device → [N, classes] on the run's device."""
+        """Images [N, C, H, W] as the run was trained on, uint8 or floats, on any device → [N, classes]."""
         if not isinstance(images, Tensor):
             raise BadInput(f"images must be a torch tensor, not {type(images).__name__}: use torch.as_tensor")
         shape = tuple(images.shape[1:])
-        if images.dtype != torch.uint8 or shape != self._trained.shape:
+        floats = self._trained.takes_floats
+        if not (images.is_floating_point() if floats else images.dtype == torch.uint8) or (
+            shape != self._trained.shape
+        ):
             wanted = " × ".join(map(str, self._trained.shape))
+            kind = "floats" if floats else "uint8"
             raise BadInput(
-                f"images must be uint8 [N, C, H, W] with C × H × W = {wanted}, as the run was trained on; "
+                f"images must be {kind} [N, C, H, W] with C × H × W = {wanted}, as the run was trained on; "
                 f"these are {str(images.dtype).removeprefix('torch.')} {list(images.shape)}"
             )
         parts = [self._find(len(part))(part) for part in torch.split(images, self._most) if len(part)]
@@ -132,7 +136,7 @@ def _find_plan(trained: Trained) -> DevicePlan | None:
 
 def _find_ways(trained: Trained, plan: DevicePlan | None) -> tuple[nn.Module, list[_Way]]:
     """The model as it is used, and its ways on the device, the best first."""
-    if plan is None:
+    if plan is None or trained.takes_floats:
         return fold_norms(trained.model), []
     if plan.is_fused and not plan.shares_norms:
         return trained.model, [_fused_way(trained, plan)]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lockstep.errors import CheckpointError, IdentityError
 from lockstep.spec import Launch, Run
-from lockstep.spec.identity import Identity, differences, digest
+from lockstep.spec.identity import Identity, differences, digest, is_scripted
 from lockstep.train import checkpoint
 from lockstep.train.checkpoint import Saved
 from lockstep.train.directory import RunDirectory
@@ -139,6 +139,11 @@ def _choose(
 def _check_identity(directory: RunDirectory, ours: Identity) -> None:
     theirs = directory.identity()
     found = differences(theirs, ours)
+    if is_scripted(theirs) and not is_scripted(ours):
+        raise IdentityError(
+            f"{directory.path} was trained by a script with a module, data or a loss of its own: run that "
+            f'script with launch=lockstep.Launch(resume="{directory.path}")'
+        )
     if found:
         more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         raise IdentityError(

@@ -25,7 +25,7 @@ from lockstep.kernels import random
 from lockstep.measure.fingerprint import fingerprint
 from lockstep.models import build, load_weights
 from lockstep.spec import Run
-from lockstep.spec.identity import Identity, make_identity
+from lockstep.spec.identity import Identity, is_scripted, make_identity
 from lockstep.train.check import check_lane, check_output, explain_memory, warnings_of
 from lockstep.train.describe import describe_loss, describe_module
 from lockstep.train.evaluate import Evaluator
@@ -63,8 +63,7 @@ class Setup:
     @property
     def is_scripted(self) -> bool:
         """Whether a script gave the module, the data or the loss, which no command line can."""
-        own = ("source.model.", "source.loss", "manifest.sample_sha256")
-        return any(key.startswith(own) for key in self.identity)
+        return is_scripted(self.identity)
 
     @property
     def bf16(self) -> bool:
@@ -126,6 +125,9 @@ def set_up(
                 notices += _start_from(model, path)
                 source["weights_sha256"] = file_sha256(path)
     else:
+        if not isinstance(model, nn.Module):
+            what = model.__name__ if isinstance(model, type) else type(model).__name__
+            raise ModelError(f"model: {what} is no module: give an instance of torch.nn.Module, as Net()")
         source["model"] = describe_module(model)
         initial = (recorded or {}).get("source.model.weights_sha256")  # a checkpoint holds the weights now
         source["model"]["weights_sha256"] = initial or tensors_sha256(model_tensors(model))

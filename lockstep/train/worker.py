@@ -190,6 +190,6 @@ def _crowded(launch: Launch, run: Run, device: torch.device) -> list[str]:
     if device.type != "cpu" or workers * run.train.threads <= cores:
         return []
     return [
-        f"{workers} workers of {run.train.threads} threads on {cores} cores get in each other's way: use "
-        "fewer workers; train.threads is part of the run"
+        f"{workers} workers with {run.train.threads} thread{'s' * (run.train.threads > 1)} each on {cores} "
+        "cores get in each other's way: the bits are the same, but fewer workers are as fast"
     ]

@@ -8,7 +8,7 @@ from small import rows, small_run, summary, train
 from torch import nn
 
 import lockstep
-from lockstep.errors import DataError, Interrupted, ModelError, NumericsError, OutOfMemory
+from lockstep.errors import DataError, IdentityError, Interrupted, ModelError, NumericsError, OutOfMemory
 from lockstep.spec.file import dump_toml
 from lockstep.train.event import CheckpointSaved, EpochDone, Finished, Notice, Started, StepDone
 
@@ -122,6 +122,19 @@ def test_own_module_data_and_loss(tmp_path):
         lockstep.load(result.directory)
     again = lockstep.load(result.directory, model=nn.Sequential(nn.Flatten(), nn.Linear(192, 3)))
     assert torch.equal(again[1].weight, module[1].weight)
+    with pytest.raises(IdentityError, match=r"by a script .* Launch\(resume="):
+        train(run, tmp_path, launch={"resume": "auto"})
+
+
+@pytest.mark.parametrize("model", [nn.Linear, 3])
+def test_what_is_no_module_is_refused(model, tmp_path):
+    with pytest.raises(ModelError, match=r"is no module: give an instance of torch\.nn\.Module"):
+        train(small_run(), tmp_path, model=model)
+
+
+def test_a_loss_of_every_sample_is_refused(tmp_path):
+    with pytest.raises(ModelError, match="the loss must be one number, the mean over its samples"):
+        train(small_run(), tmp_path, loss=nn.CrossEntropyLoss(reduction="none"))
 
 
 def test_a_module_that_does_not_fit_is_refused_before_any_work(tmp_path):

@@ -87,6 +87,17 @@ def test_any_number_of_images_at_a_time(kernels, limit, tmp_path, monkeypatch):
             predictor(wrong)
 
 
+def test_a_run_on_floats_takes_floats(tmp_path):
+    images = torch.randn(16, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    data = [(image, index % 10) for index, image in enumerate(images)]
+    result, _ = train(small_run(*SIZES), tmp_path, model=tiny(), data=data)
+    predictor = lockstep.predictor(result.directory, device="cpu", model=tiny())
+    wanted = lockstep.load(result.directory, model=tiny())(images[:3]).softmax(1)
+    assert torch.allclose(predictor(images[:3]), wanted, atol=1e-6)
+    with pytest.raises(BadInput, match=r"images must be floats"):
+        predictor(images.to(torch.uint8))
+
+
 def test_norms_become_part_of_their_convolutions():
     model = residual().eval()
     for buffer in model.buffers():
