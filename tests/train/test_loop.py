@@ -122,7 +122,7 @@ def test_own_module_data_and_loss(tmp_path):
         lockstep.load(result.directory)
     again = lockstep.load(result.directory, model=nn.Sequential(nn.Flatten(), nn.Linear(192, 3)))
     assert torch.equal(again[1].weight, module[1].weight)
-    with pytest.raises(IdentityError, match=r"by a script .* Launch\(resume="):
+    with pytest.raises(IdentityError, match=r"by a script .*Launch\(resume="):
         train(run, tmp_path, launch={"resume": "auto"})
 
 
