@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +21,37 @@ def draw_curves(directory: Path) -> Path | None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4), dpi=120, layout="constrained")
+    figure = Figure(figsize=(10, 4.6), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
-    loss, accuracy = figure.subplots(1, 2)
-    x = [row["step"] for row in steps]
+    (loss, accuracy), rates = figure.subplots(
+        2, 2, sharex=True, gridspec_kw={"height_ratios": [4, 1]}, squeeze=True
+    )
+    x, half = [row["step"] for row in steps], max(len(steps) // 60, 2)
+    smooth = f"training, mean of {2 * half + 1} steps"
     loss.plot(x, [row["loss"] for row in steps], color=_TRAIN, alpha=0.25, linewidth=0.8)
-    loss.plot(x, _smooth([row["loss"] for row in steps]), color=_TRAIN, label="training, smoothed")
-    accuracy.plot(x, _smooth([100 * row["accuracy"] for row in steps]), color=_TRAIN, label="training")
+    loss.plot(x, _smooth([row["loss"] for row in steps], half), color=_TRAIN, label=smooth)
+    accuracy.plot(x, [100 * row["accuracy"] for row in steps], color=_TRAIN, alpha=0.25, linewidth=0.8)
+    accuracy.plot(x, _smooth([100 * row["accuracy"] for row in steps], half), color=_TRAIN)
     if epochs:
         ends = [row["step"] for row in epochs]
-        loss.plot(ends, [row["test_loss"] for row in epochs], "o-", color=_TEST, label="test", markersize=4)
         percent = [100 * row["test_accuracy"] for row in epochs]
-        accuracy.plot(ends, percent, "o-", color=_TEST, label="test", markersize=4)
-        accuracy.annotate(f"{percent[-1]:.2f} %", (ends[-1], percent[-1]), (-8, -14),
-                          textcoords="offset points", ha="right", color=_TEST)  # fmt: skip
+        last = f"test, at the end {epochs[-1]['test_loss']:.4f} and {percent[-1]:.2f} %"
+        loss.plot(ends, [row["test_loss"] for row in epochs], "o-", color=_TEST, label=last, markersize=4)
+        accuracy.plot(ends, percent, "o-", color=_TEST, markersize=4)
     top = 1.1 * max(row["loss"] for row in steps)  # one bad test must not flatten the rest
     loss.set_ylim(-0.03 * top, top)
-    for axes in (loss, accuracy):
+    for axes, label, rate in zip((loss, accuracy), ("loss", "accuracy, %"), rates, strict=True):
         _mark(axes, changes)
-    _finish(loss, "loss", steps)
-    _finish(accuracy, "accuracy, %", steps)
+        axes.set_ylabel(label)
+        rate.plot(x, [row["lr"] for row in steps], color="#777777", linewidth=1.0)
+        rate.set_ylim(bottom=0)
+        rate.set_xlabel("step")
+        for each in (axes, rate):
+            each.grid(alpha=0.25)
+    rates[0].set_ylabel("learning\nrate")
+    figure.legend(
+        *loss.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=9
+    )
     figure.suptitle(directory.name)
     path = directory / "curves.png"
     figure.savefig(path)
@@ -50,7 +62,7 @@ def _mark(axes: Any, changes: list[Row]) -> None:
     """A line at each step where workers were lost or joined, and who it was."""
     for number, row in enumerate(changes):
         lost = any("joined" not in text for text in row["changes"])
-        label = {True: "worker lost", False: "worker joined"}[lost]
+        label = "worker lost: how many are left" if lost else "worker joined"
         known = axes.get_legend_handles_labels()[1]
         color = _LOST if lost else _JOINED
         axes.axvline(row["step"], color=color, linewidth=0.8, linestyle=":", zorder=0,
@@ -61,26 +73,11 @@ def _mark(axes: Any, changes: list[Row]) -> None:
                           xycoords=("data", "axes fraction"), textcoords="offset points")  # fmt: skip
 
 
-def _finish(axes: Any, label: str, steps: list[Row]) -> None:
-    axes.set_xlabel("step")
-    axes.set_ylabel(label)
-    axes.grid(alpha=0.25)
-    rate = axes.twinx()
-    axes.set_zorder(rate.get_zorder() + 1)  # curves and legend above the learning rate
-    axes.patch.set_visible(False)
-    axes.legend(loc="best")
-    rate.plot([row["step"] for row in steps], [row["lr"] for row in steps], color="#999999", linewidth=0.8)
-    rate.set_ylabel("learning rate", color="#999999")
-    rate.tick_params(colors="#999999")
-
-
-def _smooth(values: list[float], keep: float = 0.9) -> list[float]:
-    """An exponential average that starts without bias."""
-    result, total, weight = [], 0.0, 0.0
-    for value in values:
-        total, weight = keep * total + value, keep * weight + 1.0
-        result.append(total / weight)
-    return result
+def _smooth(values: list[float], half: int) -> list[float]:
+    """Of each value and so many on either side, the mean."""
+    sums = [0.0, *accumulate(values)]
+    ends = ((max(i - half, 0), min(i + half + 1, len(values))) for i in range(len(values)))
+    return [(sums[stop] - sums[start]) / (stop - start) for start, stop in ends]
 
 
 def _rows(path: Path) -> tuple[list[Row], list[Row], list[Row]]:
