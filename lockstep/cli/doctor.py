@@ -27,6 +27,7 @@ _EXTRAS = {
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "report": ("jinja2",),
     "mpi": ("mpi4py",),
+    "fused": ("triton",),
 }
 
 

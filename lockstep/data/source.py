@@ -57,6 +57,9 @@ def option_names(name: str) -> tuple[str, ...]:
     return tuple(field.name for field in fields(_find(name).options))
 
 
+_KEYS = ("name", "dir", "augment")  # of every data set
+
+
 def open_store(name: str, dir: Path | None, options: Mapping[str, Any]) -> Store:
     """Open a data set by name; its files lie in `dir`, by default data/NAME below the current folder."""
     source = _find(name)
@@ -78,9 +81,8 @@ def _check_options(name: str, kind: type, options: Mapping[str, Any]) -> Any:
     defaults = {field.name: field.default for field in fields(kind)}
     for option, value in options.items():
         if option not in defaults:
-            if not defaults:
-                raise DataError(f"data.{option}: unknown key: {name} takes no options; remove it")
-            raise DataError(f"data.{option}: {unknown('key', option, defaults)}")
+            own = unknown("key", option, [*_KEYS, *defaults])
+            raise DataError(f"data.{option}: {own}{'' if defaults else f'; {name} has none of its own'}")
         wanted = type(defaults[option])
         allowed = (int, float) if wanted is float else (wanted,)
         if isinstance(value, bool) or not isinstance(value, allowed):

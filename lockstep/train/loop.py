@@ -69,7 +69,7 @@ class Loop:
         state, journal = self._state, self._journal
         if journal.found["summary"] and state.epoch == self._setup.run.train.epochs:
             if not (self._generation and self._generation.changes):
-                journal.notice("the run is finished already; nothing to do")
+                journal.notice(f"{journal.path} is finished already; nothing to do")
             return self._finish(journal.found["summary"], write=False)
         changes = self._generation.changes if self._generation else ()
         journal.start(state, self._steps, self._group.size, takes_over=bool(changes))
