@@ -135,8 +135,11 @@ def test_a_worker_that_dies_is_reported(env):
 def test_a_doctor_that_is_stopped_ends_its_workers(number, env):
     for _ in range(4):
         doctor = start(command("doctor", "--comm"), env)
-        wait_for_worker(env, rank=1)
-        doctor.send_signal(number)
+        with suppress(ProcessLookupError):
+            worker = wait_for_worker(env, rank=1)
+            os.kill(worker, signal.SIGSTOP)  # so that the others cannot be done first
+            doctor.send_signal(number)
+            os.kill(worker, signal.SIGCONT)
         doctor.communicate(timeout=PATIENCE_S)
         if doctor.returncode:  # else it was done before the signal came, and shows nothing
             break
