@@ -58,7 +58,8 @@ def examine_comm(column: str, as_json: bool) -> int:
         return _work(world, column, as_json)
     if column != "all":
         return _start(column)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # a column is ended first
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell lets what it starts beside it ignore the first
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))  # a column is ended first
     reports = {}
     for name in COLUMNS:
         missing = _find_missing(name)
