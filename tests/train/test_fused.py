@@ -186,7 +186,7 @@ def test_a_residual_network_in_boxes_is_the_reference(kind: str) -> None:
     compare(model, Lanes(images, torch.arange(6, device=DEVICE), 2), "fp32", smoothing=0.1, kind=kind)
 
 
-@pytest.mark.parametrize("kind", ["fused", "boxes", "boxes, forward"])
+@pytest.mark.parametrize("kind", ["fused", "boxes"])
 def test_running_statistics_end_a_unit_in_one_launch(kind: str) -> None:
     """On buffers that units share, again and again; by boxes of an image and of several."""
     torch.manual_seed(0)
