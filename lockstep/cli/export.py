@@ -42,7 +42,7 @@ def export(options: argparse.Namespace) -> int:
     else:
         export_safetensors(trained, path)
         print(f"{path}: {path.stat().st_size:,} bytes, step {trained.step}")
-    if set(trained.augment.std) == {1.0}:  # floats of the user's own, used as they are
+    if trained.takes_floats:
         return 0
     mean, std = (
         ", ".join(f"{v:g}" for v in values) for values in (trained.augment.mean, trained.augment.std)

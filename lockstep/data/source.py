@@ -18,6 +18,8 @@ from lockstep.data.shapes import ShapesOptions, open_shapes
 from lockstep.data.store import Store
 from lockstep.errors import DataError, unknown
 
+_KEYS = ("name", "dir", "augment")  # of every data set
+
 
 @dataclass(frozen=True)
 class NoOptions:
@@ -55,9 +57,6 @@ def names() -> tuple[str, ...]:
 def option_names(name: str) -> tuple[str, ...]:
     """The keys a user may set under `data.` for the set `name`."""
     return tuple(field.name for field in fields(_find(name).options))
-
-
-_KEYS = ("name", "dir", "augment")  # of every data set
 
 
 def open_store(name: str, dir: Path | None, options: Mapping[str, Any]) -> Store:

@@ -13,7 +13,7 @@ from lockstep.data import Store
 from lockstep.data.augment import Augment
 from lockstep.errors import BadInput, CheckpointError, DataError, ModelError
 from lockstep.spec import Run
-from lockstep.spec.identity import Identity, differences, flatten, is_scripted
+from lockstep.spec.identity import Identity, differences, flatten
 from lockstep.train import checkpoint
 from lockstep.train.checkpoint import Saved
 from lockstep.train.directory import RunDirectory
@@ -45,10 +45,14 @@ class Trained:
         return memory_format(self.run)
 
     @property
+    def has_own_data(self) -> bool:
+        """Whether it was trained on a data set of the user's, which no name opens."""
+        return "manifest.sample_sha256" in self.identity
+
+    @property
     def takes_floats(self) -> bool:
         """Whether its images were floats of a data set of the user's, which are used as they are."""
-        is_own = "manifest.sample_sha256" in self.identity
-        return is_own and set(self.augment.mean) == {0.0} and set(self.augment.std) == {1.0}
+        return self.has_own_data and set(self.augment.mean) == {0.0} and set(self.augment.std) == {1.0}
 
     def evaluate(self, store: Store) -> Evaluation:
         """Loss and accuracy on the test images, on the device if it trained there and can here."""
@@ -103,10 +107,10 @@ def _open(directory: RunDirectory, device: str, which: str, model: nn.Module | N
 
 def check_same_data(trained: Trained, store: Store) -> None:
     """Refuse data that is not what the run was trained and tested on."""
-    if is_scripted(trained.identity):
+    if trained.has_own_data:
         raise DataError(
-            f"{trained.directory} was trained by a script with a module, data or a loss of its own: use "
-            "lockstep.predictor or lockstep.load on it in Python"
+            f"{trained.directory} was trained on data of your own: use lockstep.predictor or lockstep.load "
+            "on it in Python"
         )
     theirs = {k: v for k, v in trained.identity.items() if k.startswith("manifest.")}
     found = differences(theirs, flatten("manifest", {**store.manifest, **data_facts(store)}))

@@ -11,6 +11,8 @@ import lockstep
 from lockstep.errors import DataError, IdentityError, Interrupted, ModelError, NumericsError, OutOfMemory
 from lockstep.spec.file import dump_toml
 from lockstep.train.event import CheckpointSaved, EpochDone, Finished, Notice, Started, StepDone
+from lockstep.train.setup import open_data
+from lockstep.train.trained import check_same_data, open_trained
 
 
 def test_a_run_leaves_everything_in_its_directory(tmp_path):
@@ -124,6 +126,17 @@ def test_own_module_data_and_loss(tmp_path):
     assert torch.equal(again[1].weight, module[1].weight)
     with pytest.raises(IdentityError, match=r"by a script .*Launch\(resume="):
         train(run, tmp_path, launch={"resume": "auto"})
+
+
+def test_a_run_is_evaluated_by_name_unless_its_data_is_of_a_script(tmp_path):
+    run = small_run("train.epochs=1")
+    own = [(torch.zeros(1, 16, 16, dtype=torch.uint8), index % 10) for index in range(64)]
+    loss, _ = train(run, tmp_path / "loss", loss=nn.CrossEntropyLoss())
+    data, _ = train(run, tmp_path / "data", data=own)
+    named = open_data(run)
+    check_same_data(open_trained(tmp_path, str(loss.directory), device="cpu"), named)
+    with pytest.raises(DataError, match="was trained on data of your own: use"):
+        check_same_data(open_trained(tmp_path, str(data.directory), device="cpu"), named)
 
 
 @pytest.mark.parametrize("model", [nn.Linear, 3])
