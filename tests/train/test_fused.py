@@ -221,6 +221,21 @@ def test_sums_of_a_norms_gradient_come_with_its_last_part() -> None:
     compare(model, lanes, "fp32", kind="boxes")
 
 
+@pytest.mark.parametrize("kind", ["chain", "fused", "boxes"])
+def test_what_runs_beside_may_run_last(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, as on a CPU, or all of it at the end: whenever a GPU gets to it, it finds what it reads."""
+    model, lanes = tiny(2, 2, side=8) if kind != "chain" else make("emotion48", (1, 8, 8), 2, 2)
+    usual = total(list(fuse(model, lanes, "fp32", kind=kind).run(lanes, 0)))
+    later: list[Callable[[], None]] = []
+    for name in ("network", "residual"):
+        module = f"lockstep.kernels.device.{name}"
+        monkeypatch.setattr(f"{module}.beside", lambda _, compute: later.append(compute))
+        monkeypatch.setattr(f"{module}.rejoin", lambda _: [compute() for compute in later])
+    found = total(list(fuse(model, lanes, "fp32", kind=kind).run(lanes, 0)))
+    assert len(later) > 2
+    assert all(torch.equal(a, b) for a, b in zip(usual, found, strict=True))
+
+
 def frozen(model: TinyResNet) -> None:
     next(model.parameters()).requires_grad_(False)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -14,6 +15,7 @@ from lockstep.kernels.device.flat import KernelNetwork, Slot, lane_chunks
 from lockstep.kernels.device.forward import forward
 from lockstep.kernels.device.gradient import input_grad, weight_grad
 from lockstep.kernels.device.layer import Layer
+from lockstep.kernels.device.streams import beside, rejoin
 from lockstep.kernels.device.table import Table
 from lockstep.spec import Train
 
@@ -57,9 +59,10 @@ class Network(KernelNetwork):
         self.score()
         self.average_scores()
         for i in reversed(range(len(self.layers))):
-            self.run("weight_grad", i)
+            beside(self._device, partial(self.run, "weight_grad", i))
             if i:
                 self.run("input_grad", i)
+        rejoin(self._device)
 
     def run(self, operation: str, i: int, training: bool = True) -> None:
         """One launch, of layer i."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from lockstep.kernels.device.layer import Layer
 from lockstep.kernels.device.moments import AllLanes, Statistics, find_moments, statistics
 from lockstep.kernels.device.norm import apply
 from lockstep.kernels.device.norm_grad import norm_grad
+from lockstep.kernels.device.streams import beside, rejoin
 from lockstep.kernels.device.table import OPERATIONS, Table
 from lockstep.kernels.device.tile import Tile
 from lockstep.kernels.device.unit import (
@@ -79,7 +81,7 @@ class ResidualNetwork(KernelNetwork):
         for i, unit in enumerate(units):
             if unit.residual is not None and not readers(units, unit.residual):
                 self._g[unit.residual] = self._g[i]
-        self._dz = {key: self.zeros(count, *key[0]) for key in map(self._dz_shape, every)}
+        self._dz = [self._make_dz(i) for i in every]
         self._pooled, self._g_pooled = (self.zeros(count, *head.in_shape) for _ in range(2))
         self.keys = self.zeros(0, lanes, dtype=torch.int64)
         self._g_head = self.zeros(count, 1, 1, head.out_channels)
@@ -91,7 +93,7 @@ class ResidualNetwork(KernelNetwork):
                 tile = tiles[name]
                 fits = tile.boxes and takes_boxes(name, unit.layer, tile, lane_size, chunks[i])
                 if name == "weight_grad":  # boxes know no border
-                    fits = fits and self._dz_shape(i)[1] == (0, 0)
+                    fits = fits and not self._has_border(i)
                 tiles[name] = replace(tile, boxes=fits)
 
     def _summed(self, operation: str, i: int | None) -> int:
@@ -124,18 +126,19 @@ class ResidualNetwork(KernelNetwork):
     def backward(self) -> None:
         self.score()
         self.average_scores()
-        self.run("weight_grad", len(self._units))
+        beside(self._device, partial(self.run, "weight_grad", len(self._units)))
         self.run("input_grad", len(self._units))
         spread(self._norms[-1], self._g_pooled, self._y[-1], self._g[-1])
         for i in reversed(range(len(self._units))):
             _, gamma, beta, _, _ = self._places(i)
             parts = self.part(gamma), self.part(beta)
-            norm, dz, size = self._norms[i], self._dz_of(i), self._sum_sizes[i]
+            norm, dz, size = self._norms[i], self._dz[i], self._sum_sizes[i]
             known = norm.rows // size if size else 0
             norm_grad(norm, self._g[i], self._z[i], self._stats[i], *parts, dz, self._shared, known)
-            self.run("weight_grad", i)
+            beside(self._device, partial(self.run, "weight_grad", i))
             if self._units[i].source != IMAGES:
                 self.run("input_grad", i)
+        rejoin(self._device)
 
     def run(self, operation: str, i: int) -> None:
         """One operation of a unit's convolution, or of the classifier behind the last one."""
@@ -145,7 +148,7 @@ class ResidualNetwork(KernelNetwork):
             return
         unit, weight = self._units[i], self._places(i)[0]
         x = self.x[0] if unit.source == IMAGES else self._y[unit.source]
-        dz, w = self._dz_of(i), self.copy[weight]
+        dz, w = self._dz[i], self.copy[weight]
         if operation == "forward" and tile.boxes:
             stats = self._stats[i]
             moments = (stats.first_parts, stats.second_parts) if self._box_sizes[i] else None
@@ -192,15 +195,14 @@ class ResidualNetwork(KernelNetwork):
         found = [i for i, unit in enumerate(self._units) if unit.residual == source]
         return self._g[found[0]] if found else None
 
-    def _dz_of(self, i: int) -> Tensor:
-        return self._dz[self._dz_shape(i)]
+    def _make_dz(self, i: int) -> Tensor:
+        """Where nobody reads past its edge it takes the place of z, which nobody reads after it."""
+        count, layer = len(self.labels), self._units[i].layer
+        return self.zeros(count, *layer.grad_shape) if self._has_border(i) else self._z[i]
 
-    def _dz_shape(self, i: int) -> tuple[tuple[int, int, int], tuple[int, int]]:
-        """With its border: none if nobody reads past its edge, or by boxes only."""
+    def _has_border(self, i: int) -> bool:
         layer, tile = self._units[i].layer, self.tiles[i]["input_grad"]
-        if tile.boxes or self._units[i].source == IMAGES:
-            return layer.out_shape, (0, 0)
-        return layer.grad_shape, layer.grad_border
+        return not tile.boxes and self._units[i].source != IMAGES and layer.grad_border != (0, 0)
 
     def _places(self, i: int) -> list[slice]:
         """Weight, gamma, beta, running mean, running variance."""

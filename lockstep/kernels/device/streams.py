@@ -1,4 +1,4 @@
-"""Lanes of stock kernels side by side: one lane's often do not fill a GPU."""
+"""Kernels side by side: one often does not fill a GPU, or not all of its units."""
 
 from __future__ import annotations
 
@@ -34,6 +34,23 @@ def side_by_side(compute: Callable[..., Tensor], lanes: Iterable[tuple[Tensor, .
         for stream in others:
             current.wait_stream(stream)
     return found
+
+
+def beside(device: torch.device, compute: Callable[[], None]) -> None:
+    """Launch what reads results that are there, and writes what nobody reads or writes until `rejoin`."""
+    if device.type != "cuda":
+        compute()
+        return
+    stream = _others(device)[0]
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        compute()
+
+
+def rejoin(device: torch.device) -> None:
+    """What comes later waits for all that runs `beside`."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).wait_stream(_others(device)[0])
 
 
 @cache
