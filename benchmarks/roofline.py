@@ -1,8 +1,9 @@
-"""How near each fused layer comes to what the GPU can do; of a residual network, the convolutions.
+"""How near each operation of a fused network comes to what the GPU can do.
 
-Two ceilings are measured first: bytes by a large copy, products by a large matrix product. For each kernel
-the fewest bytes it must move and the operations it must do are counted from its shapes; the larger of the
-two times is the limit, and its share of the measured time is the fraction.
+Two ceilings are measured first: bytes by a large copy, products by a large matrix product. For each operation
+the fewest bytes it must move and the products it must do are counted from its shapes; the larger of the
+two times is the limit, and its share of the measured time is the fraction. An operation is timed as a CUDA
+graph, as in a step, with nothing of its data in the GPU's cache.
 
 python benchmarks/roofline.py --model emotion48 --batch 1024 --lanes 8
 """
@@ -21,11 +22,13 @@ from triton.testing import do_bench
 
 from lockstep.kernels.device.flat import KernelNetwork
 from lockstep.kernels.device.layer import Layer
+from lockstep.kernels.device.residual import ResidualNetwork
 from lockstep.kernels.device.table import OPERATIONS, find_table
 from lockstep.models import build
 from lockstep.spec import Train
 from lockstep.spec.record import Record, write_records
 from lockstep.train.chain import find_chain
+from lockstep.train.graph import capture
 from lockstep.train.residual import find_residual
 
 WIDTH = {"bf16": 2, "tf32": 4, "fp32": 4}
@@ -58,10 +61,24 @@ def main() -> None:
     records = [
         measure(network, operation, i, train, (bytes_s, flop_s))
         for i in range(len(form.layers))
-        for operation in (OPERATIONS if i else ("forward", "weight_grad"))
+        for operation in operations(network, i)
     ]
     Console(width=110).print(sheet(records, bytes_s, flop_s))
     write_records(options.output, records)
+
+
+def operations(network: KernelNetwork, i: int) -> list[str]:
+    """Of a layer; the norm's gradient last, since it writes where it reads."""
+    found = [name for name in OPERATIONS if i or name != "input_grad"]
+    has_norm = isinstance(network, ResidualNetwork) and i < len(network.layers) - 1
+    return [*found, "norm", "norm_grad"] if has_norm else found
+
+
+def launch(network: KernelNetwork, operation: str, i: int) -> Callable[[], object]:
+    if operation in OPERATIONS:
+        return lambda: network.run(operation, i)
+    method: Callable[[int], None] = getattr(network, operation)
+    return lambda: method(i)
 
 
 def ceilings(precision: str) -> tuple[float, float]:
@@ -76,17 +93,20 @@ def ceilings(precision: str) -> tuple[float, float]:
     return 2 * big.numel() / copy_s, 2 * side**3 / (milliseconds(lambda: a @ b) / 1e3)
 
 
-def milliseconds(launch: Callable[[], object]) -> float:
-    return float(do_bench(launch, warmup=10, rep=50, return_mode="median"))
+def milliseconds(compute: Callable[[], object]) -> float:
+    return float(do_bench(compute, warmup=10, rep=50, return_mode="median"))
 
 
 def measure(
     network: KernelNetwork, operation: str, i: int, train: Train, ceiling: tuple[float, float]
 ) -> Record:
-    """One kernel: its time, and how much of it is the limit."""
-    layer = network.layers[i]
-    moved, done = traffic(operation, layer, train), work(layer, train.batch)
-    values = [milliseconds(lambda: network.run(operation, i)) * 1e3 for _ in range(5)]
+    """One operation: its time, and how much of it is the limit."""
+    layer, compute = network.layers[i], launch(network, operation, i)
+    moved = traffic(operation, layer, train)
+    done = work(layer, train.batch) if operation in OPERATIONS else 0.0
+    compute()
+    replay = capture(compute, graph=True)
+    values = [milliseconds(replay) * 1e3 for _ in range(5)]
     limit_us = 1e6 * max(moved / ceiling[0], done / ceiling[1])
     name = f"{operation} of layer {i}: {layer.height}x{layer.width}x{layer.in_channels}-{layer.out_channels}"
     record = make_record(name, values, "us", bytes=moved, flop=done, limit_us=round(limit_us, 2))
@@ -111,13 +131,17 @@ def traffic(operation: str, layer: Layer, train: Train) -> float:
         return samples * (seen + given) + weights * width
     if operation == "input_grad":
         return samples * (full + seen) + weights * width
+    if operation == "norm":
+        return samples * 2 * full  # a residual is not counted
+    if operation == "norm_grad":
+        return samples * 3 * full
     return samples * (seen + full) + weights * 4 * train.lanes
 
 
 def sheet(records: list[Record], bytes_s: float, flop_s: float) -> Sheet:
     found = Sheet(title=f"ceilings: {bytes_s / 1e12:.2f} TB/s, {flop_s / 1e12:.0f} TFLOP/s")
-    for column in ("kernel", "µs", "limit, µs", "fraction", "bound by", "TB/s", "TFLOP/s"):
-        found.add_column(column, justify="left" if column == "kernel" else "right")
+    for column in ("operation", "µs", "limit, µs", "fraction", "bound by", "TB/s", "TFLOP/s"):
+        found.add_column(column, justify="left" if column == "operation" else "right")
     for record in records:
         facts, seconds = record.details, record.value / 1e6
         found.add_row(
@@ -129,6 +153,10 @@ def sheet(records: list[Record], bytes_s: float, flop_s: float) -> Sheet:
             f"{facts['bytes'] / seconds / 1e12:.2f}",
             f"{facts['flop'] / seconds / 1e12:.0f}",
         )
+    time = sum(record.value for record in records)
+    limit: float = sum(record.details["limit_us"] for record in records)
+    found.add_section()
+    found.add_row("all of them", f"{time:.0f}", f"{limit:.0f}", f"{limit / time:.2f}")
     return found
 
 

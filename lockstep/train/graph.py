@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import torch
 
+from lockstep.kernels.device.streams import stream
+
 
 def capture(launch: Callable[[], object], graph: bool) -> Callable[[], object]:
     """The launches as one CUDA graph if wanted, else one by one.
@@ -14,8 +16,8 @@ def capture(launch: Callable[[], object], graph: bool) -> Callable[[], object]:
     """
     if not graph:
         return launch
-    captured = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(captured, capture_error_mode="thread_local"):  # NCCL has threads of its own
+    captured, main = torch.cuda.CUDAGraph(), stream(torch.device("cuda", torch.cuda.current_device()))
+    with torch.cuda.graph(captured, stream=main, capture_error_mode="thread_local"):  # NCCL has threads
         launch()
     replay: Callable[[], object] = captured.replay
     return replay

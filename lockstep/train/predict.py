@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _MOST = 8192  # images at a time
 _CHAIN_VALUES = 2**31 - 1  # of a layer for all of them: kernels count in 32 bits
 _OTHER_VALUES = 2**28  # enough to keep a GPU busy, with buffers that leave room for those of other sizes
-_MANY = 128  # images of a residual network that keep fused kernels busy, in the precisions where these pay
+_MANY = 32  # images of a residual network that keep fused kernels busy, in the precisions where these pay
 _PAYS = ("bf16",)
 _KEPT = 8  # batch sizes whose buffers are kept
 _Run = Callable[[Tensor], Tensor]

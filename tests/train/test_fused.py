@@ -229,8 +229,8 @@ def test_what_runs_beside_may_run_last(kind: str, monkeypatch: pytest.MonkeyPatc
     later: list[Callable[[], None]] = []
     for name in ("network", "residual"):
         module = f"lockstep.kernels.device.{name}"
-        monkeypatch.setattr(f"{module}.beside", lambda _, compute: later.append(compute))
-        monkeypatch.setattr(f"{module}.rejoin", lambda _: [compute() for compute in later])
+        monkeypatch.setattr(f"{module}.beside", lambda _, compute, **__: later.append(compute))
+        monkeypatch.setattr(f"{module}.rejoin", lambda _, **__: [compute() for compute in later])
     found = total(list(fuse(model, lanes, "fp32", kind=kind).run(lanes, 0)))
     assert len(later) > 2
     assert all(torch.equal(a, b) for a, b in zip(usual, found, strict=True))

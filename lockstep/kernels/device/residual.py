@@ -105,20 +105,22 @@ class ResidualNetwork(KernelNetwork):
 
     def forward(self) -> None:
         """x[0] and the weights' copy → logits, by the statistics of lanes."""
-        for i, unit in enumerate(self._units):
+        for i in range(len(self._units)):
             self.run("forward", i)
-            norm, z, stats = self._norms[i], self._z[i], self._stats[i]
-            _, gamma, beta, mean, var = (self.weights[place] for place in self._places(i))
-            out = [self.part(place) for place in self._places(i)[-2:]]
-            if not self._box_sizes[i]:
-                find_moments(norm, z, stats)
-            statistics(
-                norm, self._box_sizes[i], gamma, beta, (mean, var), (out[0], out[1]), stats, self._shared
-            )
-            residual = None if unit.residual is None else self._y[unit.residual]
-            apply(norm, z, stats.factor, stats.shift, self._y[i], residual, norm.rows)
+            self.norm(i)
         average(self._norms[-1], self._y[-1], self._pooled)
         self.run("forward", len(self._units))
+
+    def norm(self, i: int) -> None:
+        """The statistics of a unit's z, and z → y."""
+        norm, z, stats, residual = self._norms[i], self._z[i], self._stats[i], self._units[i].residual
+        _, gamma, beta, mean, var = (self.weights[place] for place in self._places(i))
+        out = [self.part(place) for place in self._places(i)[-2:]]
+        if not self._box_sizes[i]:
+            find_moments(norm, z, stats)
+        statistics(norm, self._box_sizes[i], gamma, beta, (mean, var), (out[0], out[1]), stats, self._shared)
+        added = None if residual is None else self._y[residual]
+        apply(norm, z, stats.factor, stats.shift, self._y[i], added, norm.rows)
 
     def score(self) -> None:
         self.score_into(self._g_head)
@@ -126,19 +128,27 @@ class ResidualNetwork(KernelNetwork):
     def backward(self) -> None:
         self.score()
         self.average_scores()
-        beside(self._device, partial(self.run, "weight_grad", len(self._units)))
+        self._beside("weight_grad", len(self._units))
         self.run("input_grad", len(self._units))
         spread(self._norms[-1], self._g_pooled, self._y[-1], self._g[-1])
         for i in reversed(range(len(self._units))):
-            _, gamma, beta, _, _ = self._places(i)
-            parts = self.part(gamma), self.part(beta)
-            norm, dz, size = self._norms[i], self._dz[i], self._sum_sizes[i]
-            known = norm.rows // size if size else 0
-            norm_grad(norm, self._g[i], self._z[i], self._stats[i], *parts, dz, self._shared, known)
-            beside(self._device, partial(self.run, "weight_grad", i))
+            self.norm_grad(i)
+            self._beside("weight_grad", i)
             if self._units[i].source != IMAGES:
                 self.run("input_grad", i)
-        rejoin(self._device)
+        rejoin(self._device, gives_way=True)
+
+    def norm_grad(self, i: int) -> None:
+        """A unit's g and z → dz, and the gradients of gamma and beta."""
+        _, gamma, beta, _, _ = self._places(i)
+        parts = self.part(gamma), self.part(beta)
+        norm, dz, size = self._norms[i], self._dz[i], self._sum_sizes[i]
+        known = norm.rows // size if size else 0
+        norm_grad(norm, self._g[i], self._z[i], self._stats[i], *parts, dz, self._shared, known)
+
+    def _beside(self, operation: str, i: int) -> None:
+        """In the time that norms, which wait for memory, leave to products."""
+        beside(self._device, partial(self.run, operation, i), gives_way=True)
 
     def run(self, operation: str, i: int) -> None:
         """One operation of a unit's convolution, or of the classifier behind the last one."""

@@ -1,4 +1,7 @@
-"""Kernels side by side: one often does not fill a GPU, or not all of its units."""
+"""Kernels side by side: one often does not fill a GPU, or only one of its parts.
+
+Steps are captured on a stream of high priority, and so are all streams here but the one that gives way.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import torch
 from torch import Tensor
 
 _STREAMS = 4
+_BACKGROUND = _STREAMS  # the number of a stream whose kernels take what others leave
 
 
 def side_by_side(compute: Callable[..., Tensor], lanes: Iterable[tuple[Tensor, ...]]) -> list[Tensor]:
@@ -22,37 +26,39 @@ def side_by_side(compute: Callable[..., Tensor], lanes: Iterable[tuple[Tensor, .
     device = each[0][0].device
     if len(each) == 1 or device.type != "cuda":
         return [compute(*lane) for lane in each]
-    current, others = torch.cuda.current_stream(device), _others(device)[: len(each) - 1]
-    for stream in others:
-        stream.wait_stream(current)
+    current = torch.cuda.current_stream(device)
+    others = [stream(device, number) for number in range(1, min(_STREAMS, len(each)))]
+    for other in others:
+        other.wait_stream(current)
     found = []
     try:
         for number, lane in enumerate(each):
             with torch.cuda.stream((current, *others)[number % (len(others) + 1)]):
                 found.append(compute(*lane))
     finally:
-        for stream in others:
-            current.wait_stream(stream)
+        for other in others:
+            current.wait_stream(other)
     return found
 
 
-def beside(device: torch.device, compute: Callable[[], None]) -> None:
+def beside(device: torch.device, compute: Callable[[], None], *, gives_way: bool = False) -> None:
     """Launch what reads results that are there, and writes what nobody reads or writes until `rejoin`."""
     if device.type != "cuda":
         compute()
         return
-    stream = _others(device)[0]
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
+    other = stream(device, _BACKGROUND if gives_way else 1)
+    other.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(other):
         compute()
 
 
-def rejoin(device: torch.device) -> None:
+def rejoin(device: torch.device, *, gives_way: bool = False) -> None:
     """What comes later waits for all that runs `beside`."""
     if device.type == "cuda":
-        torch.cuda.current_stream(device).wait_stream(_others(device)[0])
+        torch.cuda.current_stream(device).wait_stream(stream(device, _BACKGROUND if gives_way else 1))
 
 
 @cache
-def _others(device: torch.device) -> list[torch.cuda.Stream]:
-    return [torch.cuda.Stream(device) for _ in range(_STREAMS - 1)]
+def stream(device: torch.device, number: int = 0) -> torch.cuda.Stream:
+    """The one with this number; 0 is what a step is captured on."""
+    return torch.cuda.Stream(device, priority=0 if number == _BACKGROUND else -1)
