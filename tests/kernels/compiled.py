@@ -20,6 +20,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from lockstep.data.augment import Augment
 from lockstep.data.store import MemorySplit
 from lockstep.kernels.device import table
+from lockstep.kernels.device.watch import watch_compiler
 from lockstep.models import build
 from lockstep.models.resnet import BasicBlock
 from lockstep.spec import Model, Optimizer, Run, Train
@@ -83,6 +84,7 @@ def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **given: Any) -
 
 def main(model_name: str, precision: str) -> None:
     JITFunction.run = compile_only
+    watch_compiler()
     channels = 1 if model_name == "emotion48" else 3
     size = 48 if model_name == "emotion48" else 32
     shape = (channels, size, size)

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lockstep.kernels.device.divide import divide
 from lockstep.kernels.device.layer import Layer
 from lockstep.kernels.device.tile import Tile
 
@@ -52,10 +53,11 @@ def _data_grad(
             else:
                 k = k0 + tl.arange(0, BK)
                 known = k < K
-                spot, co = k // CO, k % CO
-                here = tl.where(known, co - (spot // NX * GW + spot % NX) * CO, 0)
+                spot, co = divide(k, CO)
+                across, along = divide(spot, NX)
+                here = tl.where(known, co - (across * GW + along) * CO, 0)
                 gt = tl.load(dz + corner[:, None] + here[None, :])
-                tap = (TY + spot // NX * S) * KW + TX + spot % NX * S
+                tap = (TY + across * S) * KW + TX + along * S
                 place = tap * (CO * CI) + co * CI
                 wt = tl.load(
                     w + place[:, None] + ci[None, :], mask=known[:, None] & inside[None, :], other=0.0

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lockstep.kernels.device.divide import divide
 from lockstep.kernels.device.layer import Layer
 from lockstep.kernels.device.random import keep
 from lockstep.kernels.device.tile import Tile
@@ -14,8 +15,9 @@ from lockstep.kernels.device.tile import Tile
 @triton.jit
 def columns(k, CI: tl.constexpr, KW: tl.constexpr, ROW: tl.constexpr):
     """Where column k of im2col lies, from the upper left pixel of its window."""
-    tap = k // CI
-    return (tap // KW) * ROW + (tap % KW) * CI + k % CI
+    tap, channel = divide(k, CI)
+    row, col = divide(tap, KW)
+    return row * ROW + col * CI + channel
 
 
 @triton.jit
@@ -64,7 +66,10 @@ def _forward(
             if CI % 4 == 0:
                 here = tl.multiple_of(tl.max_contiguous(here, 4), 4)
             xt = tl.load(x + corner[:, None] + here[None, :])
-            place = k // CI * (CO * CI) + k % CI
+            tap, channel = divide(k, CI)
+            place = tap * (CO * CI) + channel
+            if CI % 4 == 0:
+                place = tl.multiple_of(tl.max_contiguous(place, CI & -CI), CI & -CI)
             wt = tl.load(
                 w + place[:, None] + co[None, :] * CI, mask=known[:, None] & inside[None, :], other=0.0
             )

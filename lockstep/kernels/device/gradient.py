@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lockstep.kernels.device.divide import divide
 from lockstep.kernels.device.forward import columns
 from lockstep.kernels.device.layer import Layer
 from lockstep.kernels.device.tile import Tile
@@ -52,8 +53,9 @@ def _input_grad(
         else:
             k = k0 + tl.arange(0, BK)
             known = k < K
-            tap = k // CO
-            here = ((KH - 1 - tap // KW) * GW + KW - 1 - tap % KW) * CO + k % CO
+            tap, co = divide(k, CO)
+            across, along = divide(tap, KW)
+            here = ((KH - 1 - across) * GW + KW - 1 - along) * CO + co
             gt = tl.load(g + corner[:, None] + tl.where(known, here, 0)[None, :])
             wt = tl.load(w + k[:, None] * CI + ci[None, :], mask=known[:, None] & inside[None, :], other=0.0)
         acc = tl.dot(gt, wt, acc, input_precision=PRECISION)

@@ -1,0 +1,50 @@
+"""No kernel runs that the compiler may have got wrong.
+
+LLVM narrows a division whose operands it knows to be small to 8 bits, with all that is done to the result,
+and packs two such additions into one of 16x2 bits. ptxas (12.8, which comes with Triton) loses the constant
+of such an addition where only 8 bits of the result are used: the kernel then reads the wrong values. Kernels
+avoid it by `divide`; what still has such code is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import triton
+
+from lockstep.errors import ModelError
+
+_PACKED = re.compile(r"\.[su]16x2\b")
+
+
+def watch_compiler() -> None:
+    """Check every kernel of ours from now on, whether it is compiled or found in Triton's cache."""
+    knobs = triton.knobs.compilation
+    if not isinstance(knobs.listener, _Watch):
+        knobs.listener = _Watch(knobs.listener)
+
+
+def check_code(name: str, ptx: str) -> None:
+    if _PACKED.search(ptx):
+        raise ModelError(
+            f"the compiler in Triton {triton.__version__} may get the kernel {name} wrong for these shapes: "
+            "use -o kernels.set=stock"
+        )
+
+
+class _Watch:
+    """Hears of every kernel, and tells who listened before."""
+
+    def __init__(self, before: Any) -> None:
+        self._before = before
+
+    def __call__(self, *, src: Any, metadata_group: Mapping[str, str], **facts: Any) -> None:
+        if self._before is not None:
+            self._before(src=src, metadata_group=metadata_group, **facts)
+        if str(getattr(getattr(src, "fn", None), "__module__", "")).startswith("lockstep."):
+            for path in metadata_group.values():
+                if path.endswith(".ptx"):
+                    check_code(src.name, Path(path).read_text())
