@@ -154,6 +154,15 @@ def tiny(lanes: int, size: int, side: int = 7, whole: bool = True) -> tuple[nn.M
     return model, Lanes(images, torch.arange(lanes * size, device=DEVICE) % 10, lanes)
 
 
+def chain(lanes: int) -> tuple[nn.Module, Lanes]:
+    """Three layers, one with pooling; images of one sample a lane."""
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 4, 2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4, 6), nn.ReLU()
+    model = nn.Sequential(*layers, nn.Linear(6, 10)).to(DEVICE)
+    images = torch.randn(lanes, 3, 3, 3, device=DEVICE)
+    return model, Lanes(images, torch.arange(lanes, device=DEVICE), lanes)
+
+
 @pytest.fixture
 def own_stem(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a kind of `compiled, own stem`, kernels of ours for the first convolution, as `bf16` has them."""
@@ -224,7 +233,7 @@ def test_sums_of_a_norms_gradient_come_with_its_last_part() -> None:
 @pytest.mark.parametrize("kind", ["chain", "fused", "boxes"])
 def test_what_runs_beside_may_run_last(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """At once, as on a CPU, or all of it at the end: whenever a GPU gets to it, it finds what it reads."""
-    model, lanes = tiny(2, 2, side=8) if kind != "chain" else make("emotion48", (1, 8, 8), 2, 2)
+    model, lanes = chain(2) if kind == "chain" else tiny(2, 1, side=8, whole=False)
     usual = total(list(fuse(model, lanes, "fp32", kind=kind).run(lanes, 0)))
     later: list[Callable[[], None]] = []
     for name in ("network", "residual"):
@@ -288,15 +297,13 @@ def test_a_residual_network_counts_its_batches() -> None:
 @pytest.mark.usefixtures("own_stem")
 def test_gradients_are_the_same_at_any_number_of_workers(kind: str) -> None:
     """Each worker's lanes by themselves, joined in the lane tree: every bit of all they give."""
-    model, lanes = tiny(8, 1, side=8 if kind == "boxes" else 3, whole=False)
-    if kind == "chain":
-        layers = [nn.Conv2d(3, 4, 2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4, 10)]
-        model = nn.Sequential(*layers).to(DEVICE)
+    count, side = (4, 8) if kind == "boxes" else (8, 3)
+    model, lanes = chain(count) if kind == "chain" else tiny(count, 1, side, whole=False)
     fused = fuse(model, lanes, "fp32", kind=kind)
     found = []
-    for workers in (1, 2, 3, 4, 8):
+    for workers in (1, 2, 3, count):
         tree = LaneTree()
-        for own in (worker_lanes(8, workers, rank) for rank in range(workers)):
+        for own in (worker_lanes(count, workers, rank) for rank in range(workers)):
             for output in fused.run(lanes.range(own.start, len(own)), 0):
                 tree.add([output.loss, *output.grads, *output.float_buffers], output.height)
         found.append(tree.root()[1])
