@@ -13,7 +13,7 @@ from lockstep.spec.run import Run
 Identity = dict[str, Any]
 
 # Raised whenever a change of ours changes the bits of a run that was described in the same words.
-VERSION = 4
+VERSION = 5
 
 # Keys of a Run that say where things lie or when they are saved, and so cannot change a bit.
 _NOT_IDENTITY = ("data.dir", "model.weights", "kernels.table", "checkpoint.every_steps", "checkpoint.keep")

@@ -119,13 +119,19 @@ class _Builder:
         return source
 
     def add_block(self, block: nn.Module, source: int) -> int:
-        """A block's projection, if it has one, and its units; the number of the last one."""
-        if not isinstance(block, Residual):
+        """A block's units, its projection before the last of them if it has one; the number of the last one.
+
+        So a projection's data gradient comes before that of the unit beside it, which has to pass over all
+        pixels anyway: it ends the sum, and finds what the norm before wants.
+        """
+        if not isinstance(block, Residual) or not isinstance(block.main, nn.Sequential):
             raise _Unfit
         image, added = self._image(source), source
+        cut = max((n for n, part in enumerate(block.main) if isinstance(part, nn.Conv2d)), default=0)
+        inner = self.add_chain(block.main[:cut], source, image) if cut else source
         if not isinstance(block.shortcut, nn.Identity):
             added = self.add_chain(block.shortcut, source, image)
-        last = self.add_chain(block.main, source, image)
+        last = self.add_chain(block.main[cut:], inner, self._image(inner))
         same = self._image(added) == self._image(last)
         if not same or self.units[last].relu or (added != source and self.units[added].relu):
             raise _Unfit
