@@ -55,6 +55,8 @@ def main() -> None:
     assert isinstance(network, KernelNetwork)
     network.x[0].normal_()
     network.copy.normal_(std=0.05)
+    network.weights.normal_(mean=1.0, std=0.1)  # norms: with factors of zero all would be zero, and faster
+    network.labels.random_(num_classes)
     network.forward()
     network.backward()
     bytes_s, flop_s = ceilings(options.precision)
@@ -124,18 +126,20 @@ def traffic(operation: str, layer: Layer, train: Train) -> float:
     """The fewest bytes: each input read once, each output written once; borders are not counted."""
     width, samples = WIDTH[train.precision], train.batch
     seen = layer.height * layer.width * layer.in_channels * width
+    (oh, ow), (kh, kw) = layer.conv_size, layer.kernel  # a stride may pass over pixels
+    read = min(layer.height, oh * kh) * min(layer.width, ow * kw) * layer.in_channels * width
     given = prod(layer.out_shape) * (width + (layer.pool > 1))
     full = prod(layer.conv_size) * layer.out_channels * width
     weights = layer.depth * layer.out_channels
     if operation == "forward":
-        return samples * (seen + given) + weights * width
+        return samples * (read + given) + weights * width
     if operation == "input_grad":
         return samples * (full + seen) + weights * width
     if operation == "norm":
         return samples * 2 * full  # a residual is not counted
     if operation == "norm_grad":
         return samples * 3 * full
-    return samples * (seen + full) + weights * 4 * train.lanes
+    return samples * (read + full) + weights * 4 * train.lanes
 
 
 def sheet(records: list[Record], bytes_s: float, flop_s: float) -> Sheet:

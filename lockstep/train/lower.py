@@ -195,11 +195,9 @@ def _plan(
         raise ModelError("the package triton is not installed")
     from lockstep.kernels.device import is_usable
     from lockstep.kernels.device.table import Table, find_table, moves_boxes
-    from lockstep.kernels.device.watch import watch_compiler
 
     if not is_usable(device):
         raise ModelError(f"its kernels do not run on {device.type}")
-    watch_compiler()
     if not isinstance(loss, CrossEntropy):
         raise ModelError("it has no loss but cross_entropy")
     if kernels == "compiled":

@@ -16,13 +16,19 @@ NORM = f"{SUMS} _box_conv _box_data _box_weight _data_grad _apply _dz _average _
 
 
 @pytest.mark.parametrize(
-    ("model", "kernels"), [("emotion48", COMMON), ("residual", f"{COMMON} {NORM}"), ("compiled", STOCK)]
+    ("model", "precision", "kernels"),
+    [
+        ("emotion48", "bf16", COMMON),
+        ("residual", "bf16", f"{COMMON} {NORM}"),
+        ("compiled", "bf16", STOCK),
+        ("narrow", "fp32", "_data_grad"),
+    ],
 )
-def test_kernels_compile(model: str, kernels: str, tmp_path: Path) -> None:
+def test_kernels_compile(model: str, precision: str, kernels: str, tmp_path: Path) -> None:
     script = Path(__file__).parent / "compiled.py"
     env = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, str(script), model, "bf16"],
+        [sys.executable, str(script), model, precision],
         env=env,
         capture_output=True,
         text=True,

@@ -53,8 +53,8 @@ def _data_grad(
             else:
                 k = k0 + tl.arange(0, BK)
                 known = k < K
-                spot, co = divide(k, CO)
-                across, along = divide(spot, NX)
+                spot, co = divide(k, CO, K)
+                across, along = divide(spot, NX, K)
                 here = tl.where(known, co - (across * GW + along) * CO, 0)
                 gt = tl.load(dz + corner[:, None] + here[None, :])
                 tap = (TY + across * S) * KW + TX + along * S

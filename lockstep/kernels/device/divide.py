@@ -7,9 +7,11 @@ import triton.language as tl
 
 
 @triton.jit
-def divide(x, D: tl.constexpr):
-    """x // D and x % D of a block of numbers [0, 2**32 / D)."""
-    if D & (D - 1) == 0:  # a shift, by which Triton also sees what lies side by side
+def divide(x, D: tl.constexpr, LIMIT: tl.constexpr):
+    """x // D and x % D of a block of numbers [0, LIMIT); for others, anything."""
+    # Powers of two are shifts, by which Triton also sees what lies side by side. Large numbers are not
+    # narrowed, and a product of 32 bits is not exact for them.
+    if D & (D - 1) == 0 or LIMIT * D >= 2**32:
         quotient, rest = x // D, x % D
     else:
         FACTOR: tl.constexpr = (2**32 + D - 1) // D

@@ -18,6 +18,7 @@ from lockstep.kernels.device.loss import cross_entropy, lane_means
 from lockstep.kernels.device.table import Table
 from lockstep.kernels.device.tile import Tile
 from lockstep.kernels.device.tree import tree_sum
+from lockstep.kernels.device.watch import watch_compiler
 from lockstep.spec import Train
 
 _ALIGN = 64  # elements; a load of 16 bytes must not straddle two tensors
@@ -78,6 +79,7 @@ class DeviceNetwork(ABC):
     def __init__(
         self, slots: Sequence[Slot], classes: int, lanes: int, train: Train, device: torch.device
     ) -> None:
+        watch_compiler()
         self.lanes, self.lane_size = lanes, train.batch // train.lanes
         self.dtype, self.precision = TYPES[train.precision]
         self._smoothing, self._device = train.label_smoothing, device

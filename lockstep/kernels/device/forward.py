@@ -13,10 +13,10 @@ from lockstep.kernels.device.tile import Tile
 
 
 @triton.jit
-def columns(k, CI: tl.constexpr, KW: tl.constexpr, ROW: tl.constexpr):
-    """Where column k of im2col lies, from the upper left pixel of its window."""
-    tap, channel = divide(k, CI)
-    row, col = divide(tap, KW)
+def columns(k, K: tl.constexpr, CI: tl.constexpr, KW: tl.constexpr, ROW: tl.constexpr):
+    """Where column k of K of im2col lies, from the upper left pixel of its window."""
+    tap, channel = divide(k, CI, K)
+    row, col = divide(tap, KW, K)
     return row * ROW + col * CI + channel
 
 
@@ -62,13 +62,13 @@ def _forward(
         else:
             k = k0 + tl.arange(0, BK)
             known = k < K
-            here = tl.where(known, columns(k, CI, KW, WP * CI), 0)
+            here = tl.where(known, columns(k, K, CI, KW, WP * CI), 0)
             if CI % 4 == 0:
                 here = tl.multiple_of(tl.max_contiguous(here, 4), 4)
             xt = tl.load(x + corner[:, None] + here[None, :])
-            tap, channel = divide(k, CI)
+            tap, channel = divide(k, CI, K)
             place = tap * (CO * CI) + channel
-            if CI % 4 == 0:
+            if CI % 2 == 0:
                 place = tl.multiple_of(tl.max_contiguous(place, CI & -CI), CI & -CI)
             wt = tl.load(
                 w + place[:, None] + co[None, :] * CI, mask=known[:, None] & inside[None, :], other=0.0

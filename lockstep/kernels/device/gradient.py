@@ -53,8 +53,8 @@ def _input_grad(
         else:
             k = k0 + tl.arange(0, BK)
             known = k < K
-            tap, co = divide(k, CO)
-            across, along = divide(tap, KW)
+            tap, co = divide(k, CO, K)
+            across, along = divide(tap, KW, K)
             here = ((KH - 1 - across) * GW + KW - 1 - along) * CO + co
             gt = tl.load(g + corner[:, None] + tl.where(known, here, 0)[None, :])
             wt = tl.load(w + k[:, None] * CI + ci[None, :], mask=known[:, None] & inside[None, :], other=0.0)
@@ -114,7 +114,7 @@ def _weight_grad(
     count = (tl.minimum(first + SIZE, LANE) - first) * (MH * MW)
     k = tl.program_id(0) * BK + tl.arange(0, BK)
     tap = k // CI
-    here = tl.where(k < K, columns(k, CI, KW, WP * CI), 0)
+    here = tl.where(k < K, columns(k, K, CI, KW, WP * CI), 0)
     if CI % 16 == 0:
         here = tl.multiple_of(tl.max_contiguous(here, 16), 16)
     elif CI % 4 == 0:

@@ -15,7 +15,7 @@ from lockstep.kernels.device.flat import KernelNetwork, Slot, lane_chunks
 from lockstep.kernels.device.forward import forward
 from lockstep.kernels.device.gradient import input_grad, weight_grad
 from lockstep.kernels.device.layer import Layer
-from lockstep.kernels.device.streams import beside, rejoin
+from lockstep.kernels.device.streams import beside
 from lockstep.kernels.device.table import Table
 from lockstep.spec import Train
 
@@ -58,11 +58,11 @@ class Network(KernelNetwork):
     def backward(self) -> None:
         self.score()
         self.average_scores()
-        for i in reversed(range(len(self.layers))):
-            beside(self._device, partial(self.run, "weight_grad", i))
-            if i:
-                self.run("input_grad", i)
-        rejoin(self._device)
+        with beside(self._device) as launch:
+            for i in reversed(range(len(self.layers))):
+                launch(partial(self.run, "weight_grad", i))
+                if i:
+                    self.run("input_grad", i)
 
     def run(self, operation: str, i: int, training: bool = True) -> None:
         """One launch, of layer i."""

@@ -28,7 +28,7 @@ from lockstep.kernels.device.layer import Layer
 from lockstep.kernels.device.moments import AllLanes, Statistics, find_moments, statistics
 from lockstep.kernels.device.norm import apply
 from lockstep.kernels.device.norm_grad import norm_grad
-from lockstep.kernels.device.streams import beside, rejoin
+from lockstep.kernels.device.streams import beside
 from lockstep.kernels.device.table import OPERATIONS, Table
 from lockstep.kernels.device.tile import Tile
 from lockstep.kernels.device.unit import (
@@ -128,15 +128,15 @@ class ResidualNetwork(KernelNetwork):
     def backward(self) -> None:
         self.score()
         self.average_scores()
-        self._beside("weight_grad", len(self._units))
-        self.run("input_grad", len(self._units))
-        spread(self._norms[-1], self._g_pooled, self._y[-1], self._g[-1])
-        for i in reversed(range(len(self._units))):
-            self.norm_grad(i)
-            self._beside("weight_grad", i)
-            if self._units[i].source != IMAGES:
-                self.run("input_grad", i)
-        rejoin(self._device, gives_way=True)
+        with beside(self._device, gives_way=True) as launch:  # in the time that norms leave to products
+            launch(partial(self.run, "weight_grad", len(self._units)))
+            self.run("input_grad", len(self._units))
+            spread(self._norms[-1], self._g_pooled, self._y[-1], self._g[-1])
+            for i in reversed(range(len(self._units))):
+                self.norm_grad(i)
+                launch(partial(self.run, "weight_grad", i))
+                if self._units[i].source != IMAGES:
+                    self.run("input_grad", i)
 
     def norm_grad(self, i: int) -> None:
         """A unit's g and z → dz, and the gradients of gamma and beta."""
@@ -145,10 +145,6 @@ class ResidualNetwork(KernelNetwork):
         norm, dz, size = self._norms[i], self._dz[i], self._sum_sizes[i]
         known = norm.rows // size if size else 0
         norm_grad(norm, self._g[i], self._z[i], self._stats[i], *parts, dz, self._shared, known)
-
-    def _beside(self, operation: str, i: int) -> None:
-        """In the time that norms, which wait for memory, leave to products."""
-        beside(self._device, partial(self.run, operation, i), gives_way=True)
 
     def run(self, operation: str, i: int) -> None:
         """One operation of a unit's convolution, or of the classifier behind the last one."""

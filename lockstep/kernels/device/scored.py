@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from lockstep.kernels.device.loss import cross_entropy
+from lockstep.kernels.device.watch import watch_compiler
 
 
 class Scored:
@@ -13,6 +14,7 @@ class Scored:
     def __init__(
         self, lanes: int, lane_size: int, classes: int, smoothing: float, device: torch.device
     ) -> None:
+        watch_compiler()
         self.lanes, self.lane_size, self._smoothing = lanes, lane_size, smoothing
         count = lanes * lane_size
         self.labels = torch.zeros(count, dtype=torch.int32, device=device)

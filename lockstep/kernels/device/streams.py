@@ -5,12 +5,14 @@ Steps are captured on a stream of high priority, and so are all streams here but
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 
 import torch
 from torch import Tensor
 
+_Launch = Callable[[Callable[[], None]], None]
 _STREAMS = 4
 _BACKGROUND = _STREAMS  # the number of a stream whose kernels take what others leave
 
@@ -41,21 +43,26 @@ def side_by_side(compute: Callable[..., Tensor], lanes: Iterable[tuple[Tensor, .
     return found
 
 
-def beside(device: torch.device, compute: Callable[[], None], *, gives_way: bool = False) -> None:
-    """Launch what reads results that are there, and writes what nobody reads or writes until `rejoin`."""
+@contextmanager
+def beside(device: torch.device, *, gives_way: bool = False) -> Iterator[_Launch]:
+    """What launches kernels beside those of the current stream; what comes after the block waits for all.
+
+    They read results that are there, and write what nothing else reads or writes in the block.
+    """
     if device.type != "cuda":
-        compute()
+        yield lambda compute: compute()
         return
-    other = stream(device, _BACKGROUND if gives_way else 1)
-    other.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(other):
-        compute()
+    current, other = torch.cuda.current_stream(device), stream(device, _BACKGROUND if gives_way else 1)
 
+    def launch(compute: Callable[[], None]) -> None:
+        other.wait_stream(current)
+        with torch.cuda.stream(other):
+            compute()
 
-def rejoin(device: torch.device, *, gives_way: bool = False) -> None:
-    """What comes later waits for all that runs `beside`."""
-    if device.type == "cuda":
-        torch.cuda.current_stream(device).wait_stream(stream(device, _BACKGROUND if gives_way else 1))
+    try:
+        yield launch
+    finally:
+        current.wait_stream(other)
 
 
 @cache

@@ -2,8 +2,8 @@
 
 LLVM narrows a division whose operands it knows to be small to 8 bits, with all that is done to the result,
 and packs two such additions into one of 16x2 bits. ptxas (12.8, which comes with Triton) loses the constant
-of such an addition where only 8 bits of the result are used: the kernel then reads the wrong values. Kernels
-avoid it by `divide`; what still has such code is refused.
+of such an addition where only 8 bits of the result are used: the kernel then reads the wrong values. Where
+it was found, kernels avoid it by `divide`; what still has such code is refused.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def check_code(name: str, ptx: str) -> None:
     if _PACKED.search(ptx):
         raise ModelError(
             f"the compiler in Triton {triton.__version__} may get the kernel {name} wrong for these shapes: "
-            "use -o kernels.set=stock"
+            "train with -o kernels.set=stock (and train.sync_norm=false), use a trained run with --device cpu"
         )
 
 
@@ -45,6 +45,10 @@ class _Watch:
         if self._before is not None:
             self._before(src=src, metadata_group=metadata_group, **facts)
         if str(getattr(getattr(src, "fn", None), "__module__", "")).startswith("lockstep."):
-            for path in metadata_group.values():
-                if path.endswith(".ptx"):
-                    check_code(src.name, Path(path).read_text())
+            code = next((path for path in metadata_group.values() if path.endswith(".ptx")), None)
+            if code is None:
+                raise ModelError(
+                    "Triton's cache has no code of its kernels to check: unset TRITON_STORE_BINARY_ONLY and "
+                    "remove the cache (~/.triton/cache, or TRITON_CACHE_DIR)"
+                )
+            check_code(src.name, Path(code).read_text())
