@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 from lockstep.cli.flag import add_device, add_elastic, add_run_keys, add_runs_dir, add_workers
 from lockstep.cli.workers import place
+from lockstep.errors import SpecError
 from lockstep.recipes import RECIPES, recipe
 from lockstep.spec import Launch, Run
 from lockstep.spec.file import dump_toml, from_table, merge, parse_overrides, read_toml, to_table
+from lockstep.spec.identity import is_scripted
 
 if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -115,5 +117,10 @@ def _base(options: argparse.Namespace, launch: Launch) -> tuple[Run, str]:
         from lockstep.train.resume import find_directory
 
         directory = find_directory(launch.runs_dir, earlier)
+        if launch.fork and is_scripted(directory.identity()):
+            raise SpecError(
+                f"--fork {earlier}: it was trained by a script with a module, data or a loss of its own, "
+                "which its run.toml does not hold: name a recipe too, or start from its weights in a script"
+            )
         return directory.run(), f"{directory.path.name}-fork" if launch.fork else directory.path.name
     return recipe("shapes") if not options.config else Run(), "shapes"

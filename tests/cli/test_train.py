@@ -5,9 +5,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 from forked import Forked
 from small import call, command, summary, train_command
 
+import lockstep
 from lockstep.cli.main import run
 from lockstep.recipes import RECIPES
 
@@ -120,3 +122,15 @@ def test_help_teaches():
     done = call(command("train", "--help"))
     assert done.returncode == 0 and "recipes:" in done.stdout and "cifar10" in done.stdout
     assert call(command()).returncode == 2
+
+
+def test_a_scripts_run_is_not_forked_without_its_script(tmp_path):
+    """Its run.toml names neither its data nor its module."""
+    images = torch.zeros(16, 1, 20, 20, dtype=torch.uint8)
+    data = torch.utils.data.TensorDataset(images, torch.arange(16) % 2)
+    launch = lockstep.Launch("own", runs_dir=tmp_path, device="cpu")
+    keys = lockstep.Run(train=lockstep.Train(epochs=1, batch=8, lanes=1))
+    lockstep.train(keys, data=(data, data), launch=launch, on_event=lambda event: None)
+    done = call(command("train", "--fork", "own", "--runs-dir", str(tmp_path), "--device", "cpu"))
+    assert done.returncode == 2 and "by a script" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["own"]
