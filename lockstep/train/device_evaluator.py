@@ -19,7 +19,7 @@ from lockstep.data.augment import Augment
 from lockstep.data.store import Split
 from lockstep.kernels.device.gather import Move, gather
 from lockstep.train.evaluate import Evaluator
-from lockstep.train.graph import capture
+from lockstep.train.graph import capture, run_first
 from lockstep.train.images import find_images
 from lockstep.train.inference import Inference
 
@@ -49,7 +49,7 @@ class DeviceEvaluator(Evaluator):
     @cached_property
     def _compute(self) -> Callable[[], object]:
         if self.graph:
-            self.blocks.compute()
+            run_first(self.blocks.dry_run, self.device)
         return capture(self.blocks.compute, self.graph)
 
 
@@ -76,6 +76,11 @@ class Blocks:
         """The first group comes next."""
         self._cursor.zero_()
         self.images.begin_epoch(0)
+
+    def dry_run(self) -> None:
+        """Compile every kernel by the first group."""
+        self._cursor.zero_()
+        self.compute()
 
     def compute(self) -> None:
         """Gather, forward and sums of the group at the cursor; then on to the next."""

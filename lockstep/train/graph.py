@@ -9,10 +9,19 @@ import torch
 from lockstep.kernels.device.streams import stream
 
 
+def run_first(launch: Callable[[], object], device: torch.device) -> None:
+    """Compile the kernels of what is launched, on a GPU beside each other, and run it once."""
+    if device.type == "cuda":
+        from lockstep.kernels.device.ahead import compile_ahead
+
+        compile_ahead(launch)
+    launch()
+
+
 def capture(launch: Callable[[], object], graph: bool) -> Callable[[], object]:
     """The launches as one CUDA graph if wanted, else one by one.
 
-    They must have run before: that compiles the kernels, which cannot be captured.
+    They must have run before, by `run_first`: that compiles the kernels, which cannot be captured.
     """
     if not graph:
         return launch

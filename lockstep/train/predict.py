@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from lockstep.errors import BadInput, ModelError
-from lockstep.train.graph import capture
+from lockstep.train.graph import capture, run_first
 from lockstep.train.loss import make_loss
 from lockstep.train.lower import DevicePlan, plan_device
 from lockstep.train.numerics import half_precision
@@ -97,7 +97,7 @@ class Batch:
         self._nothing = torch.zeros(5, dtype=torch.int64, device=device)
         self._normal = trained.augment.normal(self._images)
         self._result = torch.zeros(size, len(trained.classes), device=device)
-        self._launch()
+        run_first(self._launch, device)
         self._replay = capture(self._launch, device.type == "cuda")
 
     def __call__(self, images: Tensor) -> Tensor:

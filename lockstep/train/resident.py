@@ -21,7 +21,7 @@ from lockstep.errors import GroupLost
 from lockstep.spec import Launch
 from lockstep.train.device import DeviceStep
 from lockstep.train.device_lanes import DeviceLanes
-from lockstep.train.graph import capture
+from lockstep.train.graph import capture, run_first
 from lockstep.train.lane import LaneByLane
 from lockstep.train.setup import Setup
 from lockstep.train.state import TrainState
@@ -44,7 +44,7 @@ class Resident:
 
     def __init__(self, step: DeviceStep, group: Group, reduction: Reduction | None, graph: bool) -> None:
         self._step, self._group, self._reduction = step, group, reduction
-        step.dry_run()
+        run_first(step.dry_run, step.device)
         if reduction:
             self._sums = torch.zeros_like(step.grads)
             # statistics of all lanes are exchanged within a step, which cannot be captured everywhere

@@ -11,15 +11,14 @@ from typing import Any
 
 import torch
 import triton
+from h200 import H200
 from torch import nn
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, make_backend
-from triton.runtime.jit import JITFunction, create_function_from_signature
-from triton.tools.tensor_descriptor import TensorDescriptor
+from triton.runtime import driver
 
 from lockstep.data.augment import Augment
 from lockstep.data.store import MemorySplit
 from lockstep.kernels.device import table
+from lockstep.kernels.device.ahead import nothing_started
 from lockstep.kernels.device.data import data_grad
 from lockstep.kernels.device.layer import Layer
 from lockstep.kernels.device.watch import watch_compiler
@@ -35,58 +34,39 @@ from lockstep.train.lower import DevicePlan
 from lockstep.train.residual import find_residual
 from lockstep.train.state import TrainState
 
-TYPES = {
-    torch.float32: "fp32",
-    torch.bfloat16: "bf16",
-    torch.uint8: "u8",
-    torch.int32: "i32",
-    torch.int64: "i64",
-}
-OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 sys.path.append(str(Path(__file__).parents[1]))
-from tiny_resnet import TinyResNet  # noqa: E402
+from tiny_resnet import TinyResNet
 
-H200 = GPUTarget("cuda", 90, 32)
 TABLE = Path(table.__file__).parent / "tables" / "nvidia-h200.toml"
-seen: set[str] = set()
 
 
-def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **given: Any) -> None:
-    """In place of a launch, which first binds the arguments as here."""
-    create_function_from_signature(self.signature, self.params, make_backend(H200))(*args, **given)
-    options = {name: given.pop(name) for name in OPTIONS if name in given}
-    values = {**dict(zip(self.arg_names, args, strict=False)), **given}
-    signature, constants, hints = {}, {}, {}
-    for index, name in enumerate(self.arg_names):
-        value = values[name]
-        if isinstance(value, TensorDescriptor):
-            signature[name] = f"tensordesc<{TYPES[value.base.dtype]}{value.block_shape}>"
-        elif isinstance(value, torch.Tensor):
-            signature[name] = "*" + TYPES[value.dtype]
-            hints[(index,)] = [["tt.divisibility", 16]]
-        elif self.params[index].is_constexpr or value is None:
-            signature[name], constants[(index,)] = "constexpr", value
-        else:
-            signature[name] = "i32" if isinstance(value, int) else "fp32"
-    key = repr((self.fn.__name__, signature, constants, options))
-    if key not in seen:
-        seen.add(key)
-        source = ASTSource(self, signature, constants, hints)
-        compiled = triton.compile(source, target=H200, options=options)
-        assert compiled.metadata.shared <= 227 * 1024, (self.fn.__name__, compiled.metadata.shared)
-        if "_box_" in self.fn.__name__ and values.get("NX", 1) * values.get(
-            "NY", 1
-        ):  # the operands of a product go from memory to it by themselves
-            assert all(part in compiled.asm["ptx"] for part in ("cp.async.bulk.tensor", "wgmma"))
-            loads = compiled.asm["ttgir"].count("ttg.local_load")
-            read = [values.get(name) for name in ("other", "y", "z", "residual")]
-            assert loads == sum(value is not None for value in read), loads
-        print(self.fn.__name__, flush=True)
+def check(*, src: Any, metadata: dict[str, Any], metadata_group: dict[str, str], **_: Any) -> None:
+    """Hears of every kernel."""
+    name, names = src.fn.__name__, src.fn.arg_names
+    assert metadata["shared"] <= 227 * 1024, (name, metadata["shared"])
+    given = {**dict.fromkeys(names), **src.signature, **{names[i]: v for (i,), v in src.constants.items()}}
+    if "_box_" in name and given.get("NX", 1) * given.get("NY", 1):
+        # the operands of a product go from memory to it by themselves
+        ptx, ttgir = (read(metadata_group, kind) for kind in (".ptx", ".ttgir"))
+        assert all(part in ptx for part in ("cp.async.bulk.tensor", "wgmma"))
+        others = [given.get(other) for other in ("other", "y", "z", "residual")]
+        assert ttgir.count("ttg.local_load") == sum(other is not None for other in others), name
+    print(name, flush=True)
+
+
+def read(files: dict[str, str], kind: str) -> str:
+    return next(Path(path).read_text() for name, path in files.items() if name.endswith(kind))
 
 
 def main(model_name: str, precision: str) -> None:
-    JITFunction.run = compile_only
+    driver.set_active(H200())
+    triton.knobs.compilation.listener = check
     watch_compiler()
+    with nothing_started():
+        compile_all(model_name, precision)
+
+
+def compile_all(model_name: str, precision: str) -> None:
     if model_name == "narrow":  # columns that a compiler would divide in 8 bits
         layer = Layer(11, 12, 2, 9, (3, 2), (0, 0), relu=False, bias=False)
         dz, w = torch.zeros(4, *layer.grad_shape), torch.zeros(layer.depth * 9)

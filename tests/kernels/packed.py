@@ -1,14 +1,16 @@
-"""Compiles a kernel that adds 16x2 bits for an NVIDIA H200, which needs no GPU; prints what is said of it.
+"""Compiles a kernel that adds 16x2 bits for an NVIDIA H200; prints what is said of it.
 
-Twice: from Triton's cache it is no better.
+Twice: from Triton's cache it is no better. Then ahead, where nothing is said before it is started.
 """
 
+import torch
 import triton
 import triton.language as tl
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from h200 import H200
+from triton.runtime import driver
 
 from lockstep.errors import ModelError
+from lockstep.kernels.device.ahead import compile_ahead, nothing_started
 from lockstep.kernels.device.watch import watch_compiler
 
 
@@ -23,13 +25,23 @@ def add(x):
 
 def main() -> None:
     watch_compiler()
+    driver.set_active(H200())
+    x = torch.zeros(32, dtype=torch.int32)
     for module in ("elsewhere", "lockstep.kernels.device.new", "lockstep.kernels.device.new"):
         add.__module__ = module
+        add.device_caches.clear()
         try:
-            triton.compile(ASTSource(add, {"x": "*i32"}), target=GPUTarget("cuda", 90, 32))
+            with nothing_started():
+                add[(1,)](x)
             print("taken")
         except ModelError as error:
             print(error)
+    add.device_caches.clear()
+    compile_ahead(lambda: add[(1,)](x))
+    try:
+        add[(1,)](x)
+    except ModelError as error:
+        print(error)
 
 
 if __name__ == "__main__":

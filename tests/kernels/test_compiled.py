@@ -25,14 +25,22 @@ NORM = f"{SUMS} _box_conv _box_data _box_weight _data_grad _apply _dz _average _
     ],
 )
 def test_kernels_compile(model: str, precision: str, kernels: str, tmp_path: Path) -> None:
-    script = Path(__file__).parent / "compiled.py"
-    env = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    assert set(run("compiled.py", tmp_path, model, precision).split()) == set(kernels.split())
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_kernels_compile_beside_each_other(tmp_path: Path) -> None:
+    assert run("both.py", tmp_path) == "[1, 2]\n"
+
+
+def run(script: str, cache: Path, *arguments: str) -> str:
+    env = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache)}
     done = subprocess.run(
-        [sys.executable, str(script), model, precision],
+        [sys.executable, str(Path(__file__).parent / script), *arguments],
         env=env,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert set(done.stdout.split()) == set(kernels.split())
+    return done.stdout
