@@ -198,12 +198,24 @@ def _as_label(label: Any) -> int:
 
 
 def _sample_sha256(*splits: MappedSplit) -> str:
-    """A hash over at most 64 samples of each split, evenly spaced: enough to tell data sets apart."""
+    """A hash over at most 64 samples of each split, evenly spaced: enough to tell data sets apart.
+
+    One that is another when it is read again is refused: no two runs would be the same.
+    """
     digest = hashlib.sha256()
     for split in splits:
         count = min(_NUM_HASHED, len(split))
-        for i in range(count):
-            image, label = split.item(i * len(split) // count)
-            digest.update(f"{_describe(image.dtype, image.shape)} {label}".encode())
-            digest.update(image.contiguous().numpy().tobytes())
+        for i in (number * len(split) // count for number in range(count)):
+            found, again = (_sample_bytes(*split.item(i)) for _ in range(2))
+            if found != again:
+                raise DataError(
+                    f"{split.where(i)}: it is another sample when it is read again: random changes of images "
+                    "belong into data.augment; others must depend on the sample's number alone"
+                )
+            digest.update(found)
     return digest.hexdigest()
+
+
+def _sample_bytes(image: Tensor, label: int) -> bytes:
+    described = f"{_describe(image.dtype, image.shape)} {label}".encode()
+    return described + image.contiguous().numpy().tobytes()

@@ -129,3 +129,14 @@ def test_a_label_that_no_class_can_have_is_refused() -> None:
     data = [(torch.zeros(1, 4, 4), index) for index in (0, 1, 10**12)]
     with pytest.raises(DataError, match="label 1000000000000 would mean"):
         from_map_style((data, data))
+
+
+def test_a_sample_that_is_another_when_read_again_is_refused() -> None:
+    generator = np.random.default_rng(1)
+
+    def flip(array: np.ndarray) -> np.ndarray:
+        array[:, 0] += 1
+        return array[:, :: generator.choice([1, -1])]
+
+    with pytest.raises(DataError, match=r"test\[\d+\]: it is another sample .* belong into data.augment"):
+        from_map_style((Counted(lambda array: array), Counted(flip)))
