@@ -82,7 +82,15 @@ class MappedSplit:
                 check_labels(self.where(i), torch.tensor([label]), self.num_classes)
         images = [image for image, _ in items]
         stacked = torch.stack(images) if images else torch.empty((0, *self.shape), dtype=self.dtype)
+        if self.dtype.is_floating_point:
+            self._check_finite(ids, stacked)
         return stacked, torch.tensor([label for _, label in items], dtype=torch.int64)
+
+    def _check_finite(self, ids: Tensor, images: Tensor) -> None:
+        bad = ~images.isfinite().flatten(1).all(1)
+        if bad.any():
+            first = int(ids[bad][0])
+            raise DataError(f"{self.where(first)}: the image has values that are not finite: correct it")
 
     def where(self, i: int) -> str:
         return f"{self.name}[{self.indices[i]}]"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from types import FrameType, TracebackType
 from typing import Any
 
 _ONE_WISH_S = 1.0
+_HEARD = "lockstep: {}: saving after this step; once more ends the run at once, without saving\n"
 
 
 class Interrupt:
@@ -18,6 +20,7 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
+        self.answers = False  # whether it says that it has heard: one worker of all
         self._noted_at = 0.0
         self._before: dict[signal.Signals, Any] = {}
 
@@ -42,3 +45,6 @@ class Interrupt:
             raise KeyboardInterrupt
         if not self.signal:
             self.signal, self._noted_at = signal.Signals(number), now
+            if self.answers:
+                below = "\n" if os.isatty(2) else ""  # a progress bar
+                os.write(2, f"{below}{_HEARD.format(self.signal.name)}".encode())

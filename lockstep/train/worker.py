@@ -92,7 +92,7 @@ class _Worker:
 
     def _work_in_group(self, group: Group, interrupt: Interrupt) -> Result | None:
         """Train in one generation; None if another one follows."""
-        crew = self.crew
+        crew, interrupt.answers = self.crew, group.rank == 0
         try:
             result = self._train(group, interrupt)
         except GroupLost as error:

@@ -58,6 +58,17 @@ def test_floats_are_used_as_they_are() -> None:
     assert store.train.read(torch.tensor([0]))[0].dtype == torch.float32
 
 
+def test_an_image_that_is_not_finite_is_named() -> None:
+    images = torch.randn(40, 1, 3, 3)
+    images[[7, 9], 0, 1, 2] = torch.tensor([float("nan"), float("inf")])
+    data = [(image, 0) for image in images]
+    store = from_map_style((data, data))
+    assert len(store.train.read(torch.tensor([8, 6]))[0]) == 2
+    for number in (7, 9):
+        with pytest.raises(DataError, match=rf"train\[{number}\]: the image has values that are not finite"):
+            store.train.read(torch.tensor([8, number, 6]))
+
+
 def test_a_single_set_is_split_for_good() -> None:
     store = from_map_style(Counted(FORMS["array"], 200))
     assert len(store.train) + len(store.test) == 200 and 8 < len(store.test) < 35

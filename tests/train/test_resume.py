@@ -83,7 +83,9 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path, whole, number, code):
         os.kill(process.pid, number)
         done = process.finish()
     assert done.returncode == code
-    assert f"lockstep train --resume {tmp_path / 'run'}" in done.stderr and len(done.stderr.splitlines()) == 1
+    heard, stopped = done.stderr.splitlines()
+    assert heard.startswith(f"lockstep: {number.name}: saving after this step; once more ends")
+    assert f"lockstep train --resume {tmp_path / 'run'}" in stopped
     done = call(command("train", "--resume", str(tmp_path / "run"), "--device", "cpu"))
     assert done.returncode == 0, done.stderr
     assert_same(tmp_path / "run", whole)
