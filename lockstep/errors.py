@@ -12,6 +12,7 @@ LockstepError                 exit 1: the run failed
 ├── GroupLost                 a worker ended or cannot be reached
 ├── WorkersDiffer             workers that would not train to the same bits
 ├── AuditFailed               a lane that two workers computed, to different bits
+├── NotSaved                  a run is trained, but not all of it is on disk
 └── Interrupted               exit 130 or 143: stopped by a signal, after saving
 """
 
@@ -79,6 +80,16 @@ class AuditFailed(LockstepError):
     """Two workers computed a lane to different bits."""
 
     everywhere = True
+
+
+class NotSaved(LockstepError):
+    """The run is trained, but its last state or its summary could not be written; `result` has both."""
+
+    everywhere = True
+
+    def __init__(self, message: str, result: object) -> None:
+        super().__init__(message)
+        self.result = result
 
 
 class Interrupted(LockstepError):

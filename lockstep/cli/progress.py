@@ -135,7 +135,9 @@ class Progress:
             f"{summary['img_s']:,.0f} img/s"
         )
         self._print(f"weights_sha256 {summary['weights_sha256']}")
-        self._print(f"in {event.directory}: summary.json, curves.png, metrics.jsonl, checkpoints/", "dim")
+        names = "summary.json", "curves.png", "metrics.jsonl", "checkpoints/"
+        there = [name for name in names if (event.directory / name).exists()]
+        self._print(f"in {event.directory}: {', '.join(there)}", "dim")
 
     def _stop_bar(self) -> None:
         if self._bar.live.is_started:

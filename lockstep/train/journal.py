@@ -204,24 +204,28 @@ class Journal:
         try:
             path = checkpoint.save(folder, state, self.identity, self._setup.run.checkpoint.keep)
         except OSError as error:
+            goes_on = "training goes on and " if state.epoch < self._setup.run.train.epochs else ""
             self.warn(
-                f"checkpoint of step {state.step} NOT saved: {error.strerror or error}; training goes on and "
+                f"checkpoint of step {state.step} NOT saved: {error.strerror or error}; {goes_on}"
                 f"the checkpoints before it stay: free space on {folder}"
             )
             return False
         self._emit(CheckpointSaved(path, state.step))
         return True
 
-    def finish(self, summary: dict[str, Any], write: bool = True) -> None:
-        """The run is done."""
+    def finish(self, summary: dict[str, Any], state: TrainState, write: bool = True) -> str:
+        """The run is done; gives what of it could not be written."""
         if not self._directory:
-            return
+            return ""
+        lost = [f"its checkpoint of step {state.step}"] if write and not self.is_saved(state) else []
         if write:
             try:
                 self._directory.write_summary(summary)
             except OSError as error:
-                self.warn(f"summary.json NOT written: {error.strerror}")
+                self.warn(f"summary.json NOT written: {error.strerror or error}")
+                lost.append("summary.json")
         self._emit(Finished(self._directory.path, summary))
+        return " and ".join(lost)
 
     def notice(self, text: str) -> None:
         """Tell something the user should know."""

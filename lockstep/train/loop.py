@@ -18,7 +18,7 @@ from torch import nn
 
 from lockstep.comm.crew import Crew
 from lockstep.comm.group import Group
-from lockstep.errors import AuditFailed, Interrupted, NumericsError
+from lockstep.errors import AuditFailed, Interrupted, NotSaved, NumericsError
 from lockstep.spec import Launch
 from lockstep.spec.generation import Generation
 from lockstep.train.check import explain_memory
@@ -178,19 +178,29 @@ class Loop:
     def _stop(self, number: signal.Signals, cause: str = "") -> None:
         saved = self._journal.save(self._state)
         told = "the state is saved" if saved else "its state could NOT be saved, older checkpoints stay"
-        command = self._launch.resume_command(self._journal.path)
-        if self._setup.is_scripted:
-            command = f'the same script and lockstep.Launch(resume="{self._journal.path}")'
         raise Interrupted(
             f"{cause or f'stopped by {number.name}'} after step {self._state.step}; {told}: "
-            f"go on with {command}",
+            f"go on with {self._way_on()}",
             number,
         )
+
+    def _way_on(self) -> str:
+        if self._setup.is_scripted:
+            return f'the same script and lockstep.Launch(resume="{self._journal.path}")'
+        return self._launch.resume_command(self._journal.path)
 
     def _finish(self, summary: dict[str, Any], write: bool) -> Result:
         """Worker 0's summary, on every worker once it is on disk; until then a loss is made good."""
         summary = json.loads(self._group.broadcast_bytes(json.dumps(summary).encode()))
         self._setup.model.eval()
-        self._journal.finish(summary, write)
+        lost = self._journal.finish(summary, self._state, write)
+        lost = self._group.broadcast_bytes(lost.encode()).decode()
         self._group.barrier()
-        return Result(self._journal.path, summary, self._setup.model)
+        result = Result(self._journal.path, summary, self._setup.model)
+        if lost:
+            raise NotSaved(
+                f"the run is trained, but {lost} could NOT be written: free space on {result.directory} "
+                f"and go on with {self._way_on()}: it ends with the same bits",
+                result,
+            )
+        return result

@@ -105,7 +105,7 @@ def test_a_terminal_gets_a_bar(tmp_path):
     assert "━" in text and "img/s" in text and "left" in text and "loss" in text
 
 
-def test_a_full_disk_warns_loudly_and_training_goes_on(tmp_path):
+def test_a_full_disk_warns_loudly_training_goes_on_and_the_end_is_no_success(tmp_path):
     """A real file system of 1 MiB, in a mount namespace of its own."""
     script = f"mount -t tmpfs -o size=700k tmpfs {tmp_path} && exec " + " ".join(
         train_command(tmp_path, overrides=("model.name=emotion48", "train.epochs=1"))
@@ -116,6 +116,9 @@ def test_a_full_disk_warns_loudly_and_training_goes_on(tmp_path):
     done = call(["unshare", "-m", "sh", "-c", script])
     assert "NOT saved: No space left on device" in done.stdout
     assert "epoch 1/1" in done.stdout and "Traceback" not in done.stderr
+    assert done.returncode == 1
+    told = "the run is trained, but its checkpoint of step 10 could NOT be written: free space on"
+    assert told in done.stderr and f"go on with `lockstep train --resume {tmp_path / 'run'} " in done.stderr
 
 
 def test_help_teaches():

@@ -238,8 +238,9 @@ def test_a_full_disk_and_a_loss(reference, tmp_path):
             job.wait_for_steps(10)
             job.kill("0")
             job.hurry()
-            output, _ = job.finish()
+            output, errors = job.finish(1)
     finally:
         call(["umount", "-l", str(disk)])
+    assert errors.count("the run is trained, but its checkpoint of step") == 1
     assert "NOT saved: No space left on device" in output
     assert f"weights_sha256 {reference(*KEYS)['weights_sha256']}" in output
