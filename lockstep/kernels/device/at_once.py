@@ -27,8 +27,16 @@ def choose(
     model: nn.Module, shapes: Mapping[str, _Shape], train: Train, dtype: torch.dtype
 ) -> dict[str, Conv]:
     """For every convolution of a model, given the C, H, W of its input, how it runs."""
-    convs = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Conv2d)}
-    return {name: _choose(layer, shapes[name], train, dtype) for name, layer in convs.items()}
+    found: dict[str, Conv] = {}
+    known: dict[tuple[Conv, _Shape, _Shape], Conv] = {}  # many are alike
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Conv2d):
+            conv, image = _describe(layer, train, dtype), shapes[name]
+            key = conv, tuple(layer.weight.shape), image
+            if key not in known:
+                known[key] = conv if layer.weight.is_meta else find_at_once(conv, layer.weight, image, dtype)
+            found[name] = known[key]
+    return found
 
 
 def digest(convs: Mapping[str, Conv]) -> str:
@@ -36,13 +44,12 @@ def digest(convs: Mapping[str, Conv]) -> str:
     return hashlib.sha256(repr(sorted(convs.items())).encode()).hexdigest()[:16]
 
 
-def _choose(layer: nn.Conv2d, image: _Shape, train: Train, dtype: torch.dtype) -> Conv:
+def _describe(layer: nn.Conv2d, train: Train, dtype: torch.dtype) -> Conv:
     assert not isinstance(layer.padding, str)
     options = _pair(layer.stride), _pair(layer.padding), _pair(layer.dilation)
     conv = Conv(*options, layer.groups, train.batch // train.lanes, train.lanes)
     plain = conv.stride[0] == conv.stride[1] and conv.dilation == (1, 1) and conv.groups == 1
-    conv = conv._replace(own=plain and layer.in_channels <= OWN_CHANNELS and dtype in OWN_TYPES)
-    return conv if layer.weight.is_meta else find_at_once(conv, layer.weight, image, dtype)
+    return conv._replace(own=plain and layer.in_channels <= OWN_CHANNELS and dtype in OWN_TYPES)
 
 
 def _pair(numbers: tuple[int, ...]) -> tuple[int, int]:
