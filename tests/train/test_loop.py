@@ -60,7 +60,7 @@ def test_where_checkpoints_fall_changes_nothing(tmp_path, override):
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("model.name=resnet18", "train.batch=64", "data.num_train=70"),
+        ("model.name=resnet18", "train.batch=16", "data.num_train=40", "data.num_test=16"),
         ("model.name=googlenet", "train.batch=16", "data.num_train=40", "optimizer.lr=0.001"),
         ("model.name=emotion48", "model.dropout=0.5", "data.augment=flip,crop,cutout", "train.ema=0.9"),
         ("train.precision=bf16", "train.channels_last=true"),
@@ -164,7 +164,7 @@ def test_a_batch_larger_than_the_data_is_refused(tmp_path):
 
 
 def test_small_lanes_with_batch_norm_are_warned_of(tmp_path):
-    overrides = ("model.name=resnet18", "train.epochs=1", "data.num_train=40")
+    overrides = ("model.name=resnet18", "train.epochs=1", "data.num_train=40", "data.num_test=8")
     _, events = train(small_run(*overrides), tmp_path)
     assert any(isinstance(e, Notice) and e.warning and "8 samples a lane" in e.text for e in events)
 
