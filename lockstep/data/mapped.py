@@ -71,8 +71,9 @@ class MappedSplit:
         return MappedSplit(self.data, self.name, self.indices, tuple(image.shape), image.dtype, num_classes)
 
     def read(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        items = [self.item(i) for i in ids.tolist()]
-        for i, (image, label) in zip(ids.tolist(), items, strict=True):
+        images, labels = torch.empty((len(ids), *self.shape), dtype=self.dtype), []
+        for number, i in enumerate(ids.tolist()):
+            image, label = self.item(i)
             if tuple(image.shape) != self.shape or image.dtype != self.dtype:
                 raise DataError(
                     f"{self.where(i)}: image is {_describe(image.dtype, image.shape)}, the first is "
@@ -80,11 +81,11 @@ class MappedSplit:
                 )
             if not 0 <= label < self.num_classes:
                 check_labels(self.where(i), torch.tensor([label]), self.num_classes)
-        images = [image for image, _ in items]
-        stacked = torch.stack(images) if images else torch.empty((0, *self.shape), dtype=self.dtype)
+            images[number].copy_(image)  # which may be changed when the next one is read
+            labels.append(label)
         if self.dtype.is_floating_point:
-            self._check_finite(ids, stacked)
-        return stacked, torch.tensor([label for _, label in items], dtype=torch.int64)
+            self._check_finite(ids, images)
+        return images, torch.tensor(labels, dtype=torch.int64)
 
     def _check_finite(self, ids: Tensor, images: Tensor) -> None:
         bad = ~images.isfinite().flatten(1).all(1)
@@ -183,7 +184,7 @@ def _as_tensor(image: Any) -> Tensor:
             )
         tensor = array.permute(2, 0, 1).contiguous() if array.dim() == 3 else array
     elif isinstance(image, Tensor):
-        tensor = image
+        tensor = image.detach()
     else:
         raise TypeError(f"an image is a tensor, an array or a Pillow image, not {type(image).__name__}")
     if tensor.dim() == 2:
@@ -210,18 +211,24 @@ def _sample_sha256(*splits: MappedSplit) -> str:
 
     One that is another when it is read again is refused: no two runs would be the same.
     """
-    digest = hashlib.sha256()
-    for split in splits:
-        count = min(_NUM_HASHED, len(split))
-        for i in (number * len(split) // count for number in range(count)):
-            found, again = (_sample_bytes(*split.item(i)) for _ in range(2))
-            if found != again:
-                raise DataError(
-                    f"{split.where(i)}: it is another sample when it is read again: random changes of images "
-                    "belong into data.augment; others must depend on the sample's number alone"
-                )
-            digest.update(found)
+    digest, hashes = hashlib.sha256(), []
+    places = [(split, i) for split in splits for i in _evenly(len(split))]
+    for split, i in places:
+        found = _sample_bytes(*split.item(i))
+        digest.update(found)
+        hashes.append(hashlib.sha256(found).digest())
+    for (split, i), known in zip(places, hashes, strict=True):  # after all others: a few may be kept
+        if hashlib.sha256(_sample_bytes(*split.item(i))).digest() != known:
+            raise DataError(
+                f"{split.where(i)}: it is another sample when it is read again: random changes of images "
+                "belong into data.augment; others must depend on the sample's number alone"
+            )
     return digest.hexdigest()
+
+
+def _evenly(length: int) -> list[int]:
+    count = min(_NUM_HASHED, length)
+    return [number * length // count for number in range(count)]
 
 
 def _sample_bytes(image: Tensor, label: int) -> bytes:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
+import sys
 import time
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -46,5 +49,12 @@ class Interrupt:
         if not self.signal:
             self.signal, self._noted_at = signal.Signals(number), now
             if self.answers:
-                below = "\n" if os.isatty(2) else ""  # a progress bar
+                self._answer()
+
+    def _answer(self) -> None:
+        """Say that it was heard, unless nobody can be told: a state that is to be saved is worth more."""
+        assert self.signal
+        below = "\n" if os.isatty(1) else ""  # a progress bar
+        with suppress(OSError):
+            if sys.stderr and select.select([], [2], [], 0)[1]:  # never wait for a reader
                 os.write(2, f"{below}{_HEARD.format(self.signal.name)}".encode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -145,9 +146,22 @@ def test_a_label_that_no_class_can_have_is_refused() -> None:
 def test_a_sample_that_is_another_when_read_again_is_refused() -> None:
     generator = np.random.default_rng(1)
 
-    def flip(array: np.ndarray) -> np.ndarray:
+    @lru_cache(maxsize=8)  # which answers when a sample is asked for again at once
+    def flip(value: int) -> np.ndarray:
+        array = np.full((5, 4, 3), value, np.uint8)
         array[:, 0] += 1
         return array[:, :: generator.choice([1, -1])]
 
+    data = Counted(lambda array: flip(int(array[0, 0, 0])))
     with pytest.raises(DataError, match=r"test\[\d+\]: it is another sample .* belong into data.augment"):
-        from_map_style((Counted(lambda array: array), Counted(flip)))
+        from_map_style((Counted(lambda array: array), data))
+
+
+def test_images_may_share_a_buffer() -> None:
+    buffer = torch.zeros(3, 5, 4, requires_grad=True)
+
+    def fill(array: np.ndarray) -> torch.Tensor:
+        return buffer.detach().fill_(float(array[0, 0, 0])).requires_grad_()
+
+    images, _ = from_map_style((Counted(fill), Counted(fill))).train.read(torch.tensor([7, 2]))
+    assert images[:, 0, 0, 0].tolist() == [7, 2]

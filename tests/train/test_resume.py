@@ -2,11 +2,13 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import time
 
 import pytest
 import torch
 from forked import Forked, call
+from patience import PATIENCE_S
 from small import command, rows, small_run, summary, train, train_command
 from torch import nn
 
@@ -89,6 +91,16 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path, whole, number, code):
     done = call(command("train", "--resume", str(tmp_path / "run"), "--device", "cpu"))
     assert done.returncode == 0, done.stderr
     assert_same(tmp_path / "run", whole)
+
+
+def test_a_signal_saves_where_nobody_can_be_told(tmp_path):
+    arguments = ["sh", "-c", 'exec "$@" 2>&-', "sh", *train_command(tmp_path, overrides=FULL)]
+    with subprocess.Popen(arguments, stdout=subprocess.DEVNULL) as process:
+        wait_for_rows(4, tmp_path, process)
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 143
+    steps = [row["step"] for row in rows(tmp_path / "run", "step")]
+    assert (tmp_path / "run" / "checkpoints" / f"step-{steps[-1]:09}.safetensors").exists()
 
 
 @pytest.fixture(scope="module")

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from typing import Any
 
+import torch
 import triton
 from triton.runtime.jit import JITFunction
 
 _MOST_THREADS = 16
+_one_at_a_time = threading.Lock()
 
 
 def compile_ahead(launch: Callable[[], object]) -> None:
@@ -19,25 +23,46 @@ def compile_ahead(launch: Callable[[], object]) -> None:
 
     A kernel that cannot be compiled says so where it is started.
     """
-    threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
+    executor = ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), _MOST_THREADS))
+    try:
+        copy_context().run(_compile, launch, executor)  # Triton's mode ends with the context, come what may
+    finally:
+        executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _compile(launch: Callable[[], object], executor: Executor) -> None:
     with (
-        ThreadPoolExecutor(threads) as executor,
-        triton.AsyncCompileMode(executor, ignore_errors=True),
         nothing_started(),
+        torch.autograd.set_multithreading_enabled(False),  # a backward pass stays in this thread
+        triton.AsyncCompileMode(executor, ignore_errors=True),
     ):
         launch()
 
 
 @contextmanager
 def nothing_started() -> Iterator[None]:
-    """Kernels are compiled where they would be started."""
-    own: Any = JITFunction.run
+    """Kernels of this thread are compiled where they would be started."""
+    with _one_at_a_time:
+        own: Any = JITFunction.run
+        owner, seen = threading.get_ident(), {}
 
-    def compile_only(self: Any, *args: Any, warmup: bool, **options: Any) -> Any:
-        return own(self, *args, warmup=True, **options)
+        def compile_only(self: Any, *args: Any, warmup: bool, **options: Any) -> Any:
+            if threading.get_ident() != owner:
+                return own(self, *args, warmup=warmup, **options)
+            seen[id(self)] = self
+            return own(self, *args, warmup=True, **options)
 
-    JITFunction.run = compile_only
-    try:
-        yield
-    finally:
-        JITFunction.run = own
+        JITFunction.run = compile_only
+        try:
+            yield
+        finally:
+            JITFunction.run = own
+            for function in seen.values():
+                _forget_unfinished(function)
+
+
+def _forget_unfinished(function: Any) -> None:
+    """What failed or was not awaited is compiled again where it is started."""
+    for kernels, *_ in function.device_caches.values():
+        for key in [key for key, kernel in kernels.items() if isinstance(kernel, triton.FutureKernel)]:
+            del kernels[key]
