@@ -15,6 +15,7 @@ from lockstep.errors import GroupLost, LockstepError
 from lockstep.report.plot import draw_curves
 from lockstep.spec import Launch, Run
 from lockstep.train.event import EpochDone, Event, Finished, Listener, Started
+from lockstep.train.interrupt import Interrupt
 from lockstep.train.loop import Result
 from lockstep.train.worker import fit
 
@@ -96,7 +97,8 @@ class _Curves:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._draw()
+        with Interrupt():  # a signal that comes twice is one wish
+            self._draw()
 
     def _draw(self) -> None:
         self._drawn_at = time.monotonic()
