@@ -78,7 +78,7 @@ class Blocks:
         self.images.begin_epoch(0)
 
     def dry_run(self) -> None:
-        """Compile every kernel by the first group."""
+        """Compile every kernel by the first group, however often."""
         self._cursor.zero_()
         self.compute()
 
