@@ -21,7 +21,7 @@ step)
   step gpu-step --batch 128,1024,8192 --variants \
     "lockstep; plain loop; resident; lightning; jax; compile; compile, graph"
   ;;
-autotune) step gpu-step-autotune --batch 8192,1024,128 --variants "lockstep; max-autotune, graph" --limit 100 ;;
+autotune) step gpu-step-autotune --batch 8192,1024,128 --variants "lockstep; max-autotune, graph" --limit 150 ;;
 lanes) step gpu-lanes --batch 4096 --lanes 1,8,64 --variants lockstep ;;
 resnet18) step gpu-resnet18 --model resnet18 --batch 1024 --lanes 1,8 --variants "$both" ;;
 large) # most of it is compiling
