@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, here and in every process of a test
+    import interpreter  # noqa: F401
 
 torch.set_num_threads(1)  # as runs do; two processes of two threads, which wait by spinning, take far longer
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])

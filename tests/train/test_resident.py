@@ -173,6 +173,7 @@ sys.path[:0] = {path}
 import lockstep
 from small import small_run
 from test_resident import stem, tiny
+import interpreter
 launch = lockstep.Launch(name="run", runs_dir={runs_dir!r}, device="cpu", workers={workers})
 lockstep.train(small_run(*{keys}), model={model}(), launch=launch)
 """
