@@ -34,14 +34,17 @@ $(VENV)/venv.stamp:
 	$(PYTHON) -m venv $(VENV)
 	touch $@
 
-$(VENV)/train.stamp: $(VENV)/venv.stamp pyproject.toml constraints.txt
+$(VENV)/torch.stamp: $(VENV)/venv.stamp pyproject.toml constraints.txt
 	$(INSTALL) torch==2.13.0
+	touch $@
+
+$(VENV)/train.stamp: $(VENV)/torch.stamp
 	$(INSTALL) -e .
 	touch $@
 
-$(VENV)/dev.stamp: $(VENV)/train.stamp
+$(VENV)/dev.stamp: $(VENV)/torch.stamp
 	$(INSTALL) -e '.[dev,onnx,tensorboard,mpi]'
-	touch $@
+	touch $(VENV)/train.stamp $@
 
 $(VENV)/mpi.stamp: $(VENV)/dev.stamp  # both MPIs, each in a prefix of its own: their commands have the same names
 	$(INSTALL) --prefix $(VENV)/openmpi openmpi

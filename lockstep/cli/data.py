@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lockstep.cli.flag import add_json
+from lockstep.errors import SpecError
 from lockstep.spec.file import parse_overrides
 
 if TYPE_CHECKING:
@@ -29,7 +30,12 @@ def add_parser(verbs: Verbs) -> None:
     info.add_argument("name", metavar="NAME", help="shapes, mnist, fashion, cifar10 or folder")
     info.add_argument("--dir", type=Path, metavar="DIR", help="default: data/NAME")
     info.add_argument(
-        "-o", "--override", action="append", default=[], metavar="KEY=VALUE", help="the data set's own keys"
+        "-o",
+        "--override",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="keys of data as in `lockstep train`, like data.size=64",
     )
     add_json(info)
     info.set_defaults(handler=show_info)
@@ -56,6 +62,19 @@ def get_data(options: argparse.Namespace) -> int:
     return 0
 
 
+def _read_overrides(options: argparse.Namespace) -> tuple[Path | None, dict[str, Any]]:
+    """The folder, and what the data set takes; who copies the words of a training may say how to augment."""
+    table = parse_overrides(options.override)
+    for key, row in table.items():
+        if key != "data" or not isinstance(row, dict):
+            raise SpecError(f"-o {key}: data info takes keys of data only, like -o data.size=64")
+    row = {key: value for key, value in table.get("data", {}).items() if key != "augment"}
+    if "name" in row:
+        raise SpecError(f"-o data.name: the data set is NAME here, which is {options.name}")
+    folder = row.pop("dir", None)
+    return options.dir or (Path(str(folder)) if folder else None), row
+
+
 def show_info(options: argparse.Namespace) -> int:
     """Open the data set and print what it is."""
     import torch
@@ -63,7 +82,7 @@ def show_info(options: argparse.Namespace) -> int:
     from lockstep.data import open_store
 
     torch.set_num_threads(1)  # as in training: more of them only wait for each other
-    store = open_store(options.name, options.dir, parse_overrides(options.override))
+    store = open_store(options.name, *_read_overrides(options))
     facts = {
         "name": store.name,
         "train": len(store.train),

@@ -98,11 +98,27 @@ def test_a_run_that_does_not_exist_is_named(tmp_path, capsys):
 
 
 def test_data_info(capsys):
-    assert run(["data", "info", "shapes", "-o", "classes=3", "-o", "num_train=20", "--json"]) == 0
+    assert run(["data", "info", "shapes", "-o", "data.classes=3", "-o", "data.num_train=20", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["train"] == 20 and len(facts["classes"]) == 3
-    assert run(["data", "info", "shapes", "-o", "num_train=20", "-o", "num_test=5"]) == 0
+    overrides = ["data.num_train=20", "data.num_test=5", "data.augment=flip"]
+    assert run(["data", "info", "shapes", *(word for item in overrides for word in ("-o", item))]) == 0
     assert "20 training and 5 test images" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("num_train=20", "data info takes keys of data only, like -o data.size=64"),
+        ("train.batch=2", "data info takes keys of data only"),
+        ("data=2", "data info takes keys of data only"),
+        ("data.name=mnist", "the data set is NAME here, which is fashion"),
+        ("data.dir=/nowhere", "data.dir=/nowhere: no such folder"),
+    ],
+)
+def test_data_info_takes_the_keys_of_a_training(override, said, capsys):
+    assert run(["data", "info", "fashion", "-o", override]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_data_get_names_what_can_be_fetched(tmp_path, capsys):
