@@ -74,8 +74,8 @@ def load(run: str | Path, model: nn.Module | None = None) -> nn.Module:
 def predictor(run: str | Path, *, device: str = "auto", model: nn.Module | None = None) -> Predictor:
     """The trained model of a run as a function: uint8 images [N, C, H, W] → probabilities [N, classes].
 
-    On a GPU, for a run that its kernels take, each batch size is one CUDA graph. A run of your own module
-    needs that `model`.
+    Its `classes` are their names. On a GPU, for a run that its kernels take, each batch size is one CUDA
+    graph. A run of your own module needs that `model`.
     """
     from lockstep.train.predict import Predictor
     from lockstep.train.trained import open_trained

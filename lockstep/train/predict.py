@@ -41,6 +41,7 @@ class Predictor:
 
     def __init__(self, trained: Trained) -> None:
         self._trained = trained
+        self.classes = trained.classes  # their names, in the order of the probabilities
         self._model, self._ways = _find_ways(trained, _find_plan(trained))
         self._most = max(min([_MOST, *(way.most for way in self._ways)]), 1)
         self._runs: dict[int, _Run] = {}

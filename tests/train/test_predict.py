@@ -47,7 +47,9 @@ def expected(result, model, images):
 def test_it_gives_the_probabilities_of_the_model(model, kernels, tmp_path):
     result, _ = train(small_run(*SIZES, f"kernels.set={kernels}"), tmp_path, model=model())
     images = torch.randint(0, 256, (3, 1, 8, 8), dtype=torch.uint8)
-    found = lockstep.predictor(result.directory, device="cpu", model=model())(images)
+    predictor = lockstep.predictor(result.directory, device="cpu", model=model())
+    found = predictor(images)
+    assert found.shape == (3, len(predictor.classes)) and predictor.classes[:2] == ("disc", "ring")
     assert found.shape == (3, 10) and torch.allclose(
         found.double(), expected(result, model, images), atol=1e-5
     )
