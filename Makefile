@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := lockstep tests examples benchmarks
 
+# pip installs into one environment
+.NOTPARALLEL:
 .PHONY: train test lint format bench clean
 
 train: $(VENV)/train.stamp  ## set up and train LeNet-5 on procedural shapes

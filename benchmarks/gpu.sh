@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The records that need a GPU, in parts of at most ten minutes each, and the tests that only a GPU can run.
-# bash benchmarks/gpu.sh PART [FOLDER]; PART: step, autotune, lanes, resnet18, large, inference, roofline, tests, memory
+# bash benchmarks/gpu.sh PART [FOLDER]; PART: step, autotune, lanes, resnet18, start, large, inference, roofline, tests, memory
 set -uo pipefail
 cd "$(dirname "$0")/.."
 export PYTHONPATH="$PWD:$PWD/tests" PYTHONUNBUFFERED=1
@@ -24,6 +24,13 @@ step)
 autotune) step gpu-step-autotune --batch 8192,1024,128 --variants "lockstep; max-autotune, graph" --limit 150 ;;
 lanes) step gpu-lanes --batch 4096 --lanes 1,8,64 --variants lockstep ;;
 resnet18) step gpu-resnet18 --model resnet18 --batch 1024 --lanes 1,8 --variants "$both" ;;
+start) # the same twice: elapsed_s says what compiling takes
+  TRITON_CACHE_DIR=$(mktemp -d)
+  export TRITON_CACHE_DIR
+  for caches in cold warm; do
+    step "gpu-start-$caches" --model resnet18 --batch 1024 --lanes 8 --variants lockstep
+  done
+  ;;
 large) # most of it is compiling
   for model in googlenet resnet50 alexnet; do
     step "gpu-224-$model" --model "$model" --batch 256 --lanes 8,1 --variants "$both" --limit 240

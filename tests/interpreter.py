@@ -22,6 +22,8 @@ def _patch_builtin(owner: Any, builder: Any, scope: Any) -> None:
 
 
 interpreter._patch_builtin = _patch_builtin
+for owner in (language, language.tensor, language.math, language.core):
+    _builtins(owner)  # as they are before the first kernel
 _builder = interpreter.interpreter_builder
-if not _builder.options.debug:  # else a sum that overflows is computed a second time, and nobody is told
-    _builder.options = dataclasses.replace(_builder.options, sanitize_overflow=False)
+# else every sum is computed a second time in 64 bits, for an assertion that only debugging would make
+_builder.options = dataclasses.replace(_builder.options, sanitize_overflow=False)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lockstep.cli.flag import add_json
 from lockstep.errors import SpecError
-from lockstep.spec.file import parse_overrides
+from lockstep.spec import Run
+from lockstep.spec.file import from_table, parse_overrides
 
 if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -62,27 +63,29 @@ def get_data(options: argparse.Namespace) -> int:
     return 0
 
 
-def _read_overrides(options: argparse.Namespace) -> tuple[Path | None, dict[str, Any]]:
-    """The folder, and what the data set takes; who copies the words of a training may say how to augment."""
+def _find_run(options: argparse.Namespace) -> Run:
+    """A Run of this data set, so that its keys are checked as those of a training."""
     table = parse_overrides(options.override)
-    for key, row in table.items():
-        if key != "data" or not isinstance(row, dict):
-            raise SpecError(f"-o {key}: data info takes keys of data only, like -o data.size=64")
-    row = {key: value for key, value in table.get("data", {}).items() if key != "augment"}
-    if "name" in row:
-        raise SpecError(f"-o data.name: the data set is NAME here, which is {options.name}")
-    folder = row.pop("dir", None)
-    return options.dir or (Path(str(folder)) if folder else None), row
+    if others := sorted(table.keys() - {"data"}):
+        raise SpecError(f"-o {others[0]}: data info takes keys of data only, like -o data.size=64")
+    given = {"name": options.name, **({"dir": str(options.dir)} if options.dir else {})}
+    row = table.get("data", {})
+    if isinstance(row, dict):
+        if twice := sorted(row.keys() & given.keys()):
+            key = twice[0]
+            raise SpecError(f"-o data.{key}: {given[key]} is given as {'NAME' if key == 'name' else '--dir'}")
+        row |= given
+    return from_table({"data": row})
 
 
 def show_info(options: argparse.Namespace) -> int:
     """Open the data set and print what it is."""
     import torch
 
-    from lockstep.data import open_store
+    from lockstep.train.setup import open_data
 
     torch.set_num_threads(1)  # as in training: more of them only wait for each other
-    store = open_store(options.name, *_read_overrides(options))
+    store = open_data(_find_run(options))
     facts = {
         "name": store.name,
         "train": len(store.train),

@@ -6,6 +6,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 
 from lockstep import __version__
 from lockstep.errors import LockstepError
@@ -38,6 +39,8 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without × is told of it all the same
     sys.exit(run(sys.argv[1:] if arguments is None else list(arguments)))
 
 

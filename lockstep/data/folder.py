@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 
 import numpy as np
 import PIL
@@ -21,7 +22,7 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError, features
 from torch import Tensor
 
-from lockstep.data.store import Store
+from lockstep.data.store import Store, check_size
 from lockstep.errors import DataError
 from lockstep.kernels.random import key
 
@@ -44,6 +45,7 @@ class FolderOptions:
     def __post_init__(self) -> None:
         if self.size < 1:
             raise DataError(f"data.size={self.size}: an image needs at least 1 pixel a side; try 64")
+        check_size(self.size)
         if self.channels not in _STATISTICS:
             raise DataError(f"data.channels={self.channels}: folder gives 1 (grey) or 3 (RGB) channels")
         if not 0 < self.val_fraction < 1:
@@ -117,6 +119,11 @@ def _list_files(root: Path) -> list[_File]:
         if not names:
             raise DataError(f"{path}: class folder without images (.png, .jpg, .jpeg): fill or remove it")
         files += [_File(path / name, f"{path.name}/{name}", path.name) for name in names]
+    for file in files:
+        try:
+            file.name.encode()
+        except UnicodeEncodeError:
+            raise DataError(f"{root}: the name {file.name!a} is not UTF-8: rename it") from None
     return files
 
 
@@ -141,6 +148,8 @@ def _check_headers(files: Sequence[_File]) -> None:
 
     def check(file: _File) -> None:
         try:
+            if not S_ISREG(file.path.stat().st_mode):
+                raise OSError("no file")  # one that may never end
             with Image.open(file.path):
                 pass
         except _UNREADABLE as error:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from lockstep.data.store import MemorySplit, Split, Store
+from lockstep.data.store import MemorySplit, Split, Store, check_size
 from lockstep.errors import DataError
 from lockstep.kernels.random import integers, key, uniform
 
@@ -94,6 +94,7 @@ class ShapesOptions:
         for name, least in (("size", 8), ("channels", 1), ("num_train", 1), ("num_test", 1)):
             if getattr(self, name) < least:
                 raise DataError(f"data.{name}={getattr(self, name)}: shapes needs at least {least}")
+        check_size(self.size)
 
 
 def open_shapes(options: ShapesOptions) -> Store:

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from lockstep.errors import DataError
 
+_MOST_PIXELS = 1 << 14
+
 
 class Split(Protocol):
     """Images that can be read by number."""
@@ -51,6 +53,12 @@ class Store:
     mean: tuple[float, ...]  # of each channel, for uint8 images after division by 255
     std: tuple[float, ...]
     manifest: Mapping[str, Any] = field(default_factory=dict)
+
+
+def check_size(size: int) -> None:
+    """Refuse images that no model takes, and no memory."""
+    if size > _MOST_PIXELS:
+        raise DataError(f"data.size={size}: an image has at most {_MOST_PIXELS} pixels a side")
 
 
 def check_labels(where: str, labels: Tensor, num_classes: int) -> None:

@@ -1,13 +1,14 @@
 """eval, predict, export, data and doctor on a really trained run."""
 
 import json
+import os
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from small import small_run, train
+from small import call, command, small_run, train
 
 import lockstep
 from lockstep.cli.main import run
@@ -111,14 +112,21 @@ def test_data_info(capsys):
     [
         ("num_train=20", "data info takes keys of data only, like -o data.size=64"),
         ("train.batch=2", "data info takes keys of data only"),
-        ("data=2", "data info takes keys of data only"),
-        ("data.name=mnist", "the data set is NAME here, which is fashion"),
+        ("data=2", "data=2 must be a table"),
+        ("data.name=mnist", "-o data.name: fashion is given as NAME"),
+        ("data.dir=5", "data.dir=5 must be text"),
+        ("data.augment=nonsense", "nonsense"),
         ("data.dir=/nowhere", "data.dir=/nowhere: no such folder"),
     ],
 )
 def test_data_info_takes_the_keys_of_a_training(override, said, capsys):
     assert run(["data", "info", "fashion", "-o", override]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_terminal_without_the_signs_is_told_all_the_same():
+    done = call(command("data", "info", "shapes"), env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0 and "1 ? 28 ? 28 (channels, height, width)" in done.stdout, done.stderr
 
 
 def test_data_get_names_what_can_be_fetched(tmp_path, capsys):

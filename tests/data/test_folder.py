@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +83,11 @@ def test_bad_folders_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"train/emu: class folder without images"):
         open_folder(OPTIONS, tmp_path)
     (tmp_path / "train" / "emu").rmdir()
+    odd = Path(os.fsdecode(os.fsencode(tmp_path / "train" / "cat") + b"/\xff.png"))
+    paint(tmp_path / "train" / "cat" / "x.png").rename(odd)
+    with pytest.raises(DataError, match=r"train: the name 'cat/.udcff.png' is not UTF-8: rename it"):
+        open_folder(OPTIONS, tmp_path)
+    odd.unlink()
     fill(tmp_path / "val", ("cat", "fox"))
     with pytest.raises(DataError, match=r"val: class fox is not in .*train"):
         open_folder(OPTIONS, tmp_path)
@@ -93,6 +99,10 @@ def test_bad_folders_are_named(tmp_path: Path) -> None:
 def test_unreadable_images_are_named(tmp_path: Path) -> None:
     fill(tmp_path)
     bad = tmp_path / "cat" / "bad.jpg"
+    os.mkfifo(bad)
+    with pytest.raises(DataError, match=f"{bad}: unreadable image .no file."):
+        open_folder(OPTIONS, tmp_path)
+    bad.unlink()
     bad.write_bytes(b"this is no image")
     with pytest.raises(DataError, match=f"{bad}: unreadable image .not an image."):
         open_folder(OPTIONS, tmp_path)
@@ -106,7 +116,8 @@ def test_unreadable_images_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("size", 0), ("channels", 2), ("val_fraction", 0.0), ("val_fraction", 1.0)]
+    ("option", "value"),
+    [("size", 0), ("size", 10**9), ("channels", 2), ("val_fraction", 0.0), ("val_fraction", 1.0)],
 )
 def test_bad_options_are_named(option: str, value: float) -> None:
     with pytest.raises(DataError, match=f"data.{option}={value}"):

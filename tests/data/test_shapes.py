@@ -101,7 +101,12 @@ def test_single_pixels_do_not_tell_the_class() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value", "rule"),
-    [("classes", 50, "20 figures; choose 2 to 20"), ("size", 7, "at least 8"), ("num_test", 0, "at least 1")],
+    [
+        ("classes", 50, "20 figures; choose 2 to 20"),
+        ("size", 7, "at least 8"),
+        ("size", 10**9, "at most 16384"),
+        ("num_test", 0, "at least 1"),
+    ],
 )
 def test_bad_options_are_named(field: str, value: int, rule: str) -> None:
     with pytest.raises(DataError, match=f"data.{field}={value}: .*{rule}"):

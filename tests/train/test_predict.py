@@ -49,7 +49,7 @@ def test_it_gives_the_probabilities_of_the_model(model, kernels, tmp_path):
     images = torch.randint(0, 256, (3, 1, 8, 8), dtype=torch.uint8)
     predictor = lockstep.predictor(result.directory, device="cpu", model=model())
     found = predictor(images)
-    assert found.shape == (3, len(predictor.classes)) and predictor.classes[:2] == ("disc", "ring")
+    assert len(predictor.classes) == 10 and predictor.classes[:2] == ("disc", "ring")
     assert found.shape == (3, 10) and torch.allclose(
         found.double(), expected(result, model, images), atol=1e-5
     )

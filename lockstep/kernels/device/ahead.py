@@ -15,7 +15,7 @@ import triton
 from triton.runtime.jit import JITFunction
 
 _MOST_THREADS = 16
-_one_at_a_time = threading.Lock()
+_one_at_a_time = threading.RLock()
 
 
 def compile_ahead(launch: Callable[[], object]) -> None:
@@ -64,5 +64,5 @@ def nothing_started() -> Iterator[None]:
 def _forget_unfinished(function: Any) -> None:
     """What failed or was not awaited is compiled again where it is started."""
     for kernels, *_ in function.device_caches.values():
-        for key in [key for key, kernel in kernels.items() if isinstance(kernel, triton.FutureKernel)]:
-            del kernels[key]
+        for key in [key for key, kernel in list(kernels.items()) if isinstance(kernel, triton.FutureKernel)]:
+            kernels.pop(key, None)
