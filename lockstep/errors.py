@@ -48,6 +48,12 @@ class DataError(BadInput):
     """The data is missing, truncated, mislabelled or unreadable."""
 
 
+class FetchError(DataError):
+    """What was asked for could not be fetched; the words of the command are right."""
+
+    exit_code = 1
+
+
 class IdentityError(BadInput):
     """The checkpoint belongs to a run of another identity."""
 

@@ -15,7 +15,7 @@ VERBS = ("train", "eval", "predict", "export", "verify", "data", "doctor", "benc
 _DESCRIPTION = """\
 Train convolutional networks to the same bits: by any number of workers, killed and resumed.
 
-  lockstep train                          LeNet-5 on procedural shapes, under a minute, no download
+  lockstep train                          LeNet-5 on procedural shapes, about a minute, no download
   lockstep train fashion -o data.dir=DIR  a recipe on data of yours
   lockstep train cifar10 -o train.epochs=5 -o optimizer.lr=0.1
   lockstep train fashion --workers 4      four processes, the same bits; also torchrun and mpirun

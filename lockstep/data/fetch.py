@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lockstep.data.cifar import FOLDER, TEST_FILE, TRAIN_FILES
-from lockstep.errors import DataError, unknown
+from lockstep.errors import DataError, FetchError, unknown
 
 Progress = Callable[[str, int, int], None]  # file, bytes done, bytes in all (0: unknown)
 
@@ -129,7 +129,7 @@ def _fetch_archive(archive: Archive, target: Path, url: str, on_progress: Progre
     found = _md5(part)
     if found != archive.md5:
         part.unlink()
-        raise DataError(
+        raise FetchError(
             f"{url}: MD5 is {found}, expected {archive.md5}: the download is removed; "
             "run again, or name another source with --mirror"
         )
@@ -180,9 +180,9 @@ def _chunks(url: str, response: IO[bytes]) -> Iterator[bytes]:
         yield chunk
 
 
-def _network_error(url: str, reason: str) -> DataError:
+def _network_error(url: str, reason: str) -> FetchError:
     text = reason.replace("\n", " ")
-    return DataError(f"{url}: {text}: run again to go on, or name another source with --mirror")
+    return FetchError(f"{url}: {text}: run again to go on, or name another source with --mirror")
 
 
 def _md5(path: Path) -> str:

@@ -6,7 +6,7 @@ from lockstep.spec import Data, Model, Optimizer, Run, Schedule, Train
 
 
 def shapes() -> Run:
-    """LeNet-5 on procedural shapes: the embedded default, no download, under a minute on one core."""
+    """LeNet-5 on procedural shapes: the embedded default, no download, about a minute on one core."""
     return Run(
         model=Model("lenet5"),
         data=Data("shapes"),

@@ -106,7 +106,7 @@ def warnings_of(run: Run, model: nn.Module, length: int, device: torch.device) -
     if left_out > length // 5:
         found.append(
             f"every epoch leaves out {left_out} of {length} images, all that do not fill a batch: "
-            f"lower train.batch={run.train.batch}"
+            f"lower train.batch, which is {run.train.batch}"
         )
     if run.schedule.warmup_epochs >= run.train.epochs:
         found.append(

@@ -18,6 +18,8 @@ from lockstep.train.difference import Located, in_order, locate
 from lockstep.train.directory import RunDirectory
 from lockstep.train.resume import check_checkpoint
 
+_BOTH = "both need --trace, or a checkpoint of the same step: a larger checkpoint.keep leaves more"
+
 
 @dataclass(frozen=True)
 class Side:
@@ -101,7 +103,7 @@ def compare(a: Side, b: Side) -> Comparison:
     names = _trace_names(a, b, first) if by_trace and first is not None else []
     if located and not by_trace:
         names = located.names
-    lines = [_reword(line) for line in differences(a.identity, b.identity)]
+    lines = _identity_lines(a, b)
     last = max(same, default=None)
     return Comparison(a, b, lines, traced, equal, last, first, names, by_trace, located, hashes)
 
@@ -146,17 +148,15 @@ def _check_enough(a: Side, b: Side, last: int | None) -> None:
         if side.last_step is None:
             raise BadInput(f"{side.path}: it has neither a checkpoint nor a trace: nothing to compare")
     unfinished = None in (a.final_step, b.final_step)
-    if last == 0 and unfinished and (found := differences(a.identity, b.identity)):
+    found = _identity_lines(a, b)
+    if last == 0 and unfinished and found:
         raise BadInput(
-            f"all that both runs kept is the state before step 1, and they are other runs: {found[0]}; "
-            "train with --trace, or a larger checkpoint.keep"
+            f"all that both runs kept is the state before step 1, and they are other runs: {found[0]}"
         )
     if last is None:
-        found = differences(a.identity, b.identity)
-        other = f", and they are other runs: {'; '.join(found[:2])}" if found else ""
+        why = f"they are other runs: {'; '.join(found[:2])}" if found else _BOTH
         raise BadInput(
-            f"no step that both runs kept: {a.path} has {_steps(a)}, {b.path} {_steps(b)}{other}: train with "
-            "--trace, or a larger checkpoint.keep"
+            f"no step that both runs kept: A ({a.path}) has {_steps(a)}, B ({b.path}) {_steps(b)}; {why}"
         )
     if a.final_step is not None and a.final_step == b.final_step and last < a.final_step:
         raise BadInput(
@@ -193,7 +193,9 @@ def _trace_names(a: Side, b: Side, step: int) -> list[str]:
     return in_order(name for name in left.keys() | right.keys() if left.get(name) != right.get(name))
 
 
-def _reword(line: str) -> str:
-    """`seed: 0 there, 1 here` for two runs of which none is here."""
-    theirs, _, ours = line.removesuffix(" here").rpartition(" there, ")
-    return f"{theirs} in A, {ours} in B"
+def _identity_lines(a: Side, b: Side) -> list[str]:
+    """`seed: 0 in A, 1 in B` for each field: of two runs none is here and none is there."""
+    lines = (
+        line.removesuffix(" here").rpartition(" there, ") for line in differences(a.identity, b.identity)
+    )
+    return [f"{theirs} in A, {ours} in B" for theirs, _, ours in lines]

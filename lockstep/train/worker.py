@@ -186,10 +186,13 @@ class _Worker:
 
 def _crowded(launch: Launch, run: Run, device: torch.device) -> list[str]:
     """Workers and threads on a CPU that get in each other's way."""
-    cores, workers = len(os.sched_getaffinity(0)), launch.world.local_size if launch.world else 1
-    if device.type != "cpu" or workers * run.train.threads <= cores:
+    cores, world = len(os.sched_getaffinity(0)), launch.world
+    workers, threads = world.local_size if world else 1, run.train.threads
+    if world and world.launcher == "mpirun" and threads <= cores:
+        cores = os.cpu_count() or cores  # it gives each worker cores of its own
+    if device.type != "cpu" or workers * threads <= cores:
         return []
     return [
-        f"{workers} workers with {run.train.threads} thread{'s' * (run.train.threads > 1)} each on {cores} "
-        "cores get in each other's way: the bits are the same, but fewer workers are as fast"
+        f"{workers} workers with {threads} thread{'s' * (threads > 1)} each on {cores} core"
+        f"{'s' * (cores > 1)} get in each other's way: the bits are the same, but fewer workers are as fast"
     ]

@@ -132,6 +132,8 @@ def test_a_terminal_without_the_signs_is_told_all_the_same():
 def test_data_get_names_what_can_be_fetched(tmp_path, capsys):
     assert run(["data", "get", "imagenet", "--dir", str(tmp_path)]) == 2
     assert "cifar10" in capsys.readouterr().err
+    assert run(["data", "get", "mnist", "--dir", str(tmp_path), "--mirror", "http://127.0.0.1:9/"]) == 1
+    assert "http://127.0.0.1:9/" in capsys.readouterr().err
 
 
 def test_doctor_shows_the_fingerprint(capsys, tmp_path):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.data.fetch import PUBLISHED, Archive, Published, fetch
-from lockstep.errors import DataError
+from lockstep.errors import DataError, FetchError
 
 BODY = bytes(i * 7 % 256 for i in range(300_000))
 
@@ -92,7 +92,7 @@ def test_right_file_is_kept_and_wrong_one_left_alone(site: Site, tmp_path: Path)
 @pytest.mark.parametrize("ranges", [True, False])
 def test_broken_connection_then_resume(site: Site, tmp_path: Path, ranges: bool) -> None:
     site.break_after, site.ranges = 123_456, ranges
-    with pytest.raises(DataError, match=r"broke after 123456 of 300000 bytes.*--mirror"):
+    with pytest.raises(FetchError, match=r"broke after 123456 of 300000 bytes.*--mirror"):
         fetch("tiny", tmp_path, site.url, None, table())
     assert (tmp_path / "one.gz.part").read_bytes() == BODY[:123_456]
     fetch("tiny", tmp_path, site.url, None, table())
@@ -116,7 +116,7 @@ def test_wrong_sum_names_both_and_removes_the_part(site: Site, tmp_path: Path) -
     site.files["one.gz"] = b"something else"
     found = hashlib.md5(b"something else", usedforsecurity=False).hexdigest()
     wanted = table()["tiny"].archives[0].md5
-    with pytest.raises(DataError, match=f"MD5 is {found}, expected {wanted}"):
+    with pytest.raises(FetchError, match=f"MD5 is {found}, expected {wanted}"):
         fetch("tiny", tmp_path, site.url, None, table())
     assert list(tmp_path.iterdir()) == []
 
@@ -124,7 +124,7 @@ def test_wrong_sum_names_both_and_removes_the_part(site: Site, tmp_path: Path) -
 def test_network_errors_name_the_url_and_the_fix(site: Site, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"{site.url}two.gz: HTTP 404 Not Found.*--mirror"):
         fetch("tiny", tmp_path, site.url, None, table(name="two.gz"))
-    with pytest.raises(DataError, match=r"http://127.0.0.1:9/one.gz: .*--mirror"):
+    with pytest.raises(FetchError, match=r"http://127.0.0.1:9/one.gz: .*--mirror"):
         fetch("tiny", tmp_path / "new", None, None, table())
     assert not (tmp_path / "new").exists(), "an empty folder would look like broken data"
     with pytest.raises(DataError, match=r"--mirror ftp://x: must begin with http"):

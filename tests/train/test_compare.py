@@ -200,11 +200,13 @@ def test_another_length_is_a_difference_only_when_both_are_finished(tmp_path) ->
 
 def test_what_cannot_be_compared_is_refused(tmp_path) -> None:
     a = make(tmp_path, "a", {2: 1.0, 3: 1.0}, steps=3)
-    with pytest.raises(BadInput, match=r"no step that both runs kept: .*2, 3 and no trace.*--trace"):
+    with pytest.raises(BadInput, match=r"no step that both runs kept: A .*2, 3 and no trace.*--trace"):
         compare(a, make(tmp_path, "b", {1: 1.0}))
     with pytest.raises(BadInput, match="neither a checkpoint nor a trace"):
         compare(a, make(tmp_path, "c", {}))
-    with pytest.raises(BadInput, match="is the state before step 1, and they are other runs: seed"):
+    with pytest.raises(
+        BadInput, match="is the state before step 1, and they are other runs: seed: 0 in A, 1 in B"
+    ):
         compare(*(make(tmp_path, f"seed {n}", {0: 1.0}, identity={"seed": n}) for n in (0, 1)))
     with pytest.raises(BadInput, match="finished at step 3 and equal up to step 2"):
         compare(a, make(tmp_path, "d", {2: 1.0}, steps=3))

@@ -3,13 +3,19 @@
 Beside it stands the control: plain DistributedDataParallel gives other bits at each number of workers.
 """
 
+import os
 import sys
 from pathlib import Path
 
 import forked
 import pytest
+import torch
 from small import call, small_run, summary, train, train_command
 from world import has_mpi, launched
+
+import lockstep
+from lockstep.spec.world import World
+from lockstep.train.worker import _crowded
 
 # Augmentation, averaged weights, clipping for all; googlenet has dropout, resnet18 and googlenet batch norm.
 EVERYTHING = ("train.lanes=8", "train.epochs=1", "data.augment=flip,crop", "train.ema=0.9", "train.clip=1.0")
@@ -92,3 +98,20 @@ def test_the_control_gives_other_bits_at_every_number_of_workers():
     assert len(set(found.values())) == 3, (
         "stock training gave equal bits, so the test above could pass without Lockstep"
     )
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two cores")
+def test_workers_that_mpirun_has_bound_to_cores_of_their_own_are_no_crowd():
+    cpu, cores = torch.device("cpu"), os.sched_getaffinity(0)
+
+    def warnings(launcher, workers):
+        world = World(launcher, rank=0, size=workers, local_size=workers)
+        return _crowded(lockstep.Launch(world=world), small_run(), cpu)
+
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        assert not warnings("mpirun", 2)
+        assert "workers with 1 thread each on" in warnings("mpirun", 1 + os.cpu_count())[0]
+        assert "2 workers with 1 thread each on 1 core get in" in warnings("torchrun", 2)[0]
+    finally:
+        os.sched_setaffinity(0, cores)
