@@ -6,6 +6,7 @@ LockstepError                 exit 1: the run failed
 │   ├── ModelError            an unknown model, a size it cannot take, weights that do not fit
 │   ├── DataError             data that is missing, truncated, mislabelled or unreadable
 │   └── IdentityError         a checkpoint of another run
+├── FetchError                a data set that could not be fetched
 ├── CheckpointError           no checkpoint that can be read
 ├── NumericsError             a loss or a gradient that is not finite
 ├── OutOfMemory               a lane does not fit
@@ -48,14 +49,12 @@ class DataError(BadInput):
     """The data is missing, truncated, mislabelled or unreadable."""
 
 
-class FetchError(DataError):
-    """What was asked for could not be fetched; the words of the command are right."""
-
-    exit_code = 1
-
-
 class IdentityError(BadInput):
     """The checkpoint belongs to a run of another identity."""
+
+
+class FetchError(LockstepError):
+    """A published data set could not be fetched, or came wrong."""
 
 
 class CheckpointError(LockstepError):

@@ -98,7 +98,7 @@ def fetch(
             _fetch_archive(archive, dir / archive.name, url, on_progress or _ignore)
             if archive.members:
                 _extract(archive, dir)
-    except DataError:
+    except (DataError, FetchError):
         if ours and not any(dir.iterdir()):  # an empty folder would look like broken data
             dir.rmdir()
         raise

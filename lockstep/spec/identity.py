@@ -51,12 +51,12 @@ def is_scripted(identity: Identity) -> bool:
     return any(key.startswith(own) for key in identity)
 
 
-def differences(theirs: Identity, ours: Identity) -> list[str]:
+def differences(theirs: Identity, ours: Identity, where: tuple[str, str] = ("there", "here")) -> list[str]:
     """One line a field that differs: `train.batch: 256 there, 512 here`."""
     keys = sorted(theirs.keys() | ours.keys())
     absent = "absent"
     return [
-        f"{key}: {theirs.get(key, absent)} there, {ours.get(key, absent)} here"
+        f"{key}: {theirs.get(key, absent)} {where[0]}, {ours.get(key, absent)} {where[1]}"
         for key in keys
         if theirs.get(key, absent) != ours.get(key, absent)
     ]

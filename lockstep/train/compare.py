@@ -194,8 +194,4 @@ def _trace_names(a: Side, b: Side, step: int) -> list[str]:
 
 
 def _identity_lines(a: Side, b: Side) -> list[str]:
-    """`seed: 0 in A, 1 in B` for each field: of two runs none is here and none is there."""
-    lines = (
-        line.removesuffix(" here").rpartition(" there, ") for line in differences(a.identity, b.identity)
-    )
-    return [f"{theirs} in A, {ours} in B" for theirs, _, ours in lines]
+    return differences(a.identity, b.identity, ("in A", "in B"))

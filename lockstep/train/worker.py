@@ -189,7 +189,7 @@ def _crowded(launch: Launch, run: Run, device: torch.device) -> list[str]:
     cores, world = len(os.sched_getaffinity(0)), launch.world
     workers, threads = world.local_size if world else 1, run.train.threads
     if world and world.launcher == "mpirun" and threads <= cores:
-        cores = os.cpu_count() or cores  # it gives each worker cores of its own
+        cores = os.cpu_count() or cores  # it may bind each worker to cores of its own
     if device.type != "cpu" or workers * threads <= cores:
         return []
     return [

@@ -122,7 +122,7 @@ def test_wrong_sum_names_both_and_removes_the_part(site: Site, tmp_path: Path) -
 
 
 def test_network_errors_name_the_url_and_the_fix(site: Site, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=f"{site.url}two.gz: HTTP 404 Not Found.*--mirror"):
+    with pytest.raises(FetchError, match=f"{site.url}two.gz: HTTP 404 Not Found.*--mirror"):
         fetch("tiny", tmp_path, site.url, None, table(name="two.gz"))
     with pytest.raises(FetchError, match=r"http://127.0.0.1:9/one.gz: .*--mirror"):
         fetch("tiny", tmp_path / "new", None, None, table())
@@ -143,7 +143,7 @@ def test_file_mirror(tmp_path: Path) -> None:
     (tmp_path / "one.gz.part").write_bytes(b"started from elsewhere")
     fetch("tiny", tmp_path, mirror, None, table())
     assert (tmp_path / "one.gz").read_bytes() == BODY
-    with pytest.raises(DataError, match=r"two.gz: .*No such file"):
+    with pytest.raises(FetchError, match=r"two.gz: .*No such file"):
         fetch("tiny", tmp_path, mirror, None, table(name="two.gz"))
 
 
