@@ -16,8 +16,8 @@ from typing import Any
 from measure import RESULTS, make_parser, make_record
 
 import lockstep
-from lockstep.spec.file import from_table, merge, parse_overrides, to_table
 from lockstep.spec.record import write_records
+from lockstep.spec.run_file import from_table, merge, parse_overrides, to_table
 
 
 def main() -> None:

@@ -218,7 +218,7 @@ def wait_and_hash(job: Job, seconds: float) -> dict[str, object]:
 
 
 def cost(options: Namespace, folder: Path) -> list[Record]:
-    """One job; its launcher and nursery sleep in every other turn; the workers' own beats are left."""
+    """One job; its launcher and fork server sleep in every other turn; the workers' own beats are left."""
     keys = ["model.name=emotion48", "data.size=48", "data.num_train=2560", "data.num_test=10"]
     keys += ["train.batch=256", "train.lanes=8", "checkpoint.every_steps=100000"]
     command = [*train(folder, "--workers", "2", epochs=1000), *[part for key in keys for part in ("-o", key)]]
@@ -226,7 +226,7 @@ def cost(options: Namespace, folder: Path) -> list[Record]:
     with Job(folder, command=command) as job:
         watch, alive = Watch(job.run), lambda: job.process.poll() is None
         watch.wait_for(3, alive)
-        watchers = [job.process.pid, job.nursery()]
+        watchers = [job.process.pid, job.fork_server()]
         busy, begin = 0.0, 0.0
         for turn in range(2 * options.rounds):
             name = ("watched", "alone")[(turn + turn // 2) % 2]  # each first in every other round

@@ -45,19 +45,20 @@ tests)
   for model in resnet18 alexnet; do apart "compiled-$model" $gpu -k "compiled_steps and $model"; done
   apart workers $gpu -k "workers_that_share or killed or nccl"
   apart rest $gpu -k "$other and not workers_that_share and not killed and not nccl"
-  apart kernels tests/kernels/test_{device,box,residual,update,stock_conv,watch}.py
-  fused=tests/train/test_fused.py tiny="residual or norms or boxes or statistics or sums"
+  apart kernels tests/kernels/test_{fused_kernels,tma,norm_kernels,optimizer_update,stock_conv,compiler_watch}.py
+  fused=tests/lower/test_fused.py tiny="residual or norms or boxes or statistics or sums"
   for model in vgg11 resnet18; do apart "fused-$model" $fused -k "whole_model and $model"; done
   apart fused-small $fused -k "whole_model and not vgg11 and not resnet18"
   apart fused-tiny $fused -k "not whole_model and ($tiny)"
   apart fused-rest $fused -k "not whole_model and not ($tiny)"
-  apart train tests/train/test_{compiled,evaluate}.py
+  apart compiled tests/lower/test_compiled.py
+  apart evaluate tests/train/test_evaluate.py
   wait
   ! grep -q ": FAILED$" "$log"
   ;;
 memory)
   PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 9 \
-    $check tests/kernels/test_device.py tests/kernels/test_box.py tests/kernels/test_residual.py
+    $check tests/kernels/test_{fused_kernels,tma,norm_kernels}.py
   ;;
 *)
   sed -n '2,3s/^# //p' "$0" >&2

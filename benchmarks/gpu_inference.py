@@ -1,4 +1,4 @@
-"""Inference on one GPU: this engine beside PyTorch eager and compiled, from uint8 images to probabilities.
+"""EvalNetwork on one GPU: this engine beside PyTorch eager and compiled, from uint8 images to probabilities.
 
 Same weights, images, precision and batch; the images lie on the GPU. Variants take turns in one process.
 
@@ -19,10 +19,10 @@ from measure import RESULTS, make_parser, make_record
 from torch import Tensor
 
 import lockstep
+from lockstep.kernels.numerics import half_precision
+from lockstep.runs.predictor import Predictor
+from lockstep.runs.trained_run import Trained, open_trained
 from lockstep.spec.record import Record, write_records
-from lockstep.train.numerics import half_precision
-from lockstep.train.predict import Predictor
-from lockstep.train.trained import Trained, open_trained
 
 ROUND_S = 0.2
 

@@ -12,13 +12,13 @@ import torch
 from measure import make_parser, make_record
 
 from lockstep.data.loader import Lanes
+from lockstep.kernels.loss import make_loss
+from lockstep.kernels.numerics import prepare_device
+from lockstep.lower.choose import Sample, lower_for_host
 from lockstep.models import build
+from lockstep.runs.train_state import TrainState
 from lockstep.spec import Optimizer, Run, Train
 from lockstep.spec.record import Record, write_records
-from lockstep.train.loss import make_loss
-from lockstep.train.lower import Sample, lower
-from lockstep.train.numerics import prepare_device
-from lockstep.train.state import TrainState
 from lockstep.train.step import Step
 
 BATCH = 256
@@ -67,7 +67,7 @@ def make_step(name: str, channels_last: bool, lanes: int) -> tuple[Step, Lanes]:
     state = TrainState.begin(model, run.optimizer, 0.0)
     images = torch.randn(BATCH, 1, size, size).contiguous(memory_format=memory_format)
     batch = Lanes(images, torch.randint(0, classes, (BATCH,)), lanes)
-    lowered = lower(model, make_loss(run.train), seed=0, bf16=False, sample=Sample(lambda: batch))
+    lowered = lower_for_host(model, make_loss(run.train), seed=0, bf16=False, sample=Sample(lambda: batch))
     return Step(run, state, lowered, steps_per_epoch=100), batch
 
 

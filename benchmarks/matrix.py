@@ -27,8 +27,8 @@ from measure import make_parser, make_record
 
 import lockstep
 from lockstep.spec import Run
-from lockstep.spec.file import from_table, merge, parse_overrides, to_table
 from lockstep.spec.record import write_records
+from lockstep.spec.run_file import from_table, merge, parse_overrides, to_table
 from lockstep.spec.world import read_world
 
 COMMON = ["data.size=16", "data.num_train=40", "data.num_test=21", "data.augment=flip,crop", "train.batch=16"]

@@ -13,8 +13,8 @@ def lockstep_step(case: Case, lanes: int, kernels: str = "auto") -> Callable[[],
     import torch
 
     from lockstep.data.store import MemorySplit, Store
+    from lockstep.kernels.numerics import prepare_device
     from lockstep.spec import Kernels, Model, Optimizer, Run, Train
-    from lockstep.train.numerics import prepare_device
     from lockstep.train.setup import set_up
 
     run = Run(
@@ -38,9 +38,9 @@ def train_on(setup: Any) -> Iterator[float]:
     """The losses of all steps, in epochs without evaluation."""
     from lockstep.comm.group import Group
     from lockstep.data.loader import TrainLoader
+    from lockstep.runs.train_state import TrainState
     from lockstep.spec import Launch
-    from lockstep.train.resident import make_resident
-    from lockstep.train.state import TrainState
+    from lockstep.train.device.device_epoch import make_device_epochs
     from lockstep.train.step import Step
 
     run = setup.run
@@ -50,7 +50,7 @@ def train_on(setup: Any) -> Iterator[float]:
         setup.store.train, setup.augment(), batch=train.batch, lanes=train.lanes, device=setup.device
     )
     lowered = setup.lower(lambda: next(loader.epoch(0)), Group())
-    resident = make_resident(setup, state, lowered, Group(), Launch()) if setup.plan else None
+    resident = make_device_epochs(setup, state, lowered, Group(), Launch()) if setup.lowering else None
     step = Step(run, state, lowered, len(loader))
     while True:
         if resident:

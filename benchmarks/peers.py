@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+from lockstep.kernels.loss import heads_loss
 from lockstep.models import build
-from lockstep.train.loss import heads_loss
 
 LR, MOMENTUM = 1e-3, 0.9
 NUM_LOADERS = 8

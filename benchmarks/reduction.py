@@ -17,12 +17,12 @@ from collections.abc import Callable
 import torch
 from measure import make_parser, make_record
 
-from lockstep.comm.bucket import Entry
-from lockstep.comm.crew import Crew
+from lockstep.comm.bucket import ReducedTensor
 from lockstep.comm.group import Group
 from lockstep.comm.reduction import Reduction
 from lockstep.elastic.job import Job
 from lockstep.elastic.launcher import Launcher
+from lockstep.elastic.worker_groups import Crew
 from lockstep.spec.record import Record, write_records
 from lockstep.spec.world import read_world
 
@@ -61,7 +61,7 @@ def compare(group: Group, lanes: int, megabytes: int, rounds: int) -> Record:
     count = megabytes * 1_000_000 // ENTRY_BYTES
     grads = [torch.randn(ENTRY_BYTES // 4) for _ in range(count)]
     flat = torch.zeros(count * ENTRY_BYTES // 4)
-    reduction = Reduction(group, lanes, [Entry(grad) for grad in grads])
+    reduction = Reduction(group, lanes, [ReducedTensor(grad) for grad in grads])
 
     def tree() -> None:
         reduction.begin()

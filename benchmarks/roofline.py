@@ -20,16 +20,16 @@ from rich.console import Console
 from rich.table import Table as Sheet
 from triton.testing import do_bench
 
-from lockstep.kernels.device.flat import KernelNetwork
-from lockstep.kernels.device.layer import Layer
-from lockstep.kernels.device.residual import ResidualNetwork
-from lockstep.kernels.device.table import OPERATIONS, find_table
+from lockstep.kernels.triton.conv.fused_layer import Layer
+from lockstep.kernels.triton.conv.tile_table import OPERATIONS, find_table
+from lockstep.kernels.triton.cuda_graph import capture
+from lockstep.lower.flat_table import KernelNetwork
+from lockstep.lower.fused.chain_program import find_chain
+from lockstep.lower.fused.residual_network import ResidualNetwork
+from lockstep.lower.fused.residual_program import find_residual
 from lockstep.models import build
 from lockstep.spec import Train
 from lockstep.spec.record import Record, write_records
-from lockstep.train.chain import find_chain
-from lockstep.train.graph import capture
-from lockstep.train.residual import find_residual
 
 WIDTH = {"bf16": 2, "tf32": 4, "fp32": 4}
 

@@ -21,20 +21,20 @@ from pathlib import Path
 import torch
 from measure import make_parser, make_record
 
-from lockstep.comm.crew import Crew
 from lockstep.comm.group import Group
 from lockstep.comm.tree import worker_lanes
 from lockstep.data.loader import Lanes
 from lockstep.elastic.job import Job
 from lockstep.elastic.launcher import Launcher
+from lockstep.elastic.worker_groups import Crew
+from lockstep.kernels.loss import make_loss
+from lockstep.kernels.numerics import prepare_device
+from lockstep.lower.choose import Sample, lower_for_host
 from lockstep.models import build
+from lockstep.runs.train_state import TrainState
 from lockstep.spec import Optimizer, Run, Train
 from lockstep.spec.record import Record, write_records
 from lockstep.spec.world import read_world
-from lockstep.train.loss import make_loss
-from lockstep.train.lower import Sample, lower
-from lockstep.train.numerics import prepare_device
-from lockstep.train.state import TrainState
 from lockstep.train.step import Step
 
 BATCH, LANES = 256, 8
@@ -105,7 +105,7 @@ def make_step(group: Group, run: Run | None = None) -> tuple[Step, Lanes]:
     own = worker_lanes(run.train.lanes, group.size, group.rank)
     count = BATCH // LANES * len(own)
     batch = Lanes(torch.randn(count, 1, 48, 48), torch.randint(0, 7, (count,)), len(own), own.start)
-    lowered = lower(model, make_loss(run.train), seed=0, bf16=False, sample=Sample(lambda: batch))
+    lowered = lower_for_host(model, make_loss(run.train), seed=0, bf16=False, sample=Sample(lambda: batch))
     return Step(run, state, lowered, 100, group), batch
 
 

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lockstep
-from lockstep.train.event import EpochDone
+from lockstep.runs.event import EpochDone
 
 
 class TinyNet(nn.Module):

@@ -21,10 +21,10 @@ from lockstep.spec import Data, Launch, Model, Optimizer, Run, Schedule, Train
 if TYPE_CHECKING:
     from torch import nn
 
-    from lockstep.train.event import Listener
+    from lockstep.kernels.loss import Loss
+    from lockstep.runs.event import Listener
+    from lockstep.runs.predictor import Predictor
     from lockstep.train.loop import Result
-    from lockstep.train.loss import Loss
-    from lockstep.train.predict import Predictor
 
 __all__ = [
     "Data",
@@ -56,9 +56,9 @@ def train(
     A progress bar is drawn unless `on_event` is given, which then gets every event instead. With several
     workers (`launch=Launch(workers=4)`, torchrun, mpirun) each one runs the whole script, and worker 0 tells.
     """
-    from lockstep.cli.workers import place
+    from lockstep.cli.workers import start_workers
 
-    launch = place(launch or Launch(), run)
+    launch = start_workers(launch or Launch(), run)
     from lockstep.cli.session import run_session
 
     return run_session(run, launch, on_event, model=model, data=data, loss=loss)
@@ -66,7 +66,7 @@ def train(
 
 def load(run: str | Path, model: nn.Module | None = None) -> nn.Module:
     """The trained model of a run, ready for inference; a run of your own module needs that `model`."""
-    from lockstep.train.trained import open_trained
+    from lockstep.runs.trained_run import open_trained
 
     return open_trained(Path("runs"), str(run), device="cpu", model=model).model
 
@@ -77,8 +77,8 @@ def predictor(run: str | Path, *, device: str = "auto", model: nn.Module | None 
     Its `classes` are their names. On a GPU, for a run that its kernels take, each batch size is one CUDA
     graph. A run of your own module needs that `model`.
     """
-    from lockstep.train.predict import Predictor
-    from lockstep.train.trained import open_trained
+    from lockstep.runs.predictor import Predictor
+    from lockstep.runs.trained_run import open_trained
 
     return Predictor(open_trained(Path("runs"), str(run), device=device, model=model))
 

@@ -22,7 +22,7 @@ GROUPS = {
     "[lenet5-": "lenet5",  # they share the run by one worker that they are compared with
     "test_the_wire_precision_is_part_of_the_run": "lenet5",
     "[resnet18-": "resnet18",
-    "train/test_resume.py": "resume",  # and these what is trained once for the module
+    "runs/test_resume.py": "resume",  # and these what is trained once for the module
     "cli/test_verify.py": "verify",
     "cli/test_trained.py": "trained",
     "test_what_listens_there_is_no_worker": "waits",  # they sleep, so they run beside those that do not

@@ -154,7 +154,8 @@ def _standby(command: list[str], cwd: str) -> None:
     It is a child of the launcher, as that is, and no line of the command has run in it; what is saved is one
     more import of torch.
     """
-    from lockstep.elastic import nursery, process
+    from lockstep.elastic import fork_server
+    from lockstep.elastic import worker_process as process
 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     child = os.fork()
@@ -166,14 +167,14 @@ def _standby(command: list[str], cwd: str) -> None:
             os.setsid()
             arguments = json.loads(data)
             sys.argv, sys.path[:] = ["-c", str(fds[0]), *arguments[1:]], arguments[3:]
-            nursery.main()
+            fork_server.serve()
         raise SystemExit
     theirs.close()
     sys.orig_argv = command
 
     def start(python: list[str], *, pass_fds: tuple[int], **options: Any) -> _Nursery:
         code = python.index("-c")
-        assert python[1:code] == process.own_program().flags and python[code + 1] == process._NURSERY
+        assert python[1:code] == process.own_program().flags and python[code + 1] == process._FORK_SERVER
         assert options == {"cwd": Path(cwd), "stdin": subprocess.DEVNULL, "start_new_session": True}
         socket.send_fds(ours, [json.dumps(python[code + 2 :]).encode()], pass_fds)
         return _Nursery(child)

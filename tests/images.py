@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lockstep.kernels.device.layer import Layer
-from lockstep.kernels.device.tile import Tile
+from lockstep.kernels.triton.conv.fused_layer import Layer
+from lockstep.kernels.triton.conv.tile import Tile
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TILE = Tile(32, 16, 16, warps=1, stages=1)

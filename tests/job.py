@@ -87,8 +87,8 @@ class Job:
     def workers(self) -> dict[str, int]:
         """The workers that live, by name; zombies are dead."""
         found = {}
-        for nursery in _children(self.process.pid):
-            for pid in _children(nursery):
+        for server in _children(self.process.pid):
+            for pid in _children(server):
                 state, name = _look_at(pid)
                 if name.startswith("lockstep ") and state not in ("Z", "X", ""):
                     found[name.removeprefix("lockstep ")] = pid
@@ -99,7 +99,7 @@ class Job:
         """Children of the launcher: the process that forks the workers, once it is there."""
         return _children(self.process.pid)
 
-    def nursery(self) -> int:
+    def fork_server(self) -> int:
         """The process that forks the workers."""
         return _children(self.process.pid)[0]
 

@@ -11,7 +11,8 @@ from typing import Any
 from patience import PATIENCE_S
 
 import lockstep
-from lockstep.spec.file import from_table, merge, parse_overrides, to_table
+from lockstep.elastic.worker_groups import WorkerGroups
+from lockstep.spec.run_file import from_table, merge, parse_overrides, to_table
 from lockstep.train.worker import fit
 
 OVERRIDES = (
@@ -30,7 +31,11 @@ def small_run(*overrides: str) -> lockstep.Run:
     return from_table(merge(to_table(lockstep.recipe("shapes")), parse_overrides([*OVERRIDES, *overrides])))
 
 
-def train(run: lockstep.Run, runs_dir: Path, by: Any = fit, **arguments: Any) -> Any:
+def as_worker(run: lockstep.Run, launch: lockstep.Launch, on_event: Any, **arguments: Any) -> Any:
+    return fit(run, launch, on_event, WorkerGroups, **arguments)
+
+
+def train(run: lockstep.Run, runs_dir: Path, by: Any = as_worker, **arguments: Any) -> Any:
     """Train in this process, silently; gives the result and the events.
 
     As one worker does, without the picture at the end, which takes longer than such a small run; with

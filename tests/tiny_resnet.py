@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from lockstep.kernels.average import GlobalAverage
+from lockstep.kernels.global_average import GlobalAverage
 from lockstep.models.block import BlockModel
 from lockstep.models.resnet import Residual, ResNet
 

@@ -18,7 +18,7 @@ from lockstep.errors import BadInput, ModelError
 from lockstep.spec import Launch
 
 if TYPE_CHECKING:
-    from lockstep.kernels.device.tile import Tile
+    from lockstep.kernels.triton.conv.tile import Tile
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -62,11 +62,12 @@ def add_parser(verbs: Verbs) -> None:
 
 def tune_tiles(options: argparse.Namespace) -> int:
     """Find the tiles and write them down."""
-    from lockstep.train.check import explain_memory
-    from lockstep.train.loss import make_loss
-    from lockstep.train.lower import plan_device
-    from lockstep.train.numerics import prepare_device
-    from lockstep.train.setup import build_model, open_data
+    from lockstep.data import open_data
+    from lockstep.kernels.loss import make_loss
+    from lockstep.kernels.numerics import prepare_device
+    from lockstep.lower.choose import lower_for_device
+    from lockstep.models import build_model
+    from lockstep.train.preflight import explain_memory
 
     run, _ = resolve(options, Launch())
     if options.output.exists():
@@ -78,8 +79,8 @@ def tune_tiles(options: argparse.Namespace) -> int:
         raise BadInput("bench tune: torch sees no GPU here, and tiles are for a GPU; run `lockstep doctor`")
     store = open_data(run)
     model = build_model(run, store.shape, len(store.classes))
-    plan = plan_device(run, model, make_loss(run.train), store.shape, device, trains=False)
-    if plan is None or not plan.is_fused:
+    lowering = lower_for_device(run, model, make_loss(run.train), store.shape, device, trains=False)
+    if lowering is None or not lowering.is_fused:
         raise ModelError(
             f"model.name={run.model.name} in {run.train.precision} does not run on fused kernels, and only "
             "these have tiles: try -o kernels.set=fused, which takes it or says why not"
@@ -93,8 +94,8 @@ def tune_tiles(options: argparse.Namespace) -> int:
     with explain_memory(run.train, device, at_once=True), Progress(transient=True) as bars:
         tasks = {name: bars.add_task(name, total=None) for name in ("compiling", "timing")}
         tiles = tune(
-            plan.form.make,
-            plan.layers,
+            lowering.program.make,
+            lowering.program.layers,
             run.train,
             lambda name, done, total: bars.update(tasks[name], completed=done, total=total),
             processes,
@@ -110,9 +111,10 @@ def show_lanes(options: argparse.Namespace) -> int:
         raise BadInput("bench lanes: kernels.set=compiled needs the package triton, which is not installed")
     from rich.console import Console
 
-    from lockstep.train.compiled import find_compiled
-    from lockstep.train.numerics import plain_torch, prepare_device
-    from lockstep.train.setup import build_model, open_data, place
+    from lockstep.data import open_data
+    from lockstep.kernels.numerics import plain_torch, prepare_device, to_device
+    from lockstep.lower.compiled.compiled_program import find_compiled
+    from lockstep.models import build_model
 
     run, _ = resolve(options, Launch())
     console, text = Console(stderr=True), "trying every convolution, in all lanes and in one"
@@ -121,7 +123,7 @@ def show_lanes(options: argparse.Namespace) -> int:
     with plain_torch(), console.status(text):
         device = prepare_device("auto", run.train.threads, tf32=run.train.precision == "tf32")
         store = open_data(run)
-        model = place(build_model(run, store.shape, len(store.classes)), device, run)
+        model = to_device(build_model(run, store.shape, len(store.classes)), device, run)
         try:
             convs = find_compiled(model, store.shape, run.train).model.convs
         except ModelError as error:

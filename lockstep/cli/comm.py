@@ -146,7 +146,8 @@ def _start(column: str) -> int:
     if column.startswith("mpi"):
         command = ["mpirun", "-n", str(_WORKERS), sys.executable, *sys.orig_argv[1:]]
         os.execvpe(command[0], command, {**os.environ, **_MPIRUN_ENV})
-    return Launcher(Job(_WORKERS, _WORKERS, preload="lockstep.comm.crew", is_elastic=False), _say).run()
+    job = Job(_WORKERS, _WORKERS, preload="lockstep.elastic.worker_groups", is_elastic=False)
+    return Launcher(job, _say).run()
 
 
 def _say(worker: str, line: str) -> None:
@@ -157,23 +158,23 @@ def _work(world: World, column: str, as_json: bool) -> int:
     """Join the group, check it, and report as worker 0."""
     if world.size == 1:
         raise SpecError(f"{world.launcher} started 1 worker: --comm needs 2 or more")
-    from lockstep.comm.check import OPERATIONS, check
-    from lockstep.comm.crew import Crew
-    from lockstep.train.numerics import prepare_device
+    from lockstep.comm.self_test import OPERATIONS, check_group
+    from lockstep.elastic.worker_groups import WorkerGroups
+    from lockstep.kernels.numerics import prepare_device
 
     own = "mpi-auto" if world.launcher == "mpirun" else "auto-auto"
     backend, wanted = (own if column == "all" else column).split("-")
     device = prepare_device(wanted, threads=1, local_rank=world.local_rank)
     session = _Session(world, column, as_json)
     try:
-        group = Crew(world, backend, device).next()
+        group = WorkerGroups(world, backend, device).next()
     except LockstepError as error:
         if world.rank == 0:
             return session.report(str(error))
         error.rank = world.rank
         raise
     session.joined(f"{group.backend}-{device.type}", group.stages(device))
-    found = check(group, device, session.found)
+    found = check_group(group, device, session.found)
     code = session.report()
     (group.close if found.keys() == OPERATIONS.keys() else group.abort)()
     session.end()
@@ -201,7 +202,7 @@ class _Session:
         self._told = True
         if self._world.rank:
             return 0  # a failed worker would be the end of worker 0, before it has spoken
-        from lockstep.comm.check import OK
+        from lockstep.comm.self_test import OK
 
         failed = [f"{name}: {text}" for name, text in self.found.items() if text != OK]
         more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
@@ -218,7 +219,7 @@ class _Session:
         self._timer.cancel()
 
     def _give_up(self) -> None:
-        from lockstep.comm.check import OPERATIONS
+        from lockstep.comm.self_test import OPERATIONS
 
         doing = next((name for name in OPERATIONS if self._joined and name not in self.found), "joining")
         if not self._told:
@@ -231,7 +232,7 @@ def _show(reports: dict[str, Report], as_json: bool) -> None:
     if as_json:
         print(json.dumps({name: asdict(report) for name, report in reports.items()}), flush=True)
         return
-    from lockstep.comm.check import OPERATIONS
+    from lockstep.comm.self_test import OPERATIONS
 
     rows = [["", *(name.replace("-", " ") for name in reports)]]
     for operation in OPERATIONS:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from lockstep.cli.flag import add_json
 from lockstep.errors import SpecError
 from lockstep.spec import Run
-from lockstep.spec.file import from_table, parse_overrides
+from lockstep.spec.run_file import from_table, parse_overrides
 
 if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -82,7 +82,7 @@ def show_info(options: argparse.Namespace) -> int:
     """Open the data set and print what it is."""
     import torch
 
-    from lockstep.train.setup import open_data
+    from lockstep.data import open_data
 
     torch.set_num_threads(1)  # as in training: more of them only wait for each other
     store = open_data(_find_run(options))

@@ -53,7 +53,7 @@ def examine(options: argparse.Namespace) -> int:
     """Print the facts as a table or as JSON."""
     if options.comm:
         return examine_comm(options.comm, options.json)
-    facts = gather(options.data_dir)
+    facts = gather_facts(options.data_dir)
     if options.json:
         print(json.dumps(facts, indent=1))
         return 0
@@ -64,12 +64,12 @@ def examine(options: argparse.Namespace) -> int:
     return 0
 
 
-def gather(data_dir: Path) -> dict[str, dict[str, Any]]:
+def gather_facts(data_dir: Path) -> dict[str, dict[str, Any]]:
     """Everything the doctor looks at."""
     import torch
 
+    from lockstep.kernels.numerics import prepare_device
     from lockstep.measure.fingerprint import fingerprint
-    from lockstep.train.numerics import prepare_device
 
     default_threads = torch.get_num_threads()
     device = prepare_device("auto", threads=1)
@@ -99,17 +99,17 @@ def _kernels(device: torch.device) -> dict[str, str]:
     """Which kernels `kernels.set=auto` takes for each model, and why; with dropout, on 64x64 colours."""
     import torch
 
-    from lockstep.models import build, names
+    from lockstep.models import build, model_names
 
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         missing = "a GPU" if device.type != "cuda" else "the package triton"
         return {"all models": f"stock: fused and compiled ones need {missing}"}
-    from lockstep.kernels.device.table import find_table, moves_boxes
-    from lockstep.train.chain import find_chain
-    from lockstep.train.residual import find_residual
+    from lockstep.kernels.triton.conv.tile_table import find_table, moves_boxes
+    from lockstep.lower.fused.chain_program import find_chain
+    from lockstep.lower.fused.residual_program import find_residual
 
     num_tiles, found = len(find_table(device).entries), {}
-    for name in names():
+    for name in model_names():
         with torch.device("meta"):
             model = build(name, in_channels=3, num_classes=10, image_size=(64, 64))
         found[name] = "compiled in bf16, lanes at once as `lockstep bench lanes` shows, else stock"

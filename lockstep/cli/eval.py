@@ -27,8 +27,9 @@ def add_parser(verbs: Verbs) -> None:
 
 def evaluate(options: argparse.Namespace) -> int:
     """Evaluate and print loss and accuracy."""
-    from lockstep.train.setup import open_data
-    from lockstep.train.trained import check_same_data
+    from lockstep.data import open_data
+    from lockstep.runs.trained_run import check_same_data
+    from lockstep.train.evaluate_run import evaluate_trained
 
     trained = open_run(options, options.device)
     run = trained.run
@@ -36,7 +37,7 @@ def evaluate(options: argparse.Namespace) -> int:
         run = replace(run, data=replace(run.data, dir=options.data_dir))
     store = open_data(run)
     check_same_data(trained, store)
-    result = trained.evaluate(store)
+    result = evaluate_trained(trained, store)
     row = {
         "run": str(trained.directory),
         "step": trained.step,

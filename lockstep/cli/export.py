@@ -28,7 +28,7 @@ def add_parser(verbs: Verbs) -> None:
 
 def export(options: argparse.Namespace) -> int:
     """Write the file; one that exists is never overwritten."""
-    from lockstep.train.export import export_onnx, export_safetensors
+    from lockstep.runs.export import export_onnx, export_safetensors
 
     trained = open_run(options, "cpu")
     path = options.output or trained.directory / f"model{_SUFFIX[options.format]}"

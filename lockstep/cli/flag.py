@@ -89,7 +89,7 @@ def add_elastic(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--rdzv",
         metavar="HOST:PORT",
-        help="where launchers of several nodes meet: the one on HOST is the keeper; all need the same "
+        help="where launchers of several nodes meet: the one on HOST is the coordinator; all need the same "
         "LOCKSTEP_TOKEN in the environment",
     )
     group.add_argument(

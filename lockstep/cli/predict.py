@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from lockstep.train.trained import Trained
+    from lockstep.runs.trained_run import Trained
 
 _TOP = 5
 
@@ -36,7 +36,7 @@ def add_parser(verbs: Verbs) -> None:
 def predict(options: argparse.Namespace) -> int:
     """Read every image first, so that a bad one is named before any work; then predict."""
     from lockstep.data.folder import read_image
-    from lockstep.train.predict import Predictor
+    from lockstep.runs.predictor import Predictor
 
     trained = open_run(options, options.device)
     missing = [str(path) for path in options.images if not path.is_file()]

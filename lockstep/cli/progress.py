@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from lockstep.train.event import (
+from lockstep.runs.event import (
     CheckpointSaved,
     EpochDone,
     Event,

@@ -7,13 +7,13 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lockstep.train.trained import Trained
+    from lockstep.runs.trained_run import Trained
 
 
 def open_run(options: argparse.Namespace, device: str) -> Trained:
     """Open the run that the arguments name; say if a later run of the same name exists."""
-    from lockstep.train.directory import RunDirectory
-    from lockstep.train.trained import open_trained
+    from lockstep.runs.directory import RunDirectory
+    from lockstep.runs.trained_run import open_trained
 
     trained = open_trained(options.runs_dir, options.run, device=device, which=options.checkpoint)
     later = RunDirectory.newest(trained.directory.parent, options.run)

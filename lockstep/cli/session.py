@@ -11,10 +11,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from lockstep.cli.progress import Progress
+from lockstep.elastic.worker_groups import WorkerGroups
 from lockstep.errors import GroupLost, LockstepError
 from lockstep.report.plot import draw_curves
+from lockstep.runs.event import EpochDone, Event, Finished, Listener, Started
 from lockstep.spec import Launch, Run
-from lockstep.train.event import EpochDone, Event, Finished, Listener, Started
 from lockstep.train.interrupt import Interrupt
 from lockstep.train.loop import Result
 from lockstep.train.worker import fit
@@ -22,7 +23,7 @@ from lockstep.train.worker import fit
 if TYPE_CHECKING:
     from torch import nn
 
-    from lockstep.train.loss import Loss
+    from lockstep.kernels.loss import Loss
 
 _DRAW_EVERY_S = 15.0
 _PATIENCE_S = 3.0
@@ -40,7 +41,8 @@ def run_session(
     """Train as one worker; worker 0 draws curves.png and shows progress, unless the caller listens."""
     try:
         with ExitStack() as stack:
-            return fit(run, launch, _Watch(stack, launch, on_event), model=model, data=data, loss=loss)
+            watch = _Watch(stack, launch, on_event)
+            return fit(run, launch, watch, WorkerGroups, model=model, data=data, loss=loss)
     except GroupLost:
         time.sleep(_PATIENCE_S)  # the launcher ends us now, so that only the worker that failed is heard
         raise

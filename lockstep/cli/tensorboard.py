@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any
 
 from lockstep.errors import BadInput
-from lockstep.train.event import EpochDone, Event, Started, StepDone
+from lockstep.runs.event import EpochDone, Event, Started, StepDone
 
 
 def check_tensorboard() -> None:

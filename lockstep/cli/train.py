@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lockstep.cli.flag import add_device, add_elastic, add_run_keys, add_runs_dir, add_workers
-from lockstep.cli.workers import place
+from lockstep.cli.workers import start_workers
 from lockstep.errors import SpecError
 from lockstep.recipes import RECIPES, recipe
 from lockstep.spec import Launch, Run
-from lockstep.spec.file import dump_toml, from_table, merge, parse_overrides, read_toml, to_table
 from lockstep.spec.identity import is_scripted
+from lockstep.spec.run_file import dump_toml, from_table, merge, parse_overrides, read_toml, to_table
 
 if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -53,10 +53,10 @@ def add_parser(verbs: Verbs) -> None:
         help="keep a hash of every tensor at every step, for `lockstep verify`",
     )
     parser.add_argument("--print-config", action="store_true", help="print the Run as TOML and stop")
-    parser.set_defaults(handler=train)
+    parser.set_defaults(handler=run_train)
 
 
-def train(options: argparse.Namespace) -> int:
+def run_train(options: argparse.Namespace) -> int:
     """Resolve the Run, then train it."""
     if options.tensorboard:
         from lockstep.cli.tensorboard import check_tensorboard
@@ -86,7 +86,7 @@ def train(options: argparse.Namespace) -> int:
     if options.print_config:
         print(dump_toml(run), end="")
         return 0
-    launch = place(replace(launch, name=launch.name or name), run)
+    launch = start_workers(replace(launch, name=launch.name or name), run)
     from lockstep.cli.session import run_session
 
     run_session(run, launch, None)
@@ -102,7 +102,7 @@ def resolve(options: argparse.Namespace, launch: Launch) -> tuple[Run, str]:
         name = options.config.stem
     table = merge(table, parse_overrides(options.override))
     if launch.fork:
-        from lockstep.train.resume import fork_weights
+        from lockstep.runs.resume import fork_weights
 
         table = merge(table, {"model": {"weights": str(fork_weights(launch))}})
     return from_table(table), name
@@ -114,7 +114,7 @@ def _base(options: argparse.Namespace, launch: Launch) -> tuple[Run, str]:
         return recipe(options.recipe), options.recipe
     earlier = launch.fork or (launch.resume if launch.resume != "auto" else None)
     if earlier and not options.config:
-        from lockstep.train.resume import find_directory
+        from lockstep.runs.resume import find_directory
 
         directory = find_directory(launch.runs_dir, earlier)
         if launch.fork and is_scripted(directory.identity()):

@@ -12,8 +12,8 @@ from lockstep.cli.flag import add_json, add_runs_dir
 from lockstep.errors import BadInput, CheckpointError
 
 if TYPE_CHECKING:
-    from lockstep.train.compare import Comparison, Side
-    from lockstep.train.difference import Element, Located
+    from lockstep.runs.compare import Comparison, Side
+    from lockstep.runs.tensor_difference import Element, Located
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -36,8 +36,8 @@ def add_parser(verbs: Verbs) -> None:
 
 def verify(options: argparse.Namespace) -> int:
     """Compare and print what was found."""
-    from lockstep.train.compare import Side, compare
-    from lockstep.train.directory import RunDirectory
+    from lockstep.runs.compare import Side, compare
+    from lockstep.runs.directory import RunDirectory
 
     try:
         a, b = (Side.read(RunDirectory.find(options.runs_dir, run)) for run in (options.run_a, options.run_b))

@@ -17,7 +17,7 @@ from lockstep.spec.world import read_world
 _TOKEN_LENGTH = 16
 
 
-def place(launch: Launch, run: Run) -> Launch:
+def start_workers(launch: Launch, run: Run) -> Launch:
     """The Launch of one worker, its world filled in; if several are asked for, start them and exit."""
     if launch.world is None:
         world = read_world(os.environ)

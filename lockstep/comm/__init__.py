@@ -1,1 +1,1 @@
-"""How lanes are summed: the lane tree now, and later the only caller of collectives."""
+"""The lane tree and the workers: how lanes are summed, and all that passes between workers."""

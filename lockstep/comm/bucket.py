@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lockstep.comm.exchange import Shape, make_exchange
+from lockstep.comm.exchange import ExchangeShape, make_exchange
 from lockstep.comm.group import Group
 from lockstep.comm.tree import LaneTree, Leaf, subtrees, worker_lanes
 
 
 @dataclass(frozen=True)
-class Entry:
+class ReducedTensor:
     """A tensor that is reduced every step: one like it, and the type it travels in if not its own."""
 
     like: Tensor
@@ -34,7 +34,7 @@ class Entry:
         return self.like.dtype, self.like.device, self.wire
 
 
-def split(entries: Sequence[Entry], bucket_bytes: float) -> list[list[int]]:
+def split(entries: Sequence[ReducedTensor], bucket_bytes: float) -> list[list[int]]:
     """Which entries go together: neighbours of one kind, up to the size of a bucket."""
     buckets: list[list[int]] = []
     filled = 0
@@ -51,7 +51,7 @@ def split(entries: Sequence[Entry], bucket_bytes: float) -> list[list[int]]:
 class Bucket:
     """Some of the entries: their lane tree, and their way to the mean over all workers."""
 
-    def __init__(self, group: Group, lanes: int, entries: list[Entry], indices: list[int]) -> None:
+    def __init__(self, group: Group, lanes: int, entries: list[ReducedTensor], indices: list[int]) -> None:
         self.indices, self._entries = indices, entries
         self.leaf: dict[int, Tensor] = {}
         self._own = worker_lanes(lanes, group.size, group.rank)
@@ -65,7 +65,7 @@ class Bucket:
         ]
         like = entries[0].like
         length = sum(entry.like.numel() for entry in entries)
-        shape = Shape(heights, length, like.dtype, entries[0].wire, like.device)
+        shape = ExchangeShape(heights, length, like.dtype, entries[0].wire, like.device)
         self._exchange = make_exchange(group, shape)
         self._slots = [self._views(root) for root in self._exchange.roots]
         self._means = self._views(self._exchange.result)

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from lockstep.comm.group import Group
-from lockstep.comm.shared import Shared, share
+from lockstep.comm.shared_memory import Shared, share
 from lockstep.comm.tree import LaneTree
 
 _CHUNK = 1 << 16  # elements summed at a time on a CPU, so that all rows of a chunk stay in the cache
 
 
 @dataclass(frozen=True)
-class Shape:
+class ExchangeShape:
     """The subtrees' heights, worker by worker, and what travels: how much, of which type, as which."""
 
     heights: list[list[int]]
@@ -43,7 +43,7 @@ class Shape:
         return self.slice * len(self.heights)
 
 
-def make_exchange(group: Group, shape: Shape) -> Exchange:
+def make_exchange(group: Group, shape: ExchangeShape) -> Exchange:
     """Through shared memory on one host, else over the group."""
     own = max(map(len, shape.heights))
     near = shape.device.type == "cpu" or group.stages(shape.device)
@@ -55,7 +55,7 @@ def make_exchange(group: Group, shape: Shape) -> Exchange:
 class Exchange:
     """Over the group. Fill `roots`, one flat tensor a subtree; `run` leaves the means in `result`."""
 
-    def __init__(self, group: Group, shape: Shape) -> None:
+    def __init__(self, group: Group, shape: ExchangeShape) -> None:
         self._group, self._shape = group, shape
         self._staged = group.stages(shape.device)
         rows = sum(map(len, shape.heights))
@@ -115,7 +115,7 @@ class Exchange:
 class SharedExchange(Exchange):
     """Through memory that all workers of a host see: roots are read where they lie."""
 
-    def __init__(self, group: Group, shape: Shape, memory: Shared) -> None:
+    def __init__(self, group: Group, shape: ExchangeShape, memory: Shared) -> None:
         self._group, self._shape, self._memory = group, shape, memory
         self._staged = group.stages(shape.device)
         self._roots, self._means = [], []

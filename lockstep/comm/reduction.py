@@ -7,9 +7,9 @@ from concurrent.futures import Future
 
 from torch import Tensor
 
-from lockstep.comm.bucket import Bucket, Entry, split
+from lockstep.comm.background import BackgroundThread
+from lockstep.comm.bucket import Bucket, ReducedTensor, split
 from lockstep.comm.group import Group
-from lockstep.comm.hand import Hand
 from lockstep.comm.tree import Leaf
 
 BUCKET_MB = 25.0
@@ -26,7 +26,7 @@ class Reduction:
         self,
         group: Group,
         lanes: int,
-        entries: Sequence[Entry],
+        entries: Sequence[ReducedTensor],
         bucket_mb: float = BUCKET_MB,
         overlap: bool = True,
     ) -> None:
@@ -37,7 +37,9 @@ class Reduction:
             for indices in split(entries, bucket_mb * 1e6)
         ]
         self._home = {i: (bucket, n) for bucket in self._buckets for n, i in enumerate(bucket.indices)}
-        self._hand: Hand[Leaf] | None = Hand("reduce") if self.overlaps else None
+        self._background: BackgroundThread[Leaf] | None = (
+            BackgroundThread("reduce") if self.overlaps else None
+        )
         self._ready = 0  # buckets before this one are on their way
         self._futures: list[Future[Leaf]] = []
 
@@ -82,14 +84,14 @@ class Reduction:
 
     def close(self) -> None:
         """End the thread that sends."""
-        if self._hand:
-            self._hand.close()
+        if self._background:
+            self._background.close()
 
     def _send(self) -> None:
         """Send the buckets that are whole, in their order, which is the same on every worker."""
-        assert self._hand is not None
+        assert self._background is not None
         while self._ready < len(self._buckets) and self._buckets[self._ready].is_whole():
             bucket = self._buckets[self._ready]
             bucket.pack()
-            self._futures.append(self._hand.submit(bucket.reduce))
+            self._futures.append(self._background.submit(bucket.reduce))
             self._ready += 1

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lockstep.comm.hand import Hand
+from lockstep.comm.background import BackgroundThread
 from lockstep.spec.launch import RESTART_CODE
 
 _TIMEOUT = timedelta(minutes=30)  # of one collective: a peer may be saving, or reading a slow disk
@@ -63,7 +63,7 @@ class TorchTransport:
         self._group = (
             _make_gloo(store, rank, size, address) if name == "gloo" else _make_nccl(store, rank, size)
         )
-        self._hand: Hand[None] | None = Hand("wait") if name == "gloo" else None
+        self._background: BackgroundThread[None] | None = BackgroundThread("wait") if name == "gloo" else None
         self._is_cut = False
         self._own = {fd: inode for fd, inode in _sockets().items() if before.get(fd) != inode}
 
@@ -123,8 +123,8 @@ class TorchTransport:
         self._wait(self._group.barrier())
 
     def close(self) -> None:
-        if self._hand:
-            self._hand.close()
+        if self._background:
+            self._background.close()
         else:
             self._group.shutdown()
         self._group = None
@@ -132,8 +132,8 @@ class TorchTransport:
     def abort(self) -> None:
         """Let the others know at once; taking a group apart takes a while, and nobody waits for that."""
         self.cut()
-        if self._hand:
-            self._hand.close()
+        if self._background:
+            self._background.close()
         held, self._group = [self._group], None
         threading.Thread(target=held.clear, name="lockstep-drop", daemon=True).start()
 
@@ -161,9 +161,9 @@ class TorchTransport:
             for each in works:
                 each.wait()
 
-        if self._hand is None:
+        if self._background is None:
             return work()
-        done = [self._hand.submit(work)]
+        done = [self._background.submit(work)]
         while not wait(done, _LOOK_S).done:
             if self._is_cut:
                 raise RuntimeError("the connection was cut")

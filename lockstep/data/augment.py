@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lockstep.kernels import random
+from lockstep.spec import Run
 
 _DRAWS = ("crop-row", "crop-col", "flip", "cutout-row", "cutout-col")
 
@@ -98,3 +99,10 @@ class Augment:
 
     def _draw(self, what: str, ids: Tensor, epoch: int, bound: int) -> Tensor:
         return random.integers(self._key(what, epoch), ids, bound)
+
+
+def make_augment(
+    run: Run, shape: tuple[int, int, int], mean: tuple[float, ...], std: tuple[float, ...]
+) -> Augment:
+    """Augmentation for images of one shape."""
+    return Augment.parse(run.data.augment, run.seed, min(shape[1:]), mean, std)

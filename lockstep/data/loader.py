@@ -28,6 +28,11 @@ class Lanes:
     num_lanes: int  # k
     first: int = 0  # the number of the first one among all lanes of the step
 
+    @property
+    def numbers(self) -> range:
+        """The numbers of these lanes among all lanes of the step."""
+        return range(self.first, self.first + self.num_lanes)
+
     def lane(self, index: int) -> tuple[Tensor, Tensor]:
         """One lane's images and labels; aligned as if it were alone, since BLAS may look at addresses."""
         size = len(self.labels) // self.num_lanes

@@ -54,6 +54,11 @@ class Store:
     std: tuple[float, ...]
     manifest: Mapping[str, Any] = field(default_factory=dict)
 
+    def facts(self) -> dict[str, Any]:
+        """What the identity says of it; enough to use a trained model without it."""
+        shown = {"classes": self.classes, "shape": self.shape, "mean": self.mean, "std": self.std}
+        return {**self.manifest, **shown}
+
 
 def check_size(size: int) -> None:
     """Refuse images that no model takes, and no memory."""

@@ -1,1 +1,1 @@
-"""Workers from outside: who starts them, watches them and ends them."""
+"""Workers from outside: who starts them, watches them, replaces them, and tells them of each other."""

@@ -1,7 +1,7 @@
 """Our own launcher: the workers of one node, as copies of this very command.
 
 It starts the workers and watches them, hands signals on, shows what a failing worker said, tells the job's
-keeper who lives, and leaves none behind. It imports no torch; the nursery does.
+coordinator who lives, and leaves none behind. It imports no torch; the fork server does.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from lockstep.comm.message import Message
+from lockstep.elastic.coordinator_link import Link
 from lockstep.elastic.job import Job
-from lockstep.elastic.kernel import is_stopped
-from lockstep.elastic.link import Link
-from lockstep.elastic.process import Processes, Worker, own_program
+from lockstep.elastic.message import Message
+from lockstep.elastic.process_control import is_stopped
+from lockstep.elastic.worker_process import Processes, Worker, own_command
 from lockstep.spec.launch import RESTART_CODE
 
 _FROZEN_S = 1.0  # a worker that is stopped for so long is ended
 _DEAF_S = 60.0  # a worker whose own thread is not heard for so long hangs as a whole
 _LOOK_S = 0.2
-_ASK_EVERY_S = 0.5  # a worker takes a first SIGTERM for a wish to stop after its step
+_ASK_EVERY_S = 0.5  # a worker takes a first SIGTERM for a first to stop after its step
 _GRACE_S = 10.0  # for workers to end by themselves when they should, before they are killed
 _RESTART_AFTER_S = 0.5  # the others go on first: a new worker needs the cores that they need
 
@@ -34,9 +34,9 @@ class Launcher:
     def __init__(self, job: Job, show: Callable[[str, str], None]) -> None:
         self._job, self._show = job, show
         self._processes = Processes(self._hear_worker, self._born, self._ended, self._print)
-        self._link = Link(job, self._hear_keeper, self._say)
+        self._link = Link(job, self._hear_coordinator, self._say)
         self._count, self._restarts, self._pending = 0, job.restarts, 0
-        self._wishes: list[signal.Signals] = []  # signals that we were sent
+        self._signals: list[signal.Signals] = []  # signals that we were sent
         self._verdict = 0  # the exit code of an error that all workers share
         self._asked, self._end = 0.0, float("inf")  # when workers were last told to end, and must have
 
@@ -49,9 +49,9 @@ class Launcher:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, self._take_signal, number)
-        program = own_program()
+        command = own_command()
         try:
-            self._processes.open(program, self._job.preload)
+            self._processes.open(command, self._job.preload)
             await self._link.open()
             while not await self._serve():
                 await self._rejoin()
@@ -62,10 +62,10 @@ class Launcher:
             await self._link.close()
 
     async def _serve(self) -> bool:
-        """Be a node of the job until its workers have ended; False if the keeper was lost before."""
+        """Be a node of the job until its workers have ended; False if the coordinator was lost before."""
         joins = await self._link.enter()
         for slot in range(self._job.workers):
-            if not self._wishes:
+            if not self._signals:
                 self._start(slot, joins)
         try:
             while (self._processes.alive() or self._pending) and not self._is_lost():
@@ -73,7 +73,7 @@ class Launcher:
                 now = time.monotonic()
                 self._look(now)
                 self._link.beat(now)
-                if self._verdict or len(self._wishes) > 1:
+                if self._verdict or len(self._signals) > 1:
                     self._end_workers(now)
         finally:
             self._link.stop_hearing()
@@ -83,14 +83,14 @@ class Launcher:
         """Ask workers to end, again and again; those of an elastic job know of a verdict by themselves."""
         if now <= self._asked + _ASK_EVERY_S:
             return
-        killing = now > self._end or len(self._wishes) > 2
-        if killing or len(self._wishes) > 1 or not self._job.is_elastic:
+        killing = now > self._end or len(self._signals) > 2
+        if killing or len(self._signals) > 1 or not self._job.is_elastic:
             self._processes.signal_all(signal.SIGKILL if killing else signal.SIGTERM)
         self._asked, self._end = now, min(self._end, now + _GRACE_S)
 
     def _is_lost(self) -> bool:
         """Whether the job goes on without this node; what workers do after training is their own affair."""
-        return bool(self._link.lost) and not (self._processes.finished() or self._verdict or self._wishes)
+        return bool(self._link.lost) and not (self._processes.finished() or self._verdict or self._signals)
 
     async def _rejoin(self) -> None:
         """This node lost the job: nothing of it may go on here; then it asks to be taken in again."""
@@ -104,8 +104,8 @@ class Launcher:
     async def _wait_for_nodes(self) -> None:
         """Who holds the store leaves last."""
         end = time.monotonic() + _GRACE_S
-        while self._link.keeper and self._link.keeper.num_nodes > 1:
-            if (self._verdict or self._processes.finished() or self._wishes) and time.monotonic() > end:
+        while self._link.coordinator and self._link.coordinator.num_nodes > 1:
+            if (self._verdict or self._processes.finished() or self._signals) and time.monotonic() > end:
                 return
             await asyncio.sleep(_LOOK_S)
 
@@ -131,8 +131,8 @@ class Launcher:
 
     def _born(self, worker: Worker) -> None:
         """A worker's process is there; a signal that came before hits it now."""
-        if self._wishes and self._link.keeper:
-            self._processes.send_signal(worker, self._wishes[0])
+        if self._signals and self._link.coordinator:
+            self._processes.send_signal(worker, self._signals[0])
 
     def _ended(self, worker: Worker) -> None:
         """A worker has ended; one that was killed gets a successor."""
@@ -142,8 +142,8 @@ class Launcher:
             self._verdict = max(code, 1)
             if code < 0:
                 self._say(f"worker {worker.name} {why}")
-        over = self._verdict or worker.rank is not None or self._wishes or self._link.lost
-        over = over or self._processes.nursery_ended
+        over = self._verdict or worker.rank is not None or self._signals or self._link.lost
+        over = over or self._processes.fork_server_ended
         if over or not (code < 0 or code == RESTART_CODE):
             return
         if self._restarts <= 0:
@@ -156,13 +156,13 @@ class Launcher:
 
     def _replace(self, slot: int) -> None:
         self._pending -= 1
-        if not (self._wishes or self._verdict or self._link.lost):
+        if not (self._signals or self._verdict or self._link.lost):
             self._start(slot, joins=True)
 
     def _look(self, now: float) -> None:
-        """End who is frozen or hangs; a frozen nursery goes on."""
-        if self._processes.is_nursery_stopped():
-            self._processes.wake_nursery()
+        """End who is frozen or hangs; a frozen fork server goes on."""
+        if self._processes.is_fork_server_stopped():
+            self._processes.wake_fork_server()
         for worker in self._processes.alive():
             if not is_stopped(worker.pid):
                 worker.stopped_at = None
@@ -185,7 +185,7 @@ class Launcher:
         if message["op"] != "beat":
             self._link.tell("from", worker=worker.name, body=message)
 
-    def _hear_keeper(self, message: Message) -> None:
+    def _hear_coordinator(self, message: Message) -> None:
         if message["op"] == "to":
             self._processes.tell(message["worker"], message["body"])
         elif message["op"] == "over":
@@ -193,11 +193,11 @@ class Launcher:
 
     def _take_signal(self, number: signal.Signals) -> None:
         """A first signal is handed on; where another node holds the store, this one hands its lanes over."""
-        self._wishes.append(signal.Signals(number))
-        if len(self._wishes) > 1:
+        self._signals.append(signal.Signals(number))
+        if len(self._signals) > 1:
             return
-        if self._link.keeper:
-            self._link.keeper.halt()
+        if self._link.coordinator:
+            self._link.coordinator.halt()
             self._processes.signal_all(signal.Signals(number))
         elif self._link.is_open:
             self._link.tell("leave")
@@ -214,16 +214,16 @@ class Launcher:
     def _judge(self) -> int:
         """The exit code; a worker that was killed cannot say so, so we do."""
         finished = self._processes.finished()
-        if self._verdict and not self._link.keeper:
-            self._say(f"the job ended with exit code {self._verdict}: its keeper's launcher says why")
+        if self._verdict and not self._link.coordinator:
+            self._say(f"the job ended with exit code {self._verdict}: its coordinator's launcher says why")
         if self._verdict or finished:
             return self._verdict or max(finished[0].code, 0)
-        if self._wishes:
-            wish = self._wishes[0]
-            left = ": this node left the job, which goes on" if not self._link.keeper else ""
-            self._say(f"stopped by {wish.name}{left or ' before the step under way was done'}")
-            return 128 + wish
-        if self._processes.nursery_ended:
+        if self._signals:
+            first = self._signals[0]
+            left = ": this node left the job, which goes on" if not self._link.coordinator else ""
+            self._say(f"stopped by {first.name}{left or ' before the step under way was done'}")
+            return 128 + first
+        if self._processes.fork_server_ended:
             trained = any(worker.beats for worker in self._processes.all())
             self._say(f"the process that starts workers has ended{self._job.advice if trained else ''}")
             return 1

@@ -103,7 +103,7 @@ class Membership:
         return max((m.training for m in self._members.values()), default=0)
 
     def _able(self) -> list[Member]:
-        """Who can take part, in order of rank; worker 0 stays with the keeper, where the run's files are."""
+        """Who can take part, in order of rank; worker 0 stays beside the coordinator, where the files are."""
         training = self._training
         able = [m for m in self._members.values() if m.training == training and not m.leaves]
         return sorted(able, key=lambda m: (m.node, m.age))[: self._lanes]

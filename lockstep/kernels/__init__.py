@@ -1,1 +1,1 @@
-"""Operations, one a file, each with one signature and lanes inside the operation."""
+"""Operations, one a file, that know lanes and never a model: references here, then `stock/` and `triton/`."""

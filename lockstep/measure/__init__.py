@@ -1,1 +1,1 @@
-"""What this machine is and how it computes."""
+"""What this machine is and how it computes: the numerics fingerprint, and the fastest tiles."""

@@ -11,18 +11,37 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import product
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
-from lockstep.kernels.device.box import LEAST, takes_boxes
-from lockstep.kernels.device.flat import KernelNetwork, Make, lane_chunks
-from lockstep.kernels.device.layer import Layer
-from lockstep.kernels.device.table import OPERATIONS, Table, key, moves_boxes, rule
-from lockstep.kernels.device.tile import Tile
+from lockstep.kernels.triton.conv.fused_layer import Layer
+from lockstep.kernels.triton.conv.tile import Tile, lane_chunks
+from lockstep.kernels.triton.conv.tile_table import OPERATIONS, Table, moves_boxes, tile_key, tile_rule
+from lockstep.kernels.triton.conv.tma_box import LEAST, takes_boxes
 from lockstep.spec import Train
 
 _SHARED_BYTES = 227 * 1024  # of a multiprocessor
 _WARM_MS, _TIMED_MS = 3, 12
+
+
+class TunableNetwork(Protocol):
+    """A network of fused layers, of which single operations can be run with other tiles."""
+
+    x: list[Tensor]
+    labels: Tensor
+    logits: Tensor
+    weights: Tensor
+    copy: Tensor
+    tiles: list[dict[str, Tile]]  # of each layer's operations
+
+    def forward(self) -> None: ...
+    def backward(self) -> None: ...
+    def run(self, operation: str, i: int) -> None: ...
+
+
+Make = Callable[[int, Train, torch.device, Table], Any]  # a TunableNetwork for so many lanes
 
 
 @dataclass(frozen=True)
@@ -39,14 +58,14 @@ def candidates(layers: Sequence[Layer], train: Train, boxes: bool = True) -> Ite
     known, precision, lane_size = set(), train.precision, train.batch // train.lanes
     for i, layer in enumerate(layers):
         for operation in OPERATIONS if i else ("forward", "weight_grad"):
-            name = key(operation, layer, precision)
+            name = tile_key(operation, layer, precision)
             if name in known:
                 continue
             known.add(name)
-            base = rule(operation, layer, precision, boxes)
+            base = tile_rule(operation, layer, precision, boxes)
             sizes = lane_size, lane_chunks(base.parts, train.lanes, lane_size)
             if base.boxes and not takes_boxes(operation, layer, base, *sizes):
-                base = rule(operation, layer, precision, boxes=False)
+                base = tile_rule(operation, layer, precision, boxes=False)
             found = {base}
             rows, cols, depths = _box_sizes(operation) if base.boxes else _sizes(operation, layer)
             for size in product(rows, cols, depths, (4, 8), (2, 3, 4)):
@@ -103,7 +122,7 @@ def tune(
     network = _network(make, train, train.lanes)
     best: dict[str, tuple[float, Tile]] = {}
     for number, candidate in enumerate(every, 1):
-        name = key(candidate.operation, layers[candidate.layer], train.precision)
+        name = tile_key(candidate.operation, layers[candidate.layer], train.precision)
         milliseconds = _time(network, candidate)
         if milliseconds is not None and milliseconds < best.get(name, (float("inf"),))[0]:
             best[name] = milliseconds, candidate.tile
@@ -111,11 +130,10 @@ def tune(
     return {name: tile for name, (_, tile) in best.items()}
 
 
-def _network(make: Make, train: Train, lanes: int) -> KernelNetwork:
+def _network(make: Make, train: Train, lanes: int) -> TunableNetwork:
     """Buffers with random values: on zeros some kernels are faster."""
     device = torch.device("cuda")
-    network = make(lanes, train, device, Table(boxes=moves_boxes(device)))
-    assert isinstance(network, KernelNetwork)
+    network: TunableNetwork = make(lanes, train, device, Table(boxes=moves_boxes(device)))
     network.x[0].normal_()
     network.copy.normal_(std=0.05)
     network.weights.copy_(network.copy.abs())
@@ -132,7 +150,7 @@ def _compile(work: tuple[Make, Train, list[Candidate]]) -> None:
         _launch(network, candidate)
 
 
-def _launch(network: KernelNetwork, candidate: Candidate) -> bool:
+def _launch(network: TunableNetwork, candidate: Candidate) -> bool:
     """Whether a candidate runs at all: a compiler may refuse it, or a chip have too little for it."""
     tiles = network.tiles[candidate.layer]
     before, tiles[candidate.operation] = tiles[candidate.operation], candidate.tile
@@ -147,7 +165,7 @@ def _launch(network: KernelNetwork, candidate: Candidate) -> bool:
     return True
 
 
-def _time(network: KernelNetwork, candidate: Candidate) -> float | None:
+def _time(network: TunableNetwork, candidate: Candidate) -> float | None:
     from triton.testing import do_bench
 
     if not _launch(network, candidate):

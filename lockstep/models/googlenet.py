@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from lockstep.kernels.average import GlobalAverage
+from lockstep.kernels.global_average import GlobalAverage
 from lockstep.kernels.lrn import LRN
 from lockstep.models.block import BlockModel, conv_relu, hidden, init_for_relu, out_side
 

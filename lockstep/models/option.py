@@ -16,15 +16,15 @@ Dropout = Annotated[float, "a number of at least 0 and below 1"]
 """The share of values that dropout zeroes in training."""
 
 
-def option_names(builder: Callable[..., Any]) -> tuple[str, ...]:
+def builder_options(builder: Callable[..., Any]) -> tuple[str, ...]:
     """The keys that a builder takes: its keyword-only parameters."""
     parameters = inspect.signature(builder).parameters.values()
     return tuple(p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY)
 
 
-def check(model_name: str, builder: Callable[..., Any], options: Mapping[str, Any]) -> None:
+def check_options(model_name: str, builder: Callable[..., Any], options: Mapping[str, Any]) -> None:
     """Raise ModelError for the first key that the builder lacks or value that its type excludes."""
-    known = option_names(builder)
+    known = builder_options(builder)
     signed = builder.__init__ if inspect.isclass(builder) else builder
     hints = get_type_hints(signed, include_extras=True)
     for key, value in options.items():

@@ -11,9 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from lockstep.errors import ModelError, unknown
+from lockstep.kernels import random
 from lockstep.models import option
 from lockstep.models.alexnet import AlexNet
 from lockstep.models.emotion48 import Emotion48
@@ -21,10 +23,11 @@ from lockstep.models.googlenet import GoogLeNet
 from lockstep.models.lenet5 import LeNet5
 from lockstep.models.resnet import resnet18, resnet34, resnet50
 from lockstep.models.vgg11 import VGG11
+from lockstep.spec import Run
 
 
 @dataclass(frozen=True)
-class Entry:
+class ModelEntry:
     """A builder, called as (in_channels, num_classes, image_size, **options), and its smallest image."""
 
     builder: Callable[..., nn.Module]
@@ -32,27 +35,27 @@ class Entry:
 
 
 _MODELS = {
-    "emotion48": Entry(Emotion48, 8),
-    "lenet5": Entry(LeNet5, 12),
-    "alexnet": Entry(AlexNet, 63),
-    "googlenet": Entry(GoogLeNet, 16),
-    "vgg11": Entry(VGG11, 32),
-    "resnet18": Entry(resnet18, 8),
-    "resnet34": Entry(resnet34, 8),
-    "resnet50": Entry(resnet50, 8),
+    "emotion48": ModelEntry(Emotion48, 8),
+    "lenet5": ModelEntry(LeNet5, 12),
+    "alexnet": ModelEntry(AlexNet, 63),
+    "googlenet": ModelEntry(GoogLeNet, 16),
+    "vgg11": ModelEntry(VGG11, 32),
+    "resnet18": ModelEntry(resnet18, 8),
+    "resnet34": ModelEntry(resnet34, 8),
+    "resnet50": ModelEntry(resnet50, 8),
 }
 _SMALL = ("lenet5", "emotion48")  # what to offer for images that a model cannot take
 _TIMM = "timm:"
 
 
-def names() -> tuple[str, ...]:
+def model_names() -> tuple[str, ...]:
     """Every model of ours; `timm:NAME` names timm's beside them."""
     return tuple(_MODELS)
 
 
-def option_names(name: str) -> tuple[str, ...]:
+def model_options(name: str) -> tuple[str, ...]:
     """The option keys of a model; none for `timm:NAME`, whose keys only timm knows."""
-    return () if name.startswith(_TIMM) else option.option_names(_entry(name).builder)
+    return () if name.startswith(_TIMM) else option.builder_options(_entry(name).builder)
 
 
 def build(
@@ -71,13 +74,26 @@ def build(
     if name.startswith(_TIMM):
         return _build_timm(name, in_channels, num_classes, options)
     entry = _entry(name)
-    option.check(name, entry.builder, options)
+    option.check_options(name, entry.builder, options)
     if min(image_size) < entry.min_side:
         raise ModelError(_too_small(name, entry.min_side, image_size))
     return entry.builder(in_channels, num_classes, image_size, **options)
 
 
-def _entry(name: str) -> Entry:
+def build_model(run: Run, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+    """The network a Run names, its weights a pure function of the seed."""
+    with torch.random.fork_rng():
+        torch.manual_seed(random.key("init", run.seed))
+        return build(
+            run.model.name,
+            in_channels=shape[0],
+            num_classes=num_classes,
+            image_size=(shape[1], shape[2]),
+            options=run.model.options,
+        )
+
+
+def _entry(name: str) -> ModelEntry:
     try:
         return _MODELS[name]
     except KeyError:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from lockstep.kernels.average import GlobalAverage
+from lockstep.kernels.global_average import GlobalAverage
 from lockstep.models.block import BlockModel
 
 Stem = Literal["auto", "imagenet", "cifar"]

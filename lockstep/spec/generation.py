@@ -1,4 +1,4 @@
-"""A Generation: one membership of workers, as the keeper publishes it and every worker reads it."""
+"""A Generation: one membership of workers, as the coordinator publishes it and every worker reads it."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from lockstep.spec.file import to_table
 from lockstep.spec.run import Run
+from lockstep.spec.run_file import to_table
 
 Identity = dict[str, Any]
 

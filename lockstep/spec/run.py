@@ -11,19 +11,11 @@ from typing import Any
 
 from lockstep.errors import SpecError, unknown
 from lockstep.spec.field import accept_number, check_fields
+from lockstep.spec.optimizer_rule import RULES
 
-# The keys that each optimizer and schedule takes beside the common ones, with their defaults.
-OPTIMIZERS: dict[str, dict[str, float]] = {
-    "sgd": {},
-    "momentum": {"momentum": 0.9},
-    "nag": {"momentum": 0.9},
-    "adagrad": {"eps": 1e-10},
-    "adadelta": {"rho": 0.9, "eps": 1e-6},
-    "rmsprop": {"alpha": 0.99, "eps": 1e-8},
-    "adam": {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8},
-    "adamw": {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8},
-}
-SCHEDULES: dict[str, dict[str, float]] = {
+OPTIMIZERS: dict[str, Mapping[str, float]] = {name: rule.keys for name, rule in RULES.items()}
+# The keys that each schedule takes beside the common ones, with their defaults.
+SCHEDULES: dict[str, Mapping[str, float]] = {
     "constant": {},
     "step": {"every_epochs": 10.0, "gamma": 0.1},
     "cosine": {"final": 0.0},
@@ -228,7 +220,7 @@ def _range(key: str, value: float, low: float, high: float) -> None:
 
 
 def _own_options(
-    section: str, value: Optimizer | Schedule, table: dict[str, dict[str, float]]
+    section: str, value: Optimizer | Schedule, table: dict[str, Mapping[str, float]]
 ) -> dict[str, float]:
     """The options of the named rule: its defaults, overlaid with what was given."""
     if value.name not in table:

@@ -1,1 +1,1 @@
-"""Training: model + kernel set → lanes → step → loop, told as events."""
+"""Training: a batch becomes a step, steps become a run; told as events."""

@@ -17,8 +17,8 @@ from lockstep.comm.tree import LaneTree, worker_lanes
 from lockstep.data.loader import Lanes
 from lockstep.errors import AuditFailed
 from lockstep.kernels import random
-from lockstep.train.lane import LaneByLane, LaneOutput
-from lockstep.train.state import tensors_sha256
+from lockstep.lower.lane_by_lane import LaneByLane, LaneOutput
+from lockstep.models.tensors import tensors_sha256
 
 
 @dataclass

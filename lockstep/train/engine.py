@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 from lockstep.comm.group import Group
 from lockstep.comm.tree import worker_lanes
 from lockstep.data.loader import Lanes, TrainLoader
+from lockstep.runs.train_state import TrainState
 from lockstep.spec import Launch
 from lockstep.train.audit import Audit
 from lockstep.train.setup import Setup
-from lockstep.train.state import TrainState
-from lockstep.train.step import NotFinite, Step, StepResult, Wishes
+from lockstep.train.step import NotFinite, Requests, Step, StepResult
 
 if TYPE_CHECKING:
-    from lockstep.train.resident import Resident
+    from lockstep.train.device.device_epoch import DeviceEpochs
 
 
 class Engine:
@@ -40,32 +40,32 @@ class Engine:
             overlap=launch.overlap,
         )
         self._step.audit = self._make_audit() if launch.audit else None
-        self._resident = self._make_resident()
+        self._device_epochs = self._make_device_epochs()
 
-    def epoch(self, is_due: Callable[[int], bool], wishes: Wishes) -> Iterator[StepResult]:
+    def epoch(self, is_due: Callable[[int], bool], requests: Requests) -> Iterator[StepResult]:
         """The steps that are left of the epoch under way.
 
         What they changed is in the state after a step that `is_due`, the last one, and one that says to stop
         or to move.
         """
-        if self._resident:
+        if self._device_epochs:
             try:
-                yield from self._resident.epoch(is_due, wishes, synced=self._launch.trace)
+                yield from self._device_epochs.epoch(is_due, requests, synced=self._launch.trace)
             except NotFinite as error:
                 raise self._step.not_finite(error.loss, self._read(self._loader)) from None
             return
         state = self._state
         for lanes in self._loader.epoch(state.epoch, state.step_in_epoch):
-            result = self._step(lanes, *wishes())
-            if self._group.size == 1 and wishes()[0]:  # it came during the step, and nobody else need know
+            result = self._step(lanes, *requests())
+            if self._group.size == 1 and requests()[0]:  # it came during the step, and nobody else need know
                 result = replace(result, stop=True)
             yield result
 
     def close(self) -> None:
         """End what runs beside the steps, and give the model back as it was."""
         self._step.close()
-        if self._resident:
-            self._resident.close()
+        if self._device_epochs:
+            self._device_epochs.close()
         self._lowered.release()
 
     def _make_loader(self, lanes: range) -> TrainLoader:
@@ -84,13 +84,13 @@ class Engine:
         """The lanes of the step under way."""
         return next(loader.epoch(self._state.epoch, self._state.step_in_epoch))
 
-    def _make_resident(self) -> Resident | None:
+    def _make_device_epochs(self) -> DeviceEpochs | None:
         """Steps that never leave the device, where kernels allow it."""
-        if not self._setup.plan or self._launch.audit:
+        if not self._setup.lowering or self._launch.audit:
             return None
-        from lockstep.train.resident import make_resident
+        from lockstep.train.device.device_epoch import make_device_epochs
 
-        return make_resident(self._setup, self._state, self._lowered, self._group, self._launch)
+        return make_device_epochs(self._setup, self._state, self._lowered, self._group, self._launch)
 
     def _make_audit(self) -> Audit:
         setup, world = self._setup, self._launch.world

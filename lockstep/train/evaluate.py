@@ -15,10 +15,10 @@ from lockstep.data.augment import Augment
 from lockstep.data.loader import eval_blocks
 from lockstep.data.store import Split
 from lockstep.kernels import random
+from lockstep.kernels.loss import Loss
+from lockstep.kernels.numerics import half_precision, memory_format, seed_stream
+from lockstep.models.tensors import float_state
 from lockstep.spec import Run
-from lockstep.train.loss import Loss
-from lockstep.train.numerics import half_precision, memory_format, seed_stream
-from lockstep.train.state import float_state
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ import torch
 import lockstep
 from lockstep.comm.group import Group
 from lockstep.errors import LockstepError, WorkersDiffer
+from lockstep.runs.train_state import TrainState
 from lockstep.spec import Launch
 from lockstep.spec.identity import Identity, digest
-from lockstep.train.state import TrainState
 
 # Each worker's copy of a module of the user's may start from other weights; worker 0's count.
 _BROADCAST = "source.model.weights_sha256"

@@ -16,20 +16,20 @@ from typing import Any
 
 from torch import nn
 
-from lockstep.comm.crew import Crew
 from lockstep.comm.group import Group
+from lockstep.comm.group_source import GroupSource
 from lockstep.errors import AuditFailed, Interrupted, NotSaved, NumericsError
+from lockstep.runs.event import EpochDone, StepDone
+from lockstep.runs.journal import Journal
+from lockstep.runs.train_state import Totals, TrainState
 from lockstep.spec import Launch
 from lockstep.spec.generation import Generation
-from lockstep.train.check import explain_memory
 from lockstep.train.engine import Engine
 from lockstep.train.evaluate import averaged_weights
-from lockstep.train.event import EpochDone, StepDone
 from lockstep.train.handshake import prove_state
 from lockstep.train.interrupt import Interrupt
-from lockstep.train.journal import Journal
+from lockstep.train.preflight import explain_memory
 from lockstep.train.setup import Setup
-from lockstep.train.state import Totals, TrainState
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,10 @@ class Loop:
         group: Group,
         journal: Journal,
         interrupt: Interrupt,
-        crew: Crew,
+        groups: GroupSource,
     ) -> None:
         self._setup, self._state, self._launch, self._group = setup, state, launch, group
-        self._journal, self._interrupt, self._crew = journal, interrupt, crew
+        self._journal, self._interrupt, self._groups = journal, interrupt, groups
         self._steps = len(setup.store.train) // setup.run.train.batch  # of an epoch
         self._first_step = state.step
         self._is_new = True  # nothing was done in this generation yet
@@ -80,7 +80,7 @@ class Loop:
             self._stop(signal.SIGTERM, "stopped because too few workers are left")
         try:
             with (
-                explain_memory(self._setup.run.train, self._setup.device, bool(self._setup.plan)),
+                explain_memory(self._setup.run.train, self._setup.device, bool(self._setup.lowering)),
                 closing(Engine(self._setup, state, self._launch, self._group)) as engine,
             ):
                 self._evaluate = self._setup.evaluator(self._group, self._launch.graph)  # its memory, too
@@ -98,7 +98,7 @@ class Loop:
     def _train_epoch(self, engine: Engine) -> None:
         state, run, journal = self._state, self._setup.run, self._journal
         last = time.perf_counter()
-        for result in engine.epoch(self._is_due_at, self._wishes):
+        for result in engine.epoch(self._is_due_at, self._requests):
             state.totals.loss += result.loss
             state.totals.correct += result.correct
             state.totals.samples += run.train.batch
@@ -128,9 +128,9 @@ class Loop:
                 self._stop(self._interrupt.signal)
             raise Moved
 
-    def _wishes(self) -> tuple[bool, bool]:
+    def _requests(self) -> tuple[bool, bool]:
         """Whether this worker is asked to stop, and whether it knows of a generation to move to."""
-        return bool(self._interrupt.signal), self._crew.wants_to_move
+        return bool(self._interrupt.signal), self._groups.wants_to_move
 
     def _end_epoch(self) -> None:
         """Evaluate, move the cursor to the next epoch, report and save."""
@@ -164,7 +164,7 @@ class Loop:
 
     @property
     def _generation(self) -> Generation | None:
-        return self._crew.generation
+        return self._groups.generation
 
     def _report_generation(self) -> None:
         """Note who trains now, once that has been shown by a step."""
@@ -172,7 +172,7 @@ class Loop:
             return
         self._is_new = False
         if self._group.rank == 0:
-            self._crew.confirm()
+            self._groups.confirm()
         self._journal.regroup(self._generation, self._first_step, self._group.size)
 
     def _stop(self, number: signal.Signals, cause: str = "") -> None:

@@ -1,9 +1,7 @@
-"""The update rules, written in operations that round once.
+"""The optimizer on the host: a rule of `spec.optimizer` over the tensors of all parameters.
 
-A gradient's way ends here: backward → lane tree → optimizer. Only add, subtract, multiply, divide and
-square root are used, each rounded as IEEE says. So an element's new value depends on that element
-alone, not on the slice, the vector width or the device it was computed with; stock fused optimizers
-break this.
+A gradient's way ends here: backward → lane tree → optimizer. Every operation rounds as IEEE says, once; stock
+fused optimizers do not, and their result depends on the slice that they are given.
 """
 
 from __future__ import annotations
@@ -11,106 +9,56 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lockstep.runs.train_state import Memory
 from lockstep.spec import Optimizer
-
-Tensors = list[Tensor] | tuple[Tensor, ...]
-State = dict[str, list[Tensor]]
-
-# What each rule remembers of a parameter.
-_MEMORY = {
-    "sgd": (),
-    "momentum": ("velocity",),
-    "nag": ("velocity",),
-    "adagrad": ("square",),
-    "adadelta": ("square", "delta"),
-    "rmsprop": ("square",),
-    "adam": ("mean", "square"),
-    "adamw": ("mean", "square"),
-}
-
-
-def init_state(optimizer: Optimizer, params: Tensors) -> State:
-    """Zeros for everything the rule remembers."""
-    return {name: [torch.zeros_like(p) for p in params] for name in _MEMORY[optimizer.name]}
+from lockstep.spec.optimizer_rule import RULES
 
 
 @torch.no_grad()
-def update(
-    optimizer: Optimizer, lr: float, step: int, params: list[Tensor], grads: list[Tensor], state: State
+def update_params(
+    optimizer: Optimizer, lr: float, step: int, params: list[Tensor], grads: list[Tensor], memory: Memory
 ) -> None:
-    """Change `params` and `state` in place; `step` counts from 0. The gradients are used up."""
+    """Change `params` and `memory` in place; `step` counts from 0. The gradients are used up."""
+    rule = RULES[optimizer.name]
     if optimizer.weight_decay:
-        if optimizer.name == "adamw":
+        if rule.decays_weights:
             torch._foreach_mul_(params, 1.0 - lr * optimizer.weight_decay)
         else:
             torch._foreach_add_(grads, torch._foreach_mul(params, optimizer.weight_decay))
-    torch._foreach_sub_(params, torch._foreach_mul(_direction(optimizer, step, grads, state), lr))
+    kept = [_Each(tensors) for tensors in memory.values()]
+    first, second = (*kept, None, None)[:2]
+    numbers, corrections = rule.numbers(optimizer.options), rule.corrections(optimizer.options, step)
+    move, *changed = rule.direction(_Each(grads), first, second, *numbers, *corrections, _divide, _sqrt)
+    for tensors, new in zip(memory.values(), changed, strict=False):
+        torch._foreach_copy_(tensors, new.tensors)
+    torch._foreach_sub_(params, torch._foreach_mul(move.tensors, lr))
 
 
-def _direction(optimizer: Optimizer, step: int, grads: Tensors, state: State) -> Tensors:
-    """What to subtract, before the learning rate."""
-    options = optimizer.options
-    match optimizer.name:
-        case "sgd":
-            return grads
-        case "momentum":
-            return _decay_and_add(state["velocity"], options["momentum"], grads)
-        case "nag":
-            velocity = _decay_and_add(state["velocity"], options["momentum"], grads)
-            torch._foreach_add_(grads, torch._foreach_mul(velocity, options["momentum"]))
-            return grads
-        case "adagrad":
-            square = _decay_and_add(state["square"], 1.0, torch._foreach_mul(grads, grads))
-            return _over_root(grads, square, options["eps"])
-        case "rmsprop":
-            square = _average(state["square"], options["alpha"], torch._foreach_mul(grads, grads))
-            return _over_root(grads, square, options["eps"])
-        case "adadelta":
-            return _adadelta(options["rho"], options["eps"], grads, state)
-    return _adam(options["beta1"], options["beta2"], options["eps"], step, grads, state)
+class _Each:
+    """A list of tensors, one a parameter, in arithmetic as one value."""
+
+    def __init__(self, tensors: list[Tensor] | tuple[Tensor, ...]) -> None:
+        self.tensors = list(tensors)
+
+    def __add__(self, other: _Each | float) -> _Each:
+        return _Each(torch._foreach_add(self.tensors, _plain(other)))
+
+    def __mul__(self, other: _Each | float) -> _Each:
+        return _Each(torch._foreach_mul(self.tensors, _plain(other)))
 
 
-def _adadelta(rho: float, eps: float, grads: Tensors, state: State) -> Tensors:
-    square = _average(state["square"], rho, torch._foreach_mul(grads, grads))
-    torch._foreach_mul_(grads, _roots(torch._foreach_add(state["delta"], eps)))
-    torch._foreach_div_(grads, _roots(torch._foreach_add(square, eps)))
-    _average(state["delta"], rho, torch._foreach_mul(grads, grads))
-    return grads
+def _plain(value: _Each | float) -> list[Tensor] | float:
+    return value.tensors if isinstance(value, _Each) else value
 
 
-def _adam(beta1: float, beta2: float, eps: float, step: int, grads: Tensors, state: State) -> Tensors:
-    square = _average(state["square"], beta2, torch._foreach_mul(grads, grads))
-    mean = _average(state["mean"], beta1, grads)
-    unbiased = _over(square, 1.0 - beta2 ** (step + 1))
-    return _over_root(_over(mean, 1.0 - beta1 ** (step + 1)), unbiased, eps)
-
-
-def _decay_and_add(memory: Tensors, decay: float, values: Tensors) -> Tensors:
-    if decay != 1.0:
-        torch._foreach_mul_(memory, decay)
-    torch._foreach_add_(memory, values)
-    return memory
-
-
-def _average(memory: Tensors, decay: float, values: Tensors) -> Tensors:
-    """memory ← decay · memory + (1 − decay) · values; `values` are used up."""
-    torch._foreach_mul_(values, 1.0 - decay)
-    return _decay_and_add(memory, decay, values)
-
-
-def _over(values: Tensors, divisor: float) -> Tensors:
+def _divide(values: _Each, by: _Each | float) -> _Each:
     """Quotients rounded once: a GPU multiplies by the reciprocal of a number that is no tensor."""
-    by = torch.full((), divisor, dtype=values[0].dtype, device=values[0].device)
-    return torch._foreach_div(values, [by] * len(values))
+    like = values.tensors[0]
+    if not isinstance(by, _Each):
+        by = _Each([torch.full((), by, dtype=like.dtype, device=like.device)] * len(values.tensors))
+    return _Each(torch._foreach_div(values.tensors, by.tensors))
 
 
-def _roots(values: Tensors) -> list[Tensor]:
+def _sqrt(values: _Each) -> _Each:
     """Square roots rounded once: in fp64 on a CPU, where torch's own of fp32 are now and then one bit off."""
-    return [value.double().sqrt().to(value.dtype) if value.is_cpu else value.sqrt() for value in values]
-
-
-def _over_root(values: Tensors, square: Tensors, eps: float) -> Tensors:
-    root = _roots(square)
-    torch._foreach_add_(root, eps)
-    torch._foreach_div_(values, root)
-    return values
+    return _Each([v.double().sqrt().to(v.dtype) if v.is_cpu else v.sqrt() for v in values.tensors])

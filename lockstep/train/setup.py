@@ -15,25 +15,26 @@ import torch
 from torch import nn
 
 from lockstep.comm.group import Group
-from lockstep.comm.tree import worker_lanes
-from lockstep.data import Store, open_store
-from lockstep.data.augment import Augment
+from lockstep.data import Store, open_data
+from lockstep.data.augment import Augment, make_augment
 from lockstep.data.loader import Lanes
-from lockstep.data.mapped import from_map_style
+from lockstep.data.map_style import from_map_style
 from lockstep.errors import DataError, ModelError
-from lockstep.kernels import random
+from lockstep.kernels.loss import Loss, make_loss
+from lockstep.kernels.numerics import memory_format, to_device
+from lockstep.lower.choose import Sample, lower_for_device, lower_for_host
+from lockstep.lower.lane_by_lane import LaneByLane
+from lockstep.lower.program import DeviceLowering
 from lockstep.measure.fingerprint import fingerprint
-from lockstep.models import build, load_weights
+from lockstep.models import build_model, load_weights
+from lockstep.models.source_hash import describe_loss, describe_module
+from lockstep.models.tensors import model_tensors, tensors_sha256
+from lockstep.runs.about import About
 from lockstep.spec import Run
 from lockstep.spec.identity import Identity, is_scripted, make_identity
-from lockstep.train.check import check_lane, check_output, explain_memory, warnings_of
-from lockstep.train.describe import describe_loss, describe_module
 from lockstep.train.evaluate import Evaluator
-from lockstep.train.lane import LaneByLane
-from lockstep.train.loss import Loss, make_loss
-from lockstep.train.lower import DevicePlan, Sample, lower, plan_device
-from lockstep.train.numerics import memory_format
-from lockstep.train.state import model_tensors, tensors_sha256
+from lockstep.train.evaluate_run import place_evaluator
+from lockstep.train.preflight import check_lane, check_output, explain_memory, warnings_of
 
 
 @dataclass
@@ -48,8 +49,10 @@ class Setup:
     identity: Identity
     warnings: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
-    plan: DevicePlan | None = None  # of whole steps on the device; None: stock kernels through the host
-    together: dict[int, bool] = field(default_factory=dict)  # whether so many lanes can run at once
+    lowering: DeviceLowering | None = (
+        None  # of whole steps on the device; None: stock kernels through the host
+    )
+    batched: dict[tuple[int, ...], bool] = field(default_factory=dict)  # `Sample.known`
 
     @property
     def memory_format(self) -> torch.memory_format:
@@ -72,17 +75,31 @@ class Setup:
     def lower(self, read: Callable[[], Lanes], group: Group) -> LaneByLane:
         """The model made ready to run a worker's lanes; `read` gives those of a step, for their shapes."""
         run = self.run
-        if self.plan:
-            from lockstep.train.device_lanes import DeviceLanes
+        if self.lowering:
+            from lockstep.lower.device_lanes import DeviceLanes
 
-            return DeviceLanes(self.model, self.plan, run.seed, group)
-        return lower(
+            return DeviceLanes(self.model, self.lowering, run.seed, group)
+        return lower_for_host(
             self.model,
             self.loss,
             seed=run.seed,
             bf16=self.bf16,
             rounds=run.train.wire != "fp32",
-            sample=Sample(read, self.together),
+            sample=Sample(read, self.batched),
+        )
+
+    def about(self) -> About:
+        """What is told and kept of the run."""
+        return About(
+            self.run,
+            self.identity,
+            self.model_name,
+            self.store.name,
+            sum(p.numel() for p in self.model.parameters()),
+            len(self.store.train),
+            len(self.store.test),
+            tuple(self.notices),
+            tuple(self.warnings),
         )
 
     def augment(self) -> Augment:
@@ -92,7 +109,7 @@ class Setup:
     def evaluator(self, group: Group, graph: bool = True) -> Evaluator:
         """Evaluation on the test split, in blocks of one lane, by all workers."""
         stock = Evaluator(self.run, self.store.test, self.augment(), self.loss, self.device, group)
-        return place_evaluator(stock, self.plan, graph)
+        return place_evaluator(stock, self.lowering, graph)
 
 
 def set_up(
@@ -139,71 +156,23 @@ def set_up(
         source["loss"] = describe_loss(loss, len(store.classes))
     if not any(p.requires_grad for p in model.parameters()):
         raise ModelError("the model has no parameter that requires a gradient, so there is nothing to train")
-    model = place(model, device, run)
+    model = to_device(model, device, run)
     check_output(model, store, device)
     chosen_loss = loss or make_loss(run.train)
     check_lane(model, chosen_loss, store, run, device)
     with explain_memory(run.train, device, at_once=True):
-        plan = plan_device(run, model, chosen_loss, store.shape, device)
-    if plan and not plan.is_fused and device.type == "cuda":
+        lowering = lower_for_device(run, model, chosen_loss, store.shape, device)
+    if lowering and not lowering.is_fused and device.type == "cuda":
         notices.append("torch compiles the model before the first step, which can take minutes")
     identity = make_identity(
         run,
-        data={**store.manifest, **data_facts(store)},
+        data=store.facts(),
         model=source,
         fingerprint=fingerprint(device),
-        kernels=plan.facts() if plan else {"set": "stock"},
+        kernels=lowering.facts() if lowering else {"set": "stock"},
     )
     warnings = warnings_of(run, model, len(store.train), device)
-    return Setup(run, device, store, model, chosen_loss, identity, warnings, notices, plan)
-
-
-def place_evaluator(stock: Evaluator, plan: DevicePlan | None, graph: bool = True) -> Evaluator:
-    """Evaluation on the device where whole steps run there, on a GPU as a CUDA graph; else `stock` itself."""
-    if plan is None:
-        return stock
-    from lockstep.train.device_evaluator import DeviceEvaluator
-
-    own = worker_lanes(stock.run.train.lanes, stock.group.size, stock.group.rank)
-    network, load = plan.inference(len(own))
-    graph = graph and stock.device.type == "cuda"
-    return DeviceEvaluator(**vars(stock), network=network, load=load, graph=graph)
-
-
-def open_data(run: Run) -> Store:
-    """The data set a Run names."""
-    return open_store(run.data.name, Path(run.data.dir) if run.data.dir else None, run.data.options)
-
-
-def build_model(run: Run, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-    """The network a Run names, its weights a pure function of the seed."""
-    with torch.random.fork_rng():
-        torch.manual_seed(random.key("init", run.seed))
-        return build(
-            run.model.name,
-            in_channels=shape[0],
-            num_classes=num_classes,
-            image_size=(shape[1], shape[2]),
-            options=run.model.options,
-        )
-
-
-def place(model: nn.Module, device: torch.device, run: Run) -> nn.Module:
-    """The model on its device, its weights lying as the Run says."""
-    placed: nn.Module = model.to(device=device, memory_format=memory_format(run))  # type: ignore[call-overload]
-    return placed
-
-
-def make_augment(
-    run: Run, shape: tuple[int, int, int], mean: tuple[float, ...], std: tuple[float, ...]
-) -> Augment:
-    """Augmentation for images of one shape."""
-    return Augment.parse(run.data.augment, run.seed, min(shape[1:]), mean, std)
-
-
-def data_facts(store: Store) -> dict[str, Any]:
-    """What a trained model must know of its data to be used without it."""
-    return {"classes": store.classes, "shape": store.shape, "mean": store.mean, "std": store.std}
+    return Setup(run, device, store, model, chosen_loss, identity, warnings, notices, lowering)
 
 
 def _start_from(model: nn.Module, path: Path) -> list[str]:

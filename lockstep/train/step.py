@@ -15,20 +15,21 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from lockstep.comm.bucket import Entry
+from lockstep.comm.bucket import ReducedTensor
 from lockstep.comm.group import Group
 from lockstep.comm.reduction import BUCKET_MB, Reduction
 from lockstep.data.loader import Lanes
 from lockstep.errors import LockstepError, NumericsError
+from lockstep.lower.lane_by_lane import LaneByLane
+from lockstep.models.tensors import float_state, tensors_sha256
+from lockstep.runs.train_state import TrainState
 from lockstep.spec import Run
 from lockstep.train import optimizer as rules
 from lockstep.train.audit import Audit
 from lockstep.train.clip import clip_gradients, gradient_norm
-from lockstep.train.lane import LaneByLane
 from lockstep.train.schedule import learning_rate
-from lockstep.train.state import TrainState, float_state, tensors_sha256
 
-Wishes = Callable[[], tuple[bool, bool]]  # of this worker: to stop, to move to another generation
+Requests = Callable[[], tuple[bool, bool]]  # of this worker: to stop, to move to another generation
 _INTEGER = (
     "buffer '{}' is an integer and differs between {}, so it has no mean: make it a function of the step, "
     "or a float"
@@ -85,7 +86,7 @@ class Step:
 
         reduction.begin()
         ints, seen, lane = None, 0, lanes.first
-        wishes = [torch.tensor(float(wish), device=lanes.images.device) for wish in (stop, move)]
+        requests = [torch.tensor(float(request), device=lanes.images.device) for request in (stop, move)]
         self._checks_ints = not self._ints_checked or self._state.step_in_epoch == 0
         for output in self._lowered.run(lanes, self._state.step, early if reduction.overlaps else None):
             labels = lanes.labels[seen : seen + len(output.logits)]
@@ -94,7 +95,7 @@ class Step:
             if self.audit:
                 self.audit.watch(self._state.step, lane, output)
             lane += 1 << output.height
-            heads = [output.loss, correct, *(wish.clone() for wish in wishes), *output.float_buffers]
+            heads = [output.loss, correct, *(request.clone() for request in requests), *output.float_buffers]
             reduction.add([*reversed(output.grads), *heads], output.height)
             ints = self._agree(ints, output.int_buffers)
         means = reduction.finish()
@@ -102,11 +103,11 @@ class Step:
             self.audit.check(self._state.step)
         self._agree_with_workers(ints or [])
         grads, (loss, right, *heads) = means[:num_params][::-1], means[num_params:]
-        wishes, floats = heads[:2], heads[2:]
+        requests, floats = heads[:2], heads[2:]
         clip, norm = self._run.train.clip, loss
         if clip:
             norm = gradient_norm(dict(zip(self._lowered.params, grads, strict=True)))
-        scalars = [loss, right, *wishes, norm]
+        scalars = [loss, right, *requests, norm]
         value, share, stops, moves = self._check_finite(scalars, [*grads, *floats], lanes)
         self._group.check()
         if clip:
@@ -124,13 +125,13 @@ class Step:
         if "_reduction" in vars(self):
             self._reduction.close()
 
-    def _entries(self) -> list[Entry]:
+    def _entries(self) -> list[ReducedTensor]:
         """What is reduced in a step: gradients from the last layer on, then loss, counts and buffers."""
         wire = torch.bfloat16 if self._run.train.wire == "bf16" else None
         params = [p.detach() for p in reversed(self._lowered.params.values())]
-        grads = [Entry(p, wire if p.dtype == torch.float32 else None) for p in params]
+        grads = [ReducedTensor(p, wire if p.dtype == torch.float32 else None) for p in params]
         scalar = torch.zeros((), device=params[0].device)
-        return [*grads, *[Entry(scalar)] * 4, *map(Entry, self._lowered.float_buffers())]
+        return [*grads, *[ReducedTensor(scalar)] * 4, *map(ReducedTensor, self._lowered.float_buffers())]
 
     @torch.no_grad()
     def _commit(self, grads: list[Tensor], floats: list[Tensor], ints: list[Tensor]) -> float:
@@ -139,7 +140,7 @@ class Step:
             run.schedule, run.optimizer.lr, state.step, self._total_steps, self._steps_per_epoch
         )
         params = [p.detach() for p in self._lowered.params.values()]
-        rules.update(run.optimizer, lr, state.step, params, grads, state.memory)
+        rules.update_params(run.optimizer, lr, state.step, params, grads, state.memory)
         for buffer, value in zip(self._lowered.buffers(), [*floats, *ints], strict=True):
             buffer.copy_(value)
         if run.train.ema:

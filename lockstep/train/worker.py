@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from lockstep.comm.crew import Crew, Left
 from lockstep.comm.group import Group
+from lockstep.comm.group_source import GroupSource, LeftOut
 from lockstep.errors import GroupLost, LockstepError
+from lockstep.kernels.loss import Loss
+from lockstep.kernels.numerics import plain_torch, prepare_device
+from lockstep.runs.event import Listener
+from lockstep.runs.journal import Journal
+from lockstep.runs.resume import open_directory, recorded_identity, reopen_directory
+from lockstep.runs.train_state import TrainState
 from lockstep.spec import Launch, Run
-from lockstep.train.event import Listener
+from lockstep.spec.world import World
 from lockstep.train.handshake import (
     RollCall,
     answer_roll,
@@ -30,25 +37,26 @@ from lockstep.train.handshake import (
     share_state,
 )
 from lockstep.train.interrupt import Interrupt
-from lockstep.train.journal import Journal
 from lockstep.train.loop import Loop, Moved, Result
-from lockstep.train.loss import Loss
-from lockstep.train.numerics import plain_torch, prepare_device
-from lockstep.train.resume import open_directory, recorded_identity, reopen_directory
 from lockstep.train.setup import Setup, set_up
-from lockstep.train.state import TrainState
+
+FindGroups = Callable[[World | None, str, torch.device], GroupSource]
 
 
 def fit(
     run: Run,
     launch: Launch,
     on_event: Listener,
+    find_groups: FindGroups,
     *,
     model: nn.Module | None = None,
     data: Any = None,
     loss: Loss | None = None,
 ) -> Result:
-    """Train a Run from its beginning or from where it stopped, to its end, as one of its workers."""
+    """Train a Run from its beginning or from where it stopped, to its end, as one of its workers.
+
+    `find_groups` gives the worker its groups.
+    """
     launch.check_run(run)
     with plain_torch(), torch.random.fork_rng():
         # first: it sets the threads that all else uses
@@ -56,7 +64,7 @@ def fit(
         device = prepare_device(launch.device, run.train.threads, local_rank, run.train.precision == "tf32")
         given = {"model": model, "data": data, "loss": loss}
         return _Worker(
-            run, launch, on_event, device, given, Crew(launch.world, launch.backend, device)
+            run, launch, on_event, device, given, find_groups(launch.world, launch.backend, device)
         ).work()
 
 
@@ -69,22 +77,22 @@ class _Worker:
     on_event: Listener
     device: torch.device
     given: dict[str, Any]
-    crew: Crew
+    groups: GroupSource
     setup: Setup | None = None
     state: TrainState | None = None  # None until it has been made or received
     journal: Journal | None = None
 
     def work(self) -> Result:
         """Train through as many generations as it takes."""
-        if self.crew.joins:
+        if self.groups.joins:
             self._prepare_to_join()
         try:
             with Interrupt() as interrupt:
                 while True:
-                    result = self._work_in_group(self.crew.next(), interrupt)
+                    result = self._work_in_group(self.groups.next(), interrupt)
                     if result:
                         return result
-        except Left:
+        except LeftOut:
             raise SystemExit(0) from None  # others train on; the launcher says so
         finally:
             if self.journal:
@@ -92,30 +100,30 @@ class _Worker:
 
     def _work_in_group(self, group: Group, interrupt: Interrupt) -> Result | None:
         """Train in one generation; None if another one follows."""
-        crew, interrupt.answers = self.crew, group.rank == 0
+        groups, interrupt.answers = self.groups, group.rank == 0
         try:
             result = self._train(group, interrupt)
         except GroupLost as error:
-            if not crew.is_elastic:
+            if not groups.is_elastic:
                 group.abort()
                 error.rank = group.rank
                 raise
-            crew.drop(group)
+            groups.drop(group)
             return None
         except Moved:
-            crew.leave(group)
+            groups.leave(group)
             return None
         except BaseException as error:
             if isinstance(error, LockstepError):
                 error.rank = group.rank
             if getattr(error, "everywhere", False):
-                crew.tell_end(getattr(error, "exit_code", 1), group.rank)
-                crew.leave(group)
+                groups.tell_end(getattr(error, "exit_code", 1), group.rank)
+                groups.leave(group)
             else:
-                crew.drop(group)
+                groups.drop(group)
             raise
-        crew.leave(group)
-        crew.tell_end(0, group.rank)
+        groups.leave(group)
+        groups.tell_end(0, group.rank)
         return result
 
     def _train(self, group: Group, interrupt: Interrupt) -> Result:
@@ -126,13 +134,13 @@ class _Worker:
         roll = call_roll(group, answer_roll(identity, self.launch, self.state, keeps, knows))
         setup = self.setup if roll.agrees and self.setup else self._agree_on_setup(group)
         state = self.state or TrainState.begin(setup.model, self.run.optimizer, self.run.train.ema)
-        journal = self.journal = self.journal or Journal(self.on_event, setup, self.launch.trace)
+        journal = self.journal = self.journal or Journal(self.on_event, setup.about(), self.launch.trace)
         if not roll.has_directory:
             self._open(group, state, journal, roll)
         if not roll.is_even:
             share_state(group, state, roll.source or 0)
         self.state = state
-        return Loop(setup, state, self.launch, group, journal, interrupt, self.crew).run()
+        return Loop(setup, state, self.launch, group, journal, interrupt, self.groups).run()
 
     def _agree_on_setup(self, group: Group) -> Setup:
         given, mine = self.given, self.setup
@@ -148,7 +156,7 @@ class _Worker:
     def _prepare_to_join(self) -> None:
         """Build everything before others wait for this worker; what is wrong with it is its own affair."""
         self.setup = set_up(self.run, self.device, recorded=None, **self.given)
-        theirs = self.crew.ask_identity()
+        theirs = self.groups.ask_identity()
         if theirs:
             compare_identities(theirs, self.setup.identity)
 
@@ -164,17 +172,17 @@ class _Worker:
     def _announce(self, path: Path) -> None:
         """Let whoever may have to take over know where the run's files are."""
         assert self.setup
-        self.crew.tell_job(str(path.resolve()), dict(self.setup.identity))
+        self.groups.tell_job(str(path.resolve()), dict(self.setup.identity))
 
     def _take(self, state: TrainState, journal: Journal, roll: RollCall) -> None:
         """Open the directory; where no worker has a state, it comes from there."""
         assert self.setup
         is_lost = roll.source is None
-        known = journal.found.get("path") or self.crew.run
+        known = journal.found.get("path") or self.groups.run
         if known:
-            directory, saved = reopen_directory(Path(known), self.setup, self.on_event, is_lost)
+            directory, saved = reopen_directory(Path(known), self.setup.about(), self.on_event, is_lost)
         else:
-            directory, saved = open_directory(self.setup, self.launch, self.on_event, self._announce)
+            directory, saved = open_directory(self.setup.about(), self.launch, self.on_event, self._announce)
         try:
             if saved:
                 saved.restore(state)

@@ -7,10 +7,10 @@ import torch
 from small import call, command
 
 from lockstep.cli.bench import to_toml
-from lockstep.kernels.device.box import takes_boxes
-from lockstep.kernels.device.layer import Layer
-from lockstep.kernels.device.table import OPERATIONS, Table, find_table, key
-from lockstep.kernels.device.tile import Tile
+from lockstep.kernels.triton.conv.fused_layer import Layer
+from lockstep.kernels.triton.conv.tile import Tile
+from lockstep.kernels.triton.conv.tile_table import OPERATIONS, Table, find_table, tile_key
+from lockstep.kernels.triton.conv.tma_box import takes_boxes
 from lockstep.measure.tune import candidates
 from lockstep.spec import Train
 
@@ -60,7 +60,7 @@ def test_convolutions_alone_in_bf16_are_tried_with_boxes_that_suit_them():
 @pytest.mark.parametrize("boxes", [True, False])
 def test_a_table_is_written_and_read_back(tmp_path, boxes):
     path, tile = tmp_path / "tiles.toml", Tile(64, 32, 16, 8, 2, 4, boxes=boxes)
-    path.write_text(to_toml({key("forward", LAYERS[0], "bf16"): tile}, "a GPU"))
+    path.write_text(to_toml({tile_key("forward", LAYERS[0], "bf16"): tile}, "a GPU"))
     found = find_table(torch.device("cpu"), path)
     assert found.tiles(LAYERS[0], "bf16")["forward"] == tile
     assert found.tiles(LAYERS[0], "tf32") == Table().tiles(LAYERS[0], "tf32")

@@ -17,7 +17,7 @@ from world import MPI, PREFIX, has_mpi, launched
 
 from lockstep.cli import comm
 from lockstep.cli.comm import COLUMNS
-from lockstep.comm.check import OPERATIONS
+from lockstep.comm.self_test import OPERATIONS
 
 ALL_OK = dict.fromkeys(OPERATIONS, "ok")
 
@@ -169,10 +169,11 @@ import os, time
 from lockstep.cli import comm, main
 comm._CHECK_S, comm._TELL_S = {limit_s}, 1.0
 if '"rank": 1,' in os.environ.get("LOCKSTEP_WORLD", ""):
-    from lockstep.comm import check, crew
+    from lockstep.comm import self_test as check
+    from lockstep.elastic import worker_groups
     hang = lambda *arguments: time.sleep(60)
     if {where!r} == "joining":
-        crew.Crew.next = hang
+        worker_groups.WorkerGroups.next = hang
     check.OPERATIONS["reduce"] = hang
 main.main(["doctor", "--comm", "gloo-cpu", "--json"])
 """)

@@ -8,9 +8,9 @@ from small import call, small_run, train, train_command
 
 import lockstep
 from lockstep.cli.main import run
-from lockstep.train import checkpoint
-from lockstep.train.directory import RunDirectory
-from lockstep.train.state import TrainState
+from lockstep.runs import checkpoint
+from lockstep.runs.directory import RunDirectory
+from lockstep.runs.train_state import TrainState
 
 # 10 steps, and checkpoints of 0, 3, 6, 9 and 10
 OVERRIDES = ("train.epochs=1", "train.ema=0.9", "checkpoint.keep=9")
@@ -55,13 +55,13 @@ def verify(runs, capsys, a, b, *flags):
 def flip(directory, step, name, place):
     """Save a checkpoint again with the last bit of one element flipped."""
     folder = directory / "checkpoints"
-    saved = checkpoint.load(checkpoint.steps(folder)[step])
+    saved = checkpoint.load_checkpoint(checkpoint.checkpoint_steps(folder)[step])
     made = RunDirectory(directory).run()
     state = TrainState.begin(lockstep.load(directory), made.optimizer, made.train.ema)
     saved.restore(state)
     bits = state.named()[name].detach().view(-1).numpy().view("int32")
     bits[place] ^= 1
-    checkpoint.save(folder, state, saved.manifest["identity"], 99)
+    checkpoint.save_checkpoint(folder, state, saved.manifest["identity"], 99)
 
 
 def content(directory):

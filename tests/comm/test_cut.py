@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lockstep.comm.endpoint import form
+from lockstep.comm.rendezvous import form
 from lockstep.errors import GroupLost
 
 pytestmark = pytest.mark.gloo

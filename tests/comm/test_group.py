@@ -8,9 +8,9 @@ import torch
 from patience import PATIENCE_S
 from world import in_threads
 
-from lockstep.comm import check as checks
-from lockstep.comm.check import OK, OPERATIONS, check
+from lockstep.comm import self_test as checks
 from lockstep.comm.group import Group
+from lockstep.comm.self_test import OK, OPERATIONS, check_group
 from lockstep.errors import GroupLost
 
 pytestmark = pytest.mark.gloo
@@ -31,7 +31,7 @@ def values(rank, dtype, count=5):
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 def test_every_operation(size):
-    assert in_threads(size, lambda group: check(group, CPU)) == [dict.fromkeys(OPERATIONS, OK)] * size
+    assert in_threads(size, lambda group: check_group(group, CPU)) == [dict.fromkeys(OPERATIONS, OK)] * size
 
 
 def test_a_failed_operation_is_named_everywhere_and_the_rest_still_run(monkeypatch):
@@ -41,7 +41,7 @@ def test_a_failed_operation_is_named_everywhere_and_the_rest_still_run(monkeypat
 
     monkeypatch.setattr(checks, "OPERATIONS", {"reduce": fail, "all_reduce": OPERATIONS["all_reduce"]})
     wanted = {"reduce": "worker 1: no such thing", "all_reduce": OK}
-    assert in_threads(3, lambda group: check(group, CPU)) == [wanted] * 3
+    assert in_threads(3, lambda group: check_group(group, CPU)) == [wanted] * 3
 
 
 @pytest.mark.parametrize("name", [name for name in OPERATIONS if name != "barrier"])
@@ -59,7 +59,7 @@ def test_wrong_values_are_found_and_the_rest_still_run(name, monkeypatch):
         del case.group._run
 
     monkeypatch.setattr(checks, "OPERATIONS", {name: spoiled, "next": OPERATIONS["all_gather"]})
-    found = in_threads(2, lambda group: check(group, CPU))
+    found = in_threads(2, lambda group: check_group(group, CPU))
     assert found[0] == found[1]
     assert re.match(r"worker [01]: element \d+ of \d+ \(torch.float32\) is \d+, not \d+", found[0].pop(name))
     assert found[0] == {"next": OK}
@@ -68,7 +68,9 @@ def test_wrong_values_are_found_and_the_rest_still_run(name, monkeypatch):
 def test_a_barrier_that_does_not_wait_is_found(monkeypatch):
     monkeypatch.setattr(Group, "barrier", lambda self: None)
     monkeypatch.setattr(checks, "OPERATIONS", {"barrier": OPERATIONS["barrier"]})
-    assert in_threads(2, lambda group: check(group, CPU))[0]["barrier"].endswith("did not wait for worker 0")
+    assert in_threads(2, lambda group: check_group(group, CPU))[0]["barrier"].endswith(
+        "did not wait for worker 0"
+    )
 
 
 @pytest.mark.parametrize("kind", MESSAGES)
@@ -191,7 +193,7 @@ def test_a_worker_that_goes_away_is_noticed(operation):
 def test_a_check_whose_group_is_lost_says_where():
     def work(group):
         if group.rank == 0:
-            return check(group, CPU)
+            return check_group(group, CPU)
         found = {}
         for name, operation in OPERATIONS.items():
             if name == "reduce":

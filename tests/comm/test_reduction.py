@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from world import in_threads
 
-from lockstep.comm.bucket import Entry, split
+from lockstep.comm.bucket import ReducedTensor, split
 from lockstep.comm.reduction import Reduction
 from lockstep.comm.tree import LaneTree, subtrees, worker_lanes
 
@@ -34,7 +34,7 @@ def expected_mean(lanes, wire):
 
 def reduce_in(group, columns, num_lanes, wires, overlap, bucket_mb, together):
     """Two steps of one worker: lane by lane, or a subtree at a time; the last one put piece by piece."""
-    entries = [Entry(column[0], wire) for column, wire in zip(columns, wires, strict=True)]
+    entries = [ReducedTensor(column[0], wire) for column, wire in zip(columns, wires, strict=True)]
     reduction = Reduction(group, num_lanes, entries, bucket_mb, overlap)
     own = worker_lanes(num_lanes, group.size, group.rank)
     for _ in range(2):  # buffers are used again
@@ -107,7 +107,7 @@ def test_subtrees_are_aligned_maximal_and_whole(first, count):
 @given(st.lists(st.tuples(st.integers(0, 3000), st.booleans(), st.booleans()), min_size=1, max_size=20))
 def test_buckets_hold_neighbours_of_one_kind_up_to_their_size(items):
     entries = [
-        Entry(
+        ReducedTensor(
             torch.zeros(size, dtype=torch.float64 if double else torch.float32),
             torch.bfloat16 if wire else None,
         )
@@ -126,7 +126,7 @@ def test_channels_last_tensors_keep_their_layout_and_bits():
     lanes = [lane.contiguous(memory_format=torch.channels_last) for lane in columns[0]]
 
     def work(group):
-        reduction = Reduction(group, 4, [Entry(lanes[0])])
+        reduction = Reduction(group, 4, [ReducedTensor(lanes[0])])
         reduction.begin()
         for lane in worker_lanes(4, group.size, group.rank):
             reduction.add([lanes[lane].clone(memory_format=torch.preserve_format)])
@@ -143,7 +143,7 @@ def test_a_step_that_broke_off_is_started_again():
     values = rows(4, 9, 3)
 
     def work(group):
-        reduction = Reduction(group, 4, [Entry(values[0])], overlap=False)
+        reduction = Reduction(group, 4, [ReducedTensor(values[0])], overlap=False)
         own = worker_lanes(4, group.size, group.rank)
         reduction.begin()
         reduction.add([torch.full_like(values[0], 7.0)])

@@ -13,8 +13,9 @@ from typing import Any
 
 import lockstep
 from lockstep.elastic import launcher
-from lockstep.spec.file import from_table, merge, parse_overrides, to_table
-from lockstep.train import checkpoint, journal, loop, setup, worker
+from lockstep.runs import checkpoint, journal
+from lockstep.spec.run_file import from_table, merge, parse_overrides, to_table
+from lockstep.train import loop, setup, worker
 from lockstep.train import optimizer as rules
 from lockstep.train.evaluate import Evaluator
 from lockstep.train.step import Step
@@ -67,14 +68,14 @@ def note_step(self, lanes, stop, move):
 def wait_for_all():
     """Until those who died are replaced, as one that raised is not; says whether to move to their group."""
     everyone = WORKERS - sum(fault[0] == "a worker raises" and mark(fault).exists() for fault in FAULTS)
-    end, control = time.monotonic() + PATIENCE_S, here["crew"]._control
-    while len(control._newest.workers) < everyone and time.monotonic() < end:
+    end, line = time.monotonic() + PATIENCE_S, here["groups"]._line
+    while len(line._newest.workers) < everyone and time.monotonic() < end:
         time.sleep(0.01)
-    return control.wants_to_move
+    return line.wants_to_move
 
 
 def note_rank(self, group, interrupt):
-    here["rank"], here["crew"] = group.rank, self.crew
+    here["rank"], here["groups"] = group.rank, self.groups
     return train(self, group, interrupt)
 
 

@@ -38,7 +38,7 @@ def test_a_signal_saves_and_other_workers_go_on_to_the_same_bits(number, code, t
 
 def test_a_signal_while_workers_start(tmp_path):
     with Job(tmp_path, "--workers", "2", overrides=LONG, fresh=True) as job:
-        job.wait_for(job.nurseries, "the nursery")
+        job.wait_for(job.nurseries, "the fork server")
         job.process.send_signal(signal.SIGTERM)  # before there is any worker
         job.finish(143)
 
@@ -74,7 +74,7 @@ def test_the_death_of_the_process_that_forks_ends_the_job(tmp_path):
     with Job(tmp_path, "--workers", "2", overrides=LONG) as job:
         job.wait_for_steps(1)
         job.workers()
-        os.kill(job.nursery(), signal.SIGKILL)
+        os.kill(job.fork_server(), signal.SIGKILL)
         _, errors = job.finish(1)
     assert errors == "lockstep: the process that starts workers has ended; --resume auto goes on\n"
 
@@ -82,7 +82,7 @@ def test_the_death_of_the_process_that_forks_ends_the_job(tmp_path):
 def test_a_frozen_process_that_forks_is_woken(tmp_path):
     with Job(tmp_path, "--workers", "2", paced=True) as job:
         job.wait_for_steps(1)
-        os.kill(job.nursery(), signal.SIGSTOP)
+        os.kill(job.fork_server(), signal.SIGSTOP)
         job.kill("1")
         job.hurry()
         job.finish()
@@ -90,7 +90,7 @@ def test_a_frozen_process_that_forks_is_woken(tmp_path):
 
 SCRIPT = """
 import os, lockstep
-from lockstep.spec.file import from_table, merge, parse_overrides, to_table
+from lockstep.spec.run_file import from_table, merge, parse_overrides, to_table
 from lockstep.spec.world import read_world
 run = from_table(merge(to_table(lockstep.recipe("shapes")), parse_overrides({overrides})))
 world = read_world(os.environ)
@@ -131,7 +131,7 @@ def test_a_worker_that_raises_is_shown_with_its_rank(tmp_path):
     assert done.returncode == 0 and done.stdout.startswith("finished 2 "), "two workers are enough"
     assert "[worker 2] ValueError: broken here" in done.stderr
     assert not [line for line in done.stderr.splitlines() if not line.startswith("[worker 2]")]
-    assert "nursery" not in done.stderr and "runpy" not in done.stderr
+    assert "fork server" not in done.stderr and "runpy" not in done.stderr
 
 
 def test_all_workers_raise(tmp_path):

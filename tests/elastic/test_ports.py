@@ -13,7 +13,7 @@ from patience import PATIENCE_S
 from small import small_run, summary, train
 from world import free_port
 
-from lockstep.comm.message import LIMIT_BYTES, is_proof, pack, prove, unpack
+from lockstep.elastic.message import LIMIT_BYTES, is_proof, pack, prove, unpack
 
 pytestmark = pytest.mark.gloo
 TOKEN = {"LOCKSTEP_TOKEN": "a secret of sixteen"}
@@ -40,7 +40,7 @@ def listeners(pid):
 def test_without_nodes_only_gloo_listens_and_on_loopback(tmp_path):
     with Job(tmp_path, "--workers", "2", overrides=("train.epochs=200",)) as job:
         job.wait_for_steps(1)
-        assert not listeners(job.process.pid) and not listeners(job.nursery())
+        assert not listeners(job.process.pid) and not listeners(job.fork_server())
         for pid in job.workers().values():
             assert {address for address, _ in listeners(pid)} == {"0100007F"}
 
@@ -82,7 +82,7 @@ def test_a_thousand_messages_to_every_port_change_nothing(tmp_path):
         job.wait_for_steps(1)
         pids = [job.process.pid, *job.workers().values()]
         ports = {number for pid in pids for _, number in listeners(pid)}
-        assert port in ports and len(ports) >= 3, "the keeper's and one of each worker"
+        assert port in ports and len(ports) >= 3, "the coordinator's and one of each worker"
         rng = random.Random(0)
         stream = messages(rng)
         with ExitStack() as stay:
@@ -118,7 +118,7 @@ def test_a_proof_is_of_one_token_one_nonce_and_one_side():
     for wrong in (
         ("other", "nonce", "launcher"),
         ("token", "once", "launcher"),
-        ("token", "nonce", "keeper"),
+        ("token", "nonce", "coordinator"),
     ):
         assert not is_proof(proof, *wrong)
     for given in (None, 3, "", "é", proof[:-1], proof.upper()):

@@ -10,8 +10,8 @@ from h200 import H200
 from triton.runtime import driver
 
 from lockstep.errors import ModelError
-from lockstep.kernels.device.ahead import compile_ahead, nothing_started
-from lockstep.kernels.device.watch import watch_compiler
+from lockstep.kernels.triton.compile_ahead import compile_ahead, nothing_started
+from lockstep.kernels.triton.compiler_watch import watch_compiler
 
 
 @triton.jit
@@ -27,7 +27,7 @@ def main() -> None:
     watch_compiler()
     driver.set_active(H200())
     x = torch.zeros(32, dtype=torch.int32)
-    for module in ("elsewhere", "lockstep.kernels.device.new", "lockstep.kernels.device.new"):
+    for module in ("elsewhere", "lockstep.kernels.triton.new", "lockstep.kernels.triton.new"):
         add.__module__ = module
         add.device_caches.clear()
         try:

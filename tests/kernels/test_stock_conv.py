@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lockstep.kernels.device.stock_conv import stock_conv, stock_conv_backward
+from lockstep.kernels.stock.stock_conv import stock_conv, stock_conv_backward
 
 OPTIONS = (1, 1), (1, 1), (1, 1)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.models import blocks, build, names
+from lockstep.models import blocks, build, model_names
 from lockstep.models.block import BlockModel
 
 SMALL = {  # the smallest image of each model, and one that is not square
@@ -65,7 +65,7 @@ def test_published_number_of_parameters(
     assert model.eval()(torch.empty(2, *input_shape, device="meta")).shape == (2, classes)
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", model_names())
 @pytest.mark.parametrize(("channels", "classes"), [(1, 2), (3, 10), (5, 7)])
 def test_shapes_of_any_size_channels_and_classes(name: str, channels: int, classes: int) -> None:
     for height, width in SMALL[name]:
@@ -95,7 +95,7 @@ def test_blocks_compose_and_backward_reaches_every_parameter(name: str) -> None:
     assert [block_name for block_name, _ in blocks(model)][-1] == "classifier"
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", model_names())
 def test_nothing_that_a_gpu_computes_in_a_varying_order(name: str) -> None:
     banned = (nn.AdaptiveAvgPool2d, nn.LocalResponseNorm, nn.AvgPool3d)
     model = on_meta(name, 3, 10, SMALL[name][0])
@@ -192,7 +192,7 @@ def test_blocks_of_other_modules() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", model_names())
 def test_gradients_repeat_on_a_gpu(
     name: str, memory_format: torch.memory_format, monkeypatch: pytest.MonkeyPatch
 ) -> None:

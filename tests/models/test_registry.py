@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from lockstep.errors import ModelError
-from lockstep.models import build, names
-from lockstep.models.registry import option_names
+from lockstep.models import build, model_names
+from lockstep.models.registry import model_options
 
 
 def make(name: str, size: tuple[int, int] = (64, 64), **options: Any) -> nn.Module:
@@ -27,16 +27,16 @@ def message(name: str, size: tuple[int, int] = (64, 64), **options: Any) -> str:
 
 
 def test_names_and_options() -> None:
-    assert names() == (
+    assert model_names() == (
         *("emotion48", "lenet5", "alexnet", "googlenet", "vgg11"),
         *("resnet18", "resnet34", "resnet50"),
     )
-    assert option_names("lenet5") == ("activation", "pooling")
-    assert option_names("googlenet") == ("aux",)
-    assert option_names("resnet50") == ("stem", "zero_init_residual")
-    assert option_names("timm:anything") == ()
+    assert model_options("lenet5") == ("activation", "pooling")
+    assert model_options("googlenet") == ("aux",)
+    assert model_options("resnet50") == ("stem", "zero_init_residual")
+    assert model_options("timm:anything") == ()
     with pytest.raises(ModelError):
-        option_names("lenet")
+        model_options("lenet")
 
 
 def test_unknown_model_names_the_nearest() -> None:

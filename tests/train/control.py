@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.data import open_store
 from lockstep.models import build
-from lockstep.train.state import model_tensors, tensors_sha256
+from lockstep.models.tensors import model_tensors, tensors_sha256
 
 BATCH, STEPS = 32, 3
 LIMIT_S = 40.0  # gloo has been seen to wait without end; nothing else takes so long

@@ -12,9 +12,9 @@ KEYS = ("train.epochs=1", "data.augment=flip")
 FAULTY = """
 import os, lockstep
 from pathlib import Path
-from lockstep.spec.file import from_table, merge, parse_overrides, to_table
+from lockstep.spec.run_file import from_table, merge, parse_overrides, to_table
 from lockstep.spec.world import read_world
-from lockstep.train.lane import LaneByLane
+from lockstep.lower.lane_by_lane import LaneByLane
 
 world, gradients, metrics = read_world(os.environ), LaneByLane._gradients, Path("run/metrics.jsonl")
 def corrupted(self, losses, early):

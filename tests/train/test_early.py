@@ -9,10 +9,10 @@ from world import in_threads
 
 from lockstep.comm.tree import worker_lanes
 from lockstep.data.loader import Lanes
+from lockstep.lower.choose import lower_for_host
+from lockstep.runs.train_state import TrainState
 from lockstep.spec import Optimizer, Run, Train
 from lockstep.train.evaluate import Evaluator
-from lockstep.train.lower import lower
-from lockstep.train.state import TrainState
 from lockstep.train.step import Step
 
 pytestmark = pytest.mark.gloo
@@ -78,7 +78,9 @@ def train(model, loss, workers, bucket_mb):
         lanes = Lanes(images[part].flatten(0, 1), labels[part].flatten(), len(own), own.start)
         state = TrainState.begin(mine, RUN.optimizer, 0.0)
         chosen = loss(mine)
-        step = Step(RUN, state, lower(mine, chosen, seed=0, bf16=False), 10, group, bucket_mb=bucket_mb)
+        step = Step(
+            RUN, state, lower_for_host(mine, chosen, seed=0, bf16=False), 10, group, bucket_mb=bucket_mb
+        )
         results = [step(lanes) for _ in range(3)]
         step.close()
         return state.hashes(), [result.loss for result in results]

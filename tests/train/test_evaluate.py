@@ -9,19 +9,19 @@ from torch.nn import functional as F
 
 from lockstep.data.augment import Augment
 from lockstep.data.store import MemorySplit
-from lockstep.kernels.device.table import find_table
+from lockstep.kernels.loss import CrossEntropy
+from lockstep.kernels.numerics import half_precision
+from lockstep.kernels.triton.conv.tile_table import find_table
+from lockstep.lower.compiled.compiled_eval import CompiledEval
+from lockstep.lower.compiled.compiled_program import find_compiled
+from lockstep.lower.fused.chain_program import find_chain
+from lockstep.lower.lane_by_lane import LaneByLane
+from lockstep.lower.program import DeviceLowering
+from lockstep.models.tensors import float_state
 from lockstep.spec import Run, Train
-from lockstep.train import images
-from lockstep.train.chain import find_chain
-from lockstep.train.compiled import find_compiled
+from lockstep.train.device import prefetch as images
 from lockstep.train.evaluate import Evaluation, Evaluator, averaged_weights
-from lockstep.train.inference import StockInference
-from lockstep.train.lane import LaneByLane
-from lockstep.train.loss import CrossEntropy
-from lockstep.train.lower import DevicePlan
-from lockstep.train.numerics import half_precision
-from lockstep.train.setup import place_evaluator
-from lockstep.train.state import float_state
+from lockstep.train.evaluate_run import place_evaluator
 
 CPU = torch.device("cpu")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -129,10 +129,10 @@ def test_evaluation_on_the_device_is_the_same_bits_however_it_runs(
     for lanes, fits in ((1, True), (2, True), (4, True), (2, False), (4, False)):
         monkeypatch.setattr(images, "fits", lambda _, device, fits=fits: fits)
         train = Train(batch=2 * lanes, lanes=lanes)
-        form = find_chain(model, (1, 4, 4)) or find_compiled(model, (1, 4, 4), train)
+        program = find_chain(model, (1, 4, 4)) or find_compiled(model, (1, 4, 4), train)
         stock = Evaluator(Run(train=train), split(11), augment(), CrossEntropy(), DEVICE)
         LaneByLane(model.train(), CrossEntropy(), 0, bf16=False)  # its dropouts have keys as in training
-        on_device = place_evaluator(stock, DevicePlan(form, find_table(DEVICE), train, DEVICE))
+        on_device = place_evaluator(stock, DeviceLowering(program, find_table(DEVICE), train, DEVICE))
         found.add((on_device(model), on_device(other)))
         assert on_device(model).loss == pytest.approx(stock(model).loss, rel=1e-5)
     ((one, two),) = found
@@ -144,8 +144,8 @@ def test_inference_by_stock_kernels_is_the_model_in_every_bit(precision: str) ->
     """Its products have their weights in the type that autocast casts to."""
     model = network().to(DEVICE, memory_format=torch.channels_last).eval()
     train = Train(batch=6, lanes=2, precision=precision)
-    form = find_compiled(model, (1, 4, 4), train, trains=False)
-    inference = StockInference(form.model, 5, train, DEVICE)
+    program = find_compiled(model, (1, 4, 4), train, trains=False)
+    inference = CompiledEval(program.model, 5, train, DEVICE)
     nn.init.normal_(model[0].weight)
     inference.load(model)
     given = augment().normalize(split(5).images.to(DEVICE))

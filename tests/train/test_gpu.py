@@ -10,10 +10,12 @@ from small import OVERRIDES, call, small_run, summary, train, train_command
 
 import lockstep
 from lockstep.comm.group import Group
-from lockstep.train import images
-from lockstep.train.event import StepDone
-from lockstep.train.numerics import plain_torch, prepare_device
-from lockstep.train.setup import open_data, set_up
+from lockstep.data import open_data
+from lockstep.kernels.numerics import plain_torch, prepare_device
+from lockstep.runs.event import StepDone
+from lockstep.train.device import prefetch as images
+from lockstep.train.evaluate_run import evaluate_trained
+from lockstep.train.setup import set_up
 
 pytestmark = pytest.mark.gpu
 
@@ -118,7 +120,7 @@ def test_nccl_trains_to_the_same_bits(tmp_path):
 ELASTIC = """
 import os, signal, time, lockstep
 from pathlib import Path
-from lockstep.spec.file import from_table, merge, parse_overrides, to_table
+from lockstep.spec.run_file import from_table, merge, parse_overrides, to_table
 from lockstep.spec.world import read_world
 from lockstep.train.step import Step
 
@@ -266,7 +268,7 @@ def test_a_trained_run_is_used_as_it_was_trained(keys, tmp_path):
     result, _ = train(small_run(*keys, "train.epochs=1"), tmp_path, launch={"device": "cuda"})
     predictor = lockstep.predictor(result.directory, device="cuda")
     model, trained = lockstep.load(result.directory), predictor._trained
-    evaluation = trained.evaluate(open_data(trained.run))
+    evaluation = evaluate_trained(trained, open_data(trained.run))
     assert (evaluation.loss, evaluation.accuracy) == (result.summary["loss"], result.summary["accuracy"])
     every = []
     for size in (1, 3, 130, 3):  # a residual network takes fused kernels for the most of them

@@ -8,11 +8,11 @@ from small import rows, small_run, summary, train
 from torch import nn
 
 import lockstep
+from lockstep.data import open_data
 from lockstep.errors import DataError, IdentityError, Interrupted, ModelError, NumericsError, OutOfMemory
-from lockstep.spec.file import dump_toml
-from lockstep.train.event import CheckpointSaved, EpochDone, Finished, Notice, Started, StepDone
-from lockstep.train.setup import open_data
-from lockstep.train.trained import check_same_data, open_trained
+from lockstep.runs.event import CheckpointSaved, EpochDone, Finished, Notice, Started, StepDone
+from lockstep.runs.trained_run import check_same_data, open_trained
+from lockstep.spec.run_file import dump_toml
 
 
 def test_a_run_leaves_everything_in_its_directory(tmp_path):

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from lockstep.runs.train_state import init_memory
 from lockstep.spec import Optimizer
 from lockstep.spec.run import OPTIMIZERS
-from lockstep.train.optimizer import init_state, update
+from lockstep.train.optimizer import update_params
 
 STEPS, LR = 6, 0.03
 REFERENCES = {
@@ -35,9 +36,9 @@ def randoms(shapes, seed: int, dtype: torch.dtype) -> list[Tensor]:
 
 
 def train(optimizer: Optimizer, params: list[Tensor], grads: list[list[Tensor]]) -> dict[str, list[Tensor]]:
-    state = init_state(optimizer, params)
+    state = init_memory(optimizer, params)
     for step, row in enumerate(grads):
-        update(optimizer, LR, step, params, [grad.clone() for grad in row], state)
+        update_params(optimizer, LR, step, params, [grad.clone() for grad in row], state)
     return state
 
 

@@ -8,9 +8,9 @@ from torch import nn
 from world import in_threads
 
 from lockstep.errors import GroupLost
+from lockstep.runs.train_state import TrainState
 from lockstep.spec import Optimizer
 from lockstep.train.handshake import share_state
-from lockstep.train.state import TrainState
 
 
 def make_state(seed, step):

@@ -9,10 +9,11 @@ from torch.nn import functional as F
 
 from lockstep.data.loader import Lanes
 from lockstep.errors import LockstepError, NumericsError
+from lockstep.lower.choose import lower_for_host
+from lockstep.models.tensors import tensors_sha256
+from lockstep.runs.train_state import TrainState, init_memory
 from lockstep.spec import Optimizer, Run, Schedule, Train
-from lockstep.train.lower import lower
-from lockstep.train.optimizer import init_state, update
-from lockstep.train.state import TrainState, tensors_sha256
+from lockstep.train.optimizer import update_params
 from lockstep.train.step import Step, StepResult
 
 CONSTANT = Schedule("constant")
@@ -53,7 +54,7 @@ class Training:
         )
         self.state = TrainState.begin(self.model, self.run.optimizer, self.run.train.ema)
         bf16 = self.run.train.precision == "bf16"
-        self.lowered = lower(self.model, F.cross_entropy, seed=5, bf16=bf16)
+        self.lowered = lower_for_host(self.model, F.cross_entropy, seed=5, bf16=bf16)
         self.step = Step(self.run, self.state, self.lowered, STEPS_PER_EPOCH)
 
     def sha(self) -> str:
@@ -72,7 +73,7 @@ def step_by_hand(training: Training, lanes: Lanes) -> tuple[StepResult, dict[str
     losses, correct, grads, buffers = [], 0, [], []
     for lane in range(lanes.num_lanes):
         model = copy.deepcopy(training.model)
-        lowered = lower(model, F.cross_entropy, seed=5, bf16=False)
+        lowered = lower_for_host(model, F.cross_entropy, seed=5, bf16=False)
         lowered._step, lowered._lane = training.state.step, lane  # keys of the dropout masks
         images, labels = lanes.lane(lane)
         logits = model.train()(images.clone())
@@ -85,7 +86,7 @@ def step_by_hand(training: Training, lanes: Lanes) -> tuple[StepResult, dict[str
     params = {name: p.detach().clone() for name, p in training.model.named_parameters()}
     mean = [tree(list(column)) * share for column in zip(*grads, strict=True)]
     rule = training.run.optimizer
-    update(rule, rule.lr, 0, list(params.values()), mean, init_state(rule, list(params.values())))
+    update_params(rule, rule.lr, 0, list(params.values()), mean, init_memory(rule, list(params.values())))
     expected = params | {name: tree([row[name] for row in buffers]) * share for name in buffers[0]}
     expected["1.num_batches_tracked"] = torch.tensor(1)
     return StepResult(float(tree(losses) * share), correct, rule.lr), expected

@@ -1,0 +1,243 @@
+"""The coordinator of a job: it admits launchers, holds the store of a generation, publishes the next one.
+
+One launcher has it, beside its own workers; the others reach it at --rdzv. A launcher says what its workers
+say and how they end; what a worker of an older generation asks for is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from lockstep.elastic.job import Job
+from lockstep.elastic.membership import Membership
+from lockstep.elastic.message import HELLO_BYTES, LIMIT_BYTES, Message, is_proof, pack, prove, unpack
+from lockstep.spec.generation import Generation
+
+BEAT_S = 0.25
+SILENT_S = 2.0  # a launcher that is not heard for so long is cut off, or frozen
+_ADMIT_S = 5.0  # to prove the token
+_STRANGERS = 64  # connections at a time that have not proven it
+_REFORM_S = 2.0  # workers lost each other, and no launcher has missed any: the group is formed again
+
+
+@dataclass
+class Node:
+    """A launcher that was admitted."""
+
+    number: int
+    writer: asyncio.StreamWriter
+    host: str
+    is_here: bool  # in this very process, and heard as long as this lives
+    heard: float = field(default_factory=time.monotonic)
+    workers: set[str] = field(default_factory=set)
+
+    def tell(self, op: str, **fields: object) -> None:
+        """Send it a message; a launcher that is gone is noticed by its silence."""
+        with suppress(OSError, RuntimeError):
+            self.writer.write(pack(op, **fields))
+
+
+class Coordinator:
+    """Membership and store of one job."""
+
+    def __init__(self, job: Job, say: Callable[[str], None]) -> None:
+        self._min_nodes, self._most_nodes = job.nodes
+        self._membership = Membership(job.lanes, job.min_workers, self._min_nodes)
+        self._token, self._wait_s, self._say = job.token, job.wait_s, say
+        self._nodes: dict[int, Node] = {}
+        self._count = self._strangers = 0
+        self._values: dict[str, str] = {}
+        self._asked: dict[str, list[tuple[Node, str]]] = {}
+        self._identity: Message | None = None
+        self._run: str | None = None
+        self._training = 0
+        self._said_waiting = False
+        self._lost_at: float | None = None  # when a worker missed the others, and nobody knows why
+        self._short_at: float | None = None
+
+    async def listen(self, address: str, port: int) -> asyncio.Server:
+        """Take launchers of other nodes."""
+        return await asyncio.start_server(self._meet, address, port, limit=LIMIT_BYTES)
+
+    async def serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str, is_here: bool = False
+    ) -> None:
+        """An admitted launcher, until it goes."""
+        node = Node(self._count, writer, host, is_here)
+        self._count += 1
+        self._nodes[node.number] = node
+        node.tell("welcome", node=node.number, joins=self._membership.current is not None)
+        why = "is on a node whose launcher ended"
+        try:
+            while line := await reader.readline():
+                node.heard = time.monotonic()
+                self._hear(node, unpack(line))
+        except (ValueError, OSError, KeyError, TypeError):
+            why = "is on a node that said something senseless"
+        finally:
+            self._drop(node, why)
+            writer.close()
+
+    async def tend(self) -> None:
+        """Look for silence and for what takes too long, for as long as the job runs."""
+        while True:
+            await asyncio.sleep(BEAT_S)
+            now = time.monotonic()
+            for node in [node for node in self._nodes.values() if not node.is_here]:
+                node.tell("beat")
+                if now - node.heard > SILENT_S:
+                    self._drop(node, f"is on a node not heard for {SILENT_S:g} s")
+            if self._lost_at and now - self._lost_at > _REFORM_S:
+                self._lost_at = None
+                self._membership.renew()
+                self._publish()
+            if self._short_at and now - self._short_at > self._wait_s:
+                self._short_at = None
+                self._say(f"too few workers for {self._wait_s:g} s: the state is saved, then the run stops")
+                self._tell_generation(self._membership.halt(time.time()))
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self._nodes)
+
+    def halt(self) -> None:
+        """Stop those that wait for more workers; the others hear a signal."""
+        if self._membership.is_short:
+            self._short_at = -self._wait_s
+
+    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A connection: nothing is heard before it has proven the token, and it has little time to."""
+        try:
+            if self._strangers >= _STRANGERS:
+                return
+            self._strangers += 1
+            try:
+                hello = await asyncio.wait_for(self._admit(reader, writer), _ADMIT_S)
+            finally:
+                self._strangers -= 1
+            if len(self._nodes) >= self._most_nodes:
+                writer.write(pack("refused", why=f"the job has its {self._most_nodes} nodes"))
+                await writer.drain()
+            else:
+                await self.serve(reader, writer, str(hello.get("host", ""))[:64])
+        except (ValueError, OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # no launcher of this job, or the job is over
+        finally:
+            writer.close()
+
+    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Message:
+        nonce = secrets.token_hex(16)
+        writer.write(pack("who", nonce=nonce))
+        line = b""
+        while not line.endswith(b"\n"):
+            if len(line) >= HELLO_BYTES:
+                raise ValueError("too long")
+            line += await reader.readexactly(1)
+        hello = unpack(line)
+        if not is_proof(hello.get("proof"), self._token, nonce, "launcher"):
+            writer.write(pack("refused", why="the token is another one"))
+            raise ValueError("wrong token")
+        writer.write(pack("proof", proof=prove(self._token, str(hello.get("nonce")), "coordinator")))
+        return hello
+
+    def _drop(self, node: Node, why: str) -> None:
+        """A launcher is gone: so are its workers."""
+        if self._nodes.pop(node.number, None):
+            node.tell("refused", why="the job went on without this node")
+            with suppress(OSError, RuntimeError):
+                node.writer.close()
+            for name in node.workers:
+                self._membership.remove(name, why, time.time())
+            self._publish()
+
+    def _hear(self, node: Node, message: Message) -> None:
+        """What a launcher says."""
+        now = time.time()
+        match message["op"]:
+            case "add":
+                node.workers.add(message["worker"])
+                self._membership.add(str(message["worker"]), node.number, node.host)
+            case "gone":
+                node.workers.discard(message["worker"])
+                self._membership.remove(message["worker"], str(message["why"]), now)
+                self._publish()
+            case "leave":
+                self._membership.leave(node.number, now)
+                self._publish()
+            case "from" if message["worker"] in node.workers:
+                self._hear_worker(node, message["worker"], message["body"])
+
+    def _hear_worker(self, node: Node, name: str, body: Message) -> None:
+        """What a worker says."""
+        match body["op"]:
+            case "ready":
+                if self._membership.ready(name, int(body["training"])):
+                    self._publish()
+                else:
+                    self._answer(node, name, "over", training=self._membership.over)
+            case "set" if self._is_current(body):
+                self._values[body["key"]] = str(body["value"])
+                for asker, who in self._asked.pop(body["key"], ()):
+                    self._answer(asker, who, "value", key=body["key"], value=body["value"])
+            case "get" if self._is_current(body):
+                key = str(body["key"])
+                if key in self._values:
+                    self._answer(node, name, "value", key=key, value=self._values[key])
+                else:
+                    self._asked.setdefault(key, []).append((node, name))
+            case "lost" if self._is_current(body):
+                self._lost_at = self._lost_at or time.monotonic()
+            case "verdict":
+                self._finish(int(body["training"]), int(body["code"]))
+            case "stepped" if self._is_current(body):
+                self._membership.confirm(int(body["generation"]))
+            case "job":
+                self._identity, self._run = body["identity"], str(body["run"])
+            case "ask":
+                self._answer(node, name, "job", identity=self._identity)
+
+    def _finish(self, training: int, code: int) -> None:
+        """A training is over; whoever waits to take part in it need not, and a failure is everyone's."""
+        self._membership.finish(training)
+        self._short_at = None
+        for node in self._nodes.values():
+            if code:
+                node.tell("over", code=code)
+            for name in node.workers:
+                self._answer(node, name, "over", training=training)
+
+    def _is_current(self, body: Message) -> bool:
+        return bool(body["generation"] == self._membership.number)
+
+    def _publish(self) -> None:
+        """Tell every worker the next generation, if there is one now."""
+        self._tell_generation(self._membership.next(time.time()))
+        if not self._membership.is_short:
+            self._short_at = None
+        elif self._short_at is None:
+            self._short_at = time.monotonic()
+            told = "; ".join([*map(str, self._membership.changes), self._membership.shortage])
+            self._say(f"{told}: too few workers, waiting up to {self._wait_s:g} s for more")
+        starts = self._membership.current is None
+        if starts and 0 < len(self._nodes) < self._min_nodes and not self._said_waiting:
+            self._said_waiting = True
+            self._say(f"waiting for launchers of other nodes: {len(self._nodes)} here so far")
+
+    def _tell_generation(self, generation: Generation | None) -> None:
+        if generation is None:
+            return
+        self._values, self._asked, self._lost_at = {}, {}, None
+        if generation.training != self._training:
+            self._training, self._identity, self._run = generation.training, None, None
+        for node in self._nodes.values():
+            for name in node.workers:
+                self._answer(node, name, "generation", **generation.dump(), run=self._run)
+
+    @staticmethod
+    def _answer(node: Node, worker: str, op: str, **fields: object) -> None:
+        node.tell("to", worker=worker, body={"op": op, **fields})

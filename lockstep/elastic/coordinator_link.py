@@ -1,0 +1,189 @@
+"""A launcher's way to the coordinator of its job: in its own process, or at --rdzv on another node."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from lockstep.elastic.coordinator import SILENT_S, Coordinator
+from lockstep.elastic.job import Job
+from lockstep.elastic.message import LIMIT_BYTES, Message, is_proof, pack, prove, unpack
+from lockstep.errors import LockstepError, SpecError
+
+_REACH_S = 15.0
+_SEARCH_S = 30.0  # to find the coordinator, at the start and for a node that was cut off
+_LOOPBACK = "127.0.0.1"
+_Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Link:
+    """A launcher's line to the coordinator of its job; `hear` is called with all that is said there."""
+
+    def __init__(self, job: Job, hear: Callable[[Message], None], say: Callable[[str], None]) -> None:
+        self._job, self._hear, self._say = job, hear, say
+        self._server: asyncio.Server | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._heard = 0.0
+        self.coordinator: Coordinator | None = None  # if it is in this process
+        self.node = 0  # the number of this node in the job
+        self.address = _LOOPBACK  # at which workers of other nodes reach those here
+        self.lost = ""  # why the coordinator is lost, until this node has entered again
+
+    async def open(self) -> None:
+        """Keep the job's store here, or reach who does."""
+        job = self._job
+        coordinator = Coordinator(job, self._say)
+        if job.rdzv:
+            self._server = await _listen(coordinator, *job.rdzv)
+            if self._server is None:
+                return await self.reach()
+            self.address = job.rdzv[0]
+        self.coordinator = coordinator
+        self._tending = asyncio.create_task(coordinator.tend())
+        self._streams, self._serving = await _connect_here(coordinator)
+
+    async def reach(self) -> None:
+        """Find the coordinator at another node."""
+        assert self._job.rdzv
+        self._say("looking for the coordinator at {}:{}".format(*self._job.rdzv))
+        self._streams = await _connect(*self._job.rdzv, self._job.token)
+        self.address = await _own_address(*self._job.rdzv)
+
+    async def enter(self) -> bool:
+        """Become a node of the job, and hear the coordinator from now on; True if the job runs already."""
+        reader, self._writer = self._streams
+        line = await reader.readline()
+        welcome = unpack(line) if line else {"op": "refused", "why": "it hung up"}
+        if welcome["op"] != "welcome":
+            raise LockstepError(f"the job refused this launcher: {welcome.get('why')}")
+        self.node, self.lost, self._heard = int(welcome["node"]), "", time.monotonic()
+        if self._job.rdzv and not self.coordinator:
+            self._say("this is node {} of the job at {}:{}".format(self.node, *self._job.rdzv))
+        self._hearing = asyncio.create_task(self._listen_to(reader))
+        return bool(welcome["joins"])
+
+    @property
+    def is_open(self) -> bool:
+        return self._writer is not None
+
+    def tell(self, op: str, **fields: object) -> None:
+        """A message to the coordinator; one that is gone is noticed by its silence."""
+        with suppress(OSError, RuntimeError):
+            if self._writer:
+                self._writer.write(pack(op, **fields))
+
+    def beat(self, now: float) -> None:
+        """Let a coordinator elsewhere know that this node lives, and notice its silence."""
+        if not self.coordinator:
+            if now - self._heard > SILENT_S:
+                self.lost = f"the coordinator of the job was not heard for {SILENT_S:g} s"
+            self.tell("beat")
+
+    def stop_hearing(self) -> None:
+        """What the coordinator says no longer counts: the workers here have ended, or it is lost."""
+        self._hearing.cancel()
+
+    def drop(self) -> None:
+        """Hang up; the coordinator can be reached anew."""
+        if self._writer:
+            self._writer.close()
+        self._writer = None
+
+    async def close(self) -> None:
+        """Hang up for good, and end a coordinator that is here."""
+        self.drop()
+        if self._server:
+            self._server.close()
+        if self.coordinator:
+            self._tending.cancel()
+            await asyncio.wait([self._serving], timeout=1.0)
+
+    async def _listen_to(self, reader: asyncio.StreamReader) -> None:
+        """Hear the coordinator until it is lost."""
+        reason = "the launcher that holds the store has ended"
+        with suppress(OSError, ValueError):
+            while line := await reader.readline():
+                message = unpack(line)
+                self._heard = time.monotonic()
+                if message["op"] == "refused":
+                    reason = str(message.get("why"))
+                self._hear(message)
+        self.lost = self.lost or reason
+
+
+async def _connect_here(coordinator: Coordinator) -> tuple[_Streams, asyncio.Task[None]]:
+    """The coordinator of this very process, spoken to as any other."""
+    ours, theirs = socket.socketpair()
+    reader, writer = await asyncio.open_connection(sock=theirs, limit=LIMIT_BYTES)
+    serving = asyncio.create_task(coordinator.serve(reader, writer, socket.gethostname(), is_here=True))
+    return await asyncio.open_connection(sock=ours, limit=LIMIT_BYTES), serving
+
+
+async def _listen(coordinator: Coordinator, address: str, port: int) -> asyncio.Server | None:
+    """Become the coordinator at an address; None where it is another host's, or has a coordinator already."""
+    try:
+        return await coordinator.listen(address, port)
+    except OSError as error:
+        if error.errno in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
+            return None
+        raise SpecError(f"--rdzv {address}:{port}: {error.strerror or error}") from None
+
+
+async def _connect(address: str, port: int, token: str) -> _Streams:
+    """The coordinator at another node, each side having proven the token to the other."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + _SEARCH_S
+    while True:
+        try:
+            return await asyncio.wait_for(_greet(address, port, token), _REACH_S)
+        except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+            reason = getattr(error, "strerror", None) or str(error) or "no answer"
+        if loop.time() > end:
+            raise LockstepError(
+                f"--rdzv {address}:{port}: no coordinator of a job there after {_SEARCH_S:.0f} s ({reason}): "
+                "start the launcher of that host first, and check the address, the port and the firewall"
+            )
+        await asyncio.sleep(0.3)
+
+
+async def _greet(address: str, port: int, token: str) -> _Streams:
+    reader, writer = await asyncio.open_connection(address, port, limit=LIMIT_BYTES)
+    try:
+        question = await _read(reader)
+        nonce = secrets.token_hex(16)
+        proof = prove(token, str(question.get("nonce")), "launcher")
+        writer.write(pack("hello", proof=proof, nonce=nonce, host=socket.gethostname()))
+        answer = await _read(reader)
+        if answer["op"] == "refused":
+            raise LockstepError(f"--rdzv {address}:{port} refused this launcher: {answer.get('why')}")
+        if not is_proof(answer.get("proof"), token, nonce, "coordinator"):
+            raise LockstepError(f"--rdzv {address}:{port}: what listens there does not know this job's token")
+    except BaseException:
+        writer.close()
+        raise
+    return reader, writer
+
+
+async def _read(reader: asyncio.StreamReader) -> Message:
+    try:
+        line = await reader.readline()
+        if not line:
+            raise ConnectionResetError("it hung up")
+        return unpack(line)
+    except ValueError:
+        raise LockstepError("what listens at --rdzv is no launcher of ours: choose another port") from None
+
+
+async def _own_address(address: str, port: int) -> str:
+    """The address by which this host reaches the coordinator's."""
+    info = await asyncio.get_running_loop().getaddrinfo(address, port, type=socket.SOCK_STREAM)
+    family, _, _, _, target = info[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        probe.connect(target)
+        return str(probe.getsockname()[0])
+    return address

@@ -1,0 +1,125 @@
+"""Where workers are born: a process that has imported torch once, and forks for each worker.
+
+A worker then starts in hundredths of a second, at the beginning and when a lost one is replaced. The child
+runs the script or module of the launcher's command from its first line, as a new Python would.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import sys
+import warnings
+from types import TracebackType
+from typing import Any
+
+from lockstep.elastic.process_control import end_with_parent, name_process
+
+_REQUEST_BYTES = 1 << 20
+
+
+def serve() -> None:
+    """Serve the launcher; the arguments are its socket's number, its process, what to import, and where."""
+    line = socket.socket(fileno=int(sys.argv[1]))
+    end_with_parent(int(sys.argv[2]))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the launcher decides when this ends
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    importlib.import_module(sys.argv[3])  # all that every worker imports, once
+    with selectors.DefaultSelector() as selector:
+        selector.register(line, selectors.EVENT_READ)
+        selector.register(reading, selectors.EVENT_READ)
+        while True:
+            request = None
+            for key, _ in selector.select():
+                if key.fileobj is line:
+                    data, fds, _, _ = socket.recv_fds(line, _REQUEST_BYTES, 3)
+                    if not data:
+                        line.close()
+                        return  # the launcher has ended
+                    request = json.loads(data)
+                else:
+                    os.read(reading, 4096)
+            _report_ended(line)
+            if request and _fork(line, request, fds):
+                break
+    signal.set_wakeup_fd(-1)
+    for fd in (reading, writing):
+        os.close(fd)
+    _live(request)
+
+
+def _report_ended(line: socket.socket) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not pid:
+            return
+        line.send(json.dumps({"pid": pid, "code": os.waitstatus_to_exitcode(status)}).encode())
+
+
+def _fork(line: socket.socket, request: dict[str, Any], fds: list[int]) -> bool:
+    """True in the child, which has become what the request says."""
+    parent = os.getpid()
+    signals = (signal.SIGINT, signal.SIGTERM)
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # one that comes now waits until it can be taken
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # numpy's idle threads are no harm to a child that has them not
+        pid = os.fork()
+    control, stdout, stderr = fds
+    if pid:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+        for fd in fds:
+            os.close(fd)
+        line.send(json.dumps({"worker": request["worker"], "pid": pid}).encode())
+        return False
+    line.close()
+    end_with_parent(parent)
+    name_process(f"lockstep {request['worker']}")
+    os.setsid()  # the terminal's signals come to the launcher alone, and it hands each on once
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+    null = os.open(os.devnull, os.O_RDWR)
+    speaks = bool(request["speaks"])
+    for source, target in ((null, 0), (stdout if speaks else null, 1), (stderr, 2)):
+        os.dup2(source, target)
+    os.close(stderr)
+    os.close(null)
+    world = {**request["world"], "control_fd": control, "stdout_fd": stdout}
+    os.environ[request["variable"]] = json.dumps(world)
+    return True
+
+
+def _live(request: dict[str, Any]) -> None:
+    """Run the worker's program, as `python script.py …` or `python -m module …` would."""
+    sys.argv, sys.orig_argv = request["argv"], request["orig_argv"]
+    try:
+        if request["module"]:
+            runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(request["argv"][0], run_name="__main__")
+    except SystemExit:
+        raise
+    except BaseException as error:
+        error.__traceback__ = _own_frames(error.__traceback__)
+        sys.excepthook(type(error), error, error.__traceback__)
+        sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
+
+
+def _own_frames(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback without the frames that started the program."""
+    inner = trace
+    while inner and ("runpy" in inner.tb_frame.f_code.co_filename or inner.tb_frame.f_code is _live.__code__):
+        inner = inner.tb_next
+    return inner or trace

@@ -1,0 +1,110 @@
+"""The groups that this worker is in: one for good under torchrun and mpirun, one a generation under ours."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import torch
+
+from lockstep.comm.group import Group
+from lockstep.comm.group_source import LeftOut
+from lockstep.comm.rendezvous import choose_backend, join
+from lockstep.elastic.worker_line import WorkerLine
+from lockstep.errors import GroupLost
+from lockstep.spec.generation import Generation
+from lockstep.spec.world import World
+
+_trainings = itertools.count(1)
+
+
+class WorkerGroups:
+    """Who trains together; `next` gives the group of the generation that begins."""
+
+    def __init__(self, world: World | None, backend: str, device: torch.device) -> None:
+        self._world, self._backend, self._device = world, backend, device
+        self._line = _line(world) if world and world.launcher == "lockstep" else None
+        self._training = next(_trainings)
+        self._was_in = self._is_ready = False
+        self.generation: Generation | None = None
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether a lost group is followed by another."""
+        return self._line is not None
+
+    @property
+    def joins(self) -> bool:
+        """Whether this worker comes to a job that may run already."""
+        return self._world is not None and self._world.joins
+
+    @property
+    def wants_to_move(self) -> bool:
+        """Whether another generation is planned, to begin after a step."""
+        return self._line is not None and self._line.wants_to_move
+
+    @property
+    def run(self) -> str | None:
+        """The run's directory, once a worker has made it."""
+        return self._line.run if self._line else None
+
+    def next(self) -> Group:
+        """The next group; it waits for a generation that this worker belongs to."""
+        if self._line is None or self._world is None:
+            return join(self._world, self._backend, self._device)
+        if not self._is_ready:
+            self._line.say("ready", training=self._training)
+            self._is_ready = True
+        backend = choose_backend(self._backend, self._world, self._device)
+        while True:
+            generation = self._line.wait(self._training)
+            if generation is None:
+                raise LeftOut
+            if self._world.name not in generation.workers:
+                if self._was_in:
+                    raise LeftOut
+                continue  # all lanes have a worker; one day this one is needed
+            try:
+                group = self._line.form(generation, backend)
+            except GroupLost:
+                self._line.report_lost()
+                continue
+            self.generation, self._was_in = generation, True
+            return group
+
+    def drop(self, group: Group) -> None:
+        """Leave a group that is lost."""
+        group.abort()
+        if self._line:
+            self._line.leave()
+            self._line.report_lost()
+
+    def leave(self, group: Group) -> None:
+        """Leave a group in good order, as all its workers do."""
+        if self._line:
+            self._line.leave()
+        group.close()
+
+    def tell_job(self, run: str, identity: dict[str, object]) -> None:
+        """Let the job's coordinator know what is trained, and where its files are."""
+        if self._line:
+            self._line.say("job", run=run, identity=identity)
+
+    def ask_identity(self) -> dict[str, object] | None:
+        """The identity of the job that this worker joins, if it has begun."""
+        return self._line.ask_identity() if self._line else None
+
+    def confirm(self) -> None:
+        """The generation has completed a step."""
+        if self._line and self.generation:
+            self._line.say("stepped", generation=self.generation.number)
+
+    def tell_end(self, code: int, rank: int) -> None:
+        """The training is over, for all workers alike."""
+        if self._line:
+            self._line.say("verdict", code=code, rank=rank, training=self._training)
+
+
+@functools.cache
+def _line(world: World) -> WorkerLine:
+    return WorkerLine(world)

@@ -1,0 +1,239 @@
+"""The processes of a node: a fork server and the workers it forks, their lines to us and what they print."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep.elastic.message import LIMIT_BYTES, Message, unpack
+from lockstep.elastic.process_control import is_stopped
+from lockstep.errors import SpecError
+from lockstep.spec.world import STARTED_IN, VARIABLE
+
+_REPLY_BYTES = 1 << 12
+# With our own path for modules, whatever lies in the current directory.
+_FORK_SERVER = "import sys; sys.path[:] = sys.argv[4:]; import lockstep.elastic.fork_server as f; f.serve()"
+_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")  # flags of Python that take the next word
+
+
+@dataclass
+class Worker:
+    """A worker of this node."""
+
+    name: str
+    slot: int  # which of the node's GPUs it has, and whom it replaces
+    heard: float
+    pid: int = 0
+    code: int = 0
+    ended: bool = False
+    why: str = ""  # why we ended it
+    beats: bool = False
+    stopped_at: float | None = None
+    line: asyncio.StreamWriter | None = None
+    rank: int | None = None  # its rank when training was over
+
+
+class Processes:
+    """Starts workers by the fork server, hears them and notices how they end."""
+
+    def __init__(
+        self,
+        hear: Callable[[Worker, Message], None],
+        born: Callable[[Worker], None],
+        ended: Callable[[Worker], None],
+        show: Callable[[str, str], None],
+    ) -> None:
+        self._hear, self._born, self._ended, self._show = hear, born, ended, show
+        self._workers: dict[str, Worker] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+        self.fork_server_ended = False
+
+    def open(self, command: WorkerCommand, preload: str) -> None:
+        """Start the fork server, which imports the module `preload`; its workers run the program."""
+        self._command = command
+        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            arguments = [str(theirs.fileno()), str(os.getpid()), preload, *sys.path]
+            self._fork_server = subprocess.Popen(
+                [sys.executable, *command.flags, "-c", _FORK_SERVER, *arguments],
+                cwd=STARTED_IN,
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        self._line.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._line, self._read_fork_server)
+
+    def start(self, worker: Worker, world: dict[str, Any], speaks: bool) -> None:
+        """Ask for a worker; it is alive from now on."""
+        ours, theirs = socket.socketpair()
+        reading, writing = os.pipe()
+        request = {
+            "worker": worker.name,
+            "world": {"launcher": "lockstep", **world},
+            "variable": VARIABLE,
+            "speaks": speaks,
+            "argv": self._command.argv,
+            "orig_argv": sys.orig_argv,
+            "module": self._command.module,
+        }
+        with theirs:
+            fds = [theirs.fileno(), 1, writing]
+            with suppress(OSError):  # the fork server has ended; its end is noticed
+                socket.send_fds(self._line, [json.dumps(request).encode()], fds)
+        os.close(writing)
+        self._workers[worker.name] = worker
+        self._spawn(self._attend(worker, ours))
+        self._spawn(self._show_errors(worker, reading))
+
+    def all(self) -> list[Worker]:
+        """Every worker there was."""
+        return list(self._workers.values())
+
+    def alive(self) -> list[Worker]:
+        """Workers that have not ended."""
+        return [worker for worker in self._workers.values() if not worker.ended]
+
+    def last_failed(self) -> Worker | None:
+        """The worker after whose end nobody was left; one that was killed comes first."""
+        failed = [worker for worker in self._workers.values() if worker.code]
+        return min(reversed(failed), key=lambda worker: worker.code > 0, default=None)
+
+    def finished(self) -> list[Worker]:
+        """Those that trained to the end, worker 0 first; one that was killed later counts last."""
+        done = [worker for worker in self._workers.values() if worker.rank is not None]
+        return sorted(done, key=lambda worker: (worker.code < 0, worker.rank))
+
+    async def wait(self, seconds: float) -> None:
+        """Until a worker ends, at most so long."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), seconds)
+        self._changed.clear()
+        if self._tasks and not self.alive():  # their last words
+            await asyncio.wait(self._tasks, timeout=1.0)
+
+    def tell(self, name: str, message: Message) -> None:
+        """A message to one of our workers."""
+        worker = self._workers.get(name)
+        if worker and worker.line and not worker.ended:
+            worker.line.write(json.dumps(message).encode() + b"\n")
+
+    def send_signal(self, worker: Worker, number: signal.Signals) -> None:
+        """Send a signal to a worker."""
+        if worker.pid and not worker.ended:
+            with suppress(ProcessLookupError):
+                os.kill(worker.pid, number)
+
+    def signal_all(self, number: signal.Signals) -> None:
+        """Send a signal to all of them."""
+        for worker in self.alive():
+            self.send_signal(worker, number)
+
+    def is_fork_server_stopped(self) -> bool:
+        return is_stopped(self._fork_server.pid)
+
+    def wake_fork_server(self) -> None:
+        self._fork_server.send_signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        """End everything."""
+        self.signal_all(signal.SIGKILL)
+        for worker in self._workers.values():
+            if worker.line:
+                worker.line.close()
+        asyncio.get_running_loop().remove_reader(self._line)
+        self._line.close()
+        self._fork_server.kill()
+        self._fork_server.wait()
+
+    def _read_fork_server(self) -> None:
+        try:
+            data = self._line.recv(_REPLY_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            asyncio.get_running_loop().remove_reader(self._line)
+            self.fork_server_ended = True
+            for worker in self.alive():
+                self._end(worker, -signal.SIGKILL)
+            return
+        reply = json.loads(data)
+        if "worker" in reply:
+            worker = self._workers[reply["worker"]]
+            worker.pid = reply["pid"]
+            self._born(worker)
+            return
+        for worker in self.alive():
+            if worker.pid == reply["pid"]:
+                self._end(worker, reply["code"])
+
+    def _end(self, worker: Worker, code: int) -> None:
+        worker.ended, worker.code = True, code
+        self._ended(worker)
+        self._changed.set()
+
+    async def _attend(self, worker: Worker, line: socket.socket) -> None:
+        """Hear a worker until it ends."""
+        reader, worker.line = await asyncio.open_connection(sock=line, limit=LIMIT_BYTES)
+        with suppress(OSError, ValueError):
+            while data := await reader.readline():
+                self._hear(worker, unpack(data))
+        worker.line.close()
+
+    async def _show_errors(self, worker: Worker, fd: int) -> None:
+        """Show what a worker says on stderr, line by line."""
+        reader = asyncio.StreamReader(limit=LIMIT_BYTES)
+        with os.fdopen(fd, "rb", 0) as pipe:
+            await asyncio.get_running_loop().connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(reader), pipe
+            )
+            while data := await reader.readline():
+                self._show(worker.name, data.decode(errors="replace").rstrip("\n"))
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+@dataclass(frozen=True)
+class WorkerCommand:
+    """What this process runs: a script or a module, and the interpreter's flags before it."""
+
+    flags: list[str]
+    module: str
+    argv: list[str]
+
+
+def own_command() -> WorkerCommand:
+    """The command that started this process, to start it again; sys.argv may be changed by now."""
+    words = iter(sys.orig_argv[1:])
+    flags: list[str] = []
+    for word in words:
+        if word == "-m" or (word.startswith("-m") and not word.startswith("--")):
+            module = word[2:] or next(words)
+            return WorkerCommand(flags, module, [module, *words])
+        if word in ("-c", "-"):
+            break
+        if not word.startswith("-"):
+            script = Path(STARTED_IN, word)
+            if script.exists():
+                return WorkerCommand(flags, "", [str(script), *words])
+            break
+        flags.append(word)
+        if word in _WITH_VALUE:
+            flags.append(next(words))
+    raise SpecError("several workers run copies of a script, and this is none: save the code in a file")

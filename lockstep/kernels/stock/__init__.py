@@ -1,0 +1,1 @@
+"""Operations over several lanes made of PyTorch's own kernels: autograd functions and custom ops."""

@@ -1,0 +1,224 @@
+"""Operations that torch's compiler takes as they are: stock kernels by lane, and sums of ours over a lane.
+
+Stock kernels are called lane by lane, or at once where that is known to be the same; sums are cut alike for
+any number of lanes.
+
+Shapes: x [L · n, C, …], L lanes of n samples, lying channels last; a lane's statistics are [L, C].
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lockstep.kernels.stock.stock_conv import lying_last, stock_conv, stock_conv_backward
+from lockstep.kernels.triton.conv.fused_forward import forward
+from lockstep.kernels.triton.conv.fused_gradient import weight_grad
+from lockstep.kernels.triton.conv.fused_layer import Layer
+from lockstep.kernels.triton.conv.tile import lane_chunks
+from lockstep.kernels.triton.conv.tile_table import tile_rule
+from lockstep.kernels.triton.lane_tree_sum import lane_tree_sum
+from lockstep.kernels.triton.norm.norm_forward import Norm, norm_chunks
+from lockstep.kernels.triton.norm.norm_gradient import column_sums, norm_sums
+from lockstep.kernels.triton.norm.norm_moments import Statistics, find_moments, statistics
+from lockstep.kernels.triton.streams import side_by_side
+
+_LAST = torch.channels_last
+_PRECISIONS = {torch.bfloat16: "bf16", torch.float32: "fp32"}
+
+
+@torch.library.custom_op("lockstep::conv_forward", mutates_args=())
+def conv_forward(
+    x: Tensor, w: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int,
+    lane_size: int, at_once: bool,
+) -> Tensor:  # fmt: skip
+    """The convolution without bias."""
+    options = stride, padding, dilation, groups
+    lanes = zip(x.split(len(x) if at_once else lane_size))
+    return _joined(side_by_side(lambda part: stock_conv(part, w, options), lanes))
+
+
+@torch.library.custom_op("lockstep::conv_data_grad", mutates_args=())
+def conv_data_grad(
+    g: Tensor, x: Tensor, w: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int,
+    lane_size: int, at_once: bool,
+) -> Tensor:  # fmt: skip
+    """The gradient of its input."""
+    size, options = len(g) if at_once else lane_size, (stride, padding, dilation, groups)
+    lanes = zip(lying_last(g).split(size), x.split(size), strict=True)
+    return _joined(side_by_side(lambda grad, part: stock_conv_backward(grad, part, w, options, 0), lanes))
+
+
+@torch.library.custom_op("lockstep::conv_weight_grad", mutates_args=())
+def conv_weight_grad(
+    g: Tensor, x: Tensor, w: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int,
+    lane_size: int,
+) -> Tensor:  # fmt: skip
+    """The gradient of its weight in fp32, lane by lane, summed in the lane tree."""
+    options = stride, padding, dilation, groups
+    lanes = zip(lying_last(g).split(lane_size), x.split(lane_size), strict=True)
+    grads = side_by_side(lambda grad, part: stock_conv_backward(grad, part, w, options, 1), lanes)
+    each = [grad.permute(0, 2, 3, 1) for grad in grads]
+    return _tree_sum(torch.stack(each) if len(each) > 1 else each[0][None]).permute(0, 3, 1, 2)
+
+
+@torch.library.custom_op("lockstep::stem_forward", mutates_args=())
+def stem_forward(x: Tensor, w: Tensor, stride: list[int], padding: list[int]) -> Tensor:
+    """The convolution without bias by a kernel of ours, which gives a sample its bits in any batch."""
+    layer = _stem_of(x, w, stride, padding)
+    z, tile = x.new_empty(len(x), *layer.out_shape), tile_rule("forward", layer, _PRECISIONS[x.dtype])
+    lying = F.pad(w.permute(2, 3, 0, 1), (0, layer.in_channels - w.shape[1])).contiguous()
+    forward(layer, _bordered(x, layer), lying, None, z, None, tile)
+    return z.permute(0, 3, 1, 2)
+
+
+@torch.library.custom_op("lockstep::stem_weight_grad", mutates_args=())
+def stem_weight_grad(
+    g: Tensor, x: Tensor, w: Tensor, stride: list[int], padding: list[int], lane_size: int, total_lanes: int
+) -> Tensor:
+    """The gradient of its weight in fp32, all lanes in one launch, summed in the lane tree."""
+    layer, lanes = _stem_of(x, w, stride, padding), len(x) // lane_size
+    tile = tile_rule("weight_grad", layer, _PRECISIONS[x.dtype])
+    chunks = lane_chunks(tile.parts, total_lanes, lane_size)
+    parts = torch.empty(lanes * chunks, layer.depth * layer.out_channels, device=x.device)
+    weight_grad(layer, _lying(g), None, _bordered(x, layer), parts, None, lanes, tile)
+    found = _tree_sum(parts).view(*layer.kernel, layer.out_channels, layer.in_channels)
+    return found[..., : w.shape[1]].permute(2, 3, 0, 1).contiguous(memory_format=_LAST)
+
+
+@torch.library.custom_op("lockstep::product", mutates_args=())
+def product(x: Tensor, w: Tensor, lane_size: int, is_forward: bool) -> Tensor:
+    """x times w, transposed in a forward pass, lane by lane."""
+    other = w.t() if is_forward else w
+    return torch.cat([part @ other for part in x.split(lane_size)])
+
+
+@torch.library.custom_op("lockstep::product_weight_grad", mutates_args=())
+def product_weight_grad(g: Tensor, x: Tensor, lane_size: int) -> Tensor:
+    """The gradient of a product's weight in fp32, lane by lane, summed in the lane tree."""
+    each = x.new_empty(len(x) // lane_size, g.shape[1], x.shape[1])
+    for out, grad, part in zip(each, g.split(lane_size), x.split(lane_size), strict=True):
+        torch.mm(grad.t(), part, out=out)
+    return _tree_sum(each)
+
+
+@torch.library.custom_op("lockstep::lane_statistics", mutates_args=())
+def lane_statistics(
+    x: Tensor, gamma: Tensor, beta: Tensor, mean: Tensor, var: Tensor, lane_size: int, total_lanes: int,
+    eps: float, momentum: float,
+) -> list[Tensor]:  # fmt: skip
+    """Of each lane the mean, rate, and what they make of x: factor, shift, [4, L, C].
+
+    Then the running mean and variance, summed over lanes, [2, C].
+    """
+    z, norm, lanes = _lying(x), _norm_of(x, lane_size, total_lanes, eps, momentum), len(x) // lane_size
+    parts, found = _table(x, 2, lanes * norm.part_rows()), _table(x, 4, lanes)
+    stats, running = Statistics(*parts, *found), _table(x, lanes, 2)
+    find_moments(norm, z, stats)
+    statistics(norm, 0, gamma, beta, (mean, var), (running[:, 0], running[:, 1]), stats)
+    return [found, _tree_sum(running)]
+
+
+@torch.library.custom_op("lockstep::lane_norm_sums", mutates_args=())
+def lane_norm_sums(
+    g: Tensor, x: Tensor, stats: Tensor, lane_size: int, total_lanes: int, relu: bool
+) -> list[Tensor]:
+    """Of each lane Σ g · x̂ and Σ g, [L, 2, C]; then the sums of both over all lanes, [2, C].
+
+    `stats` are as `lane_statistics` has them; with `relu`, g is the gradient of what leaves it.
+    """
+    norm, lanes = _norm_of(x, lane_size, total_lanes), len(x) // lane_size
+    parts, sums = _table(x, 2, lanes * norm.part_rows()), _table(x, lanes, 2)
+    tables, out = (parts[0], parts[1]), (sums[:, 0], sums[:, 1])
+    norm_sums(norm, _lying(g), _lying(x), list(stats), tables, out, relu=relu)
+    return [sums, _tree_sum(sums)]
+
+
+@torch.library.custom_op("lockstep::bias_grad", mutates_args=())
+def bias_grad(g: Tensor, lane_size: int, total_lanes: int) -> Tensor:
+    """Σ g for every channel, lane by lane, summed in the lane tree."""
+    return _tree_sum(_lane_sums(g, lane_size, total_lanes))
+
+
+@torch.library.custom_op("lockstep::pixel_sums", mutates_args=())
+def pixel_sums(x: Tensor) -> Tensor:
+    """Each sample's sum over pixels for every channel."""
+    return _lane_sums(x, 1, 1)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """All lanes, in memory of their own, channels last."""
+    return lying_last(parts[0] if len(parts) == 1 else torch.cat(parts))
+
+
+def _lane_sums(g: Tensor, lane_size: int, total_lanes: int) -> Tensor:
+    norm, lanes = _norm_of(g, lane_size, total_lanes), len(g) // lane_size
+    out = _table(g, lanes)
+    column_sums(norm, _lying(g), _table(g, lanes * norm.part_rows()), out)
+    return out
+
+
+def _tree_sum(each: Tensor) -> Tensor:
+    """[lanes, …] → their sum in fp32."""
+    out = torch.empty(each.shape[1:], device=each.device)
+    lane_tree_sum(each.flatten(1), out.view(-1))
+    return out
+
+
+def _lying(x: Tensor) -> Tensor:
+    """N C H W as N H W C, copied only if it does not lie so."""
+    return x.permute(0, 2, 3, 1).contiguous()
+
+
+def _table(like: Tensor, *rows: int) -> Tensor:
+    """[…, C] in fp32."""
+    return torch.empty(*rows, like.shape[1], device=like.device)
+
+
+def _stem_of(x: Tensor, w: Tensor, stride: list[int], padding: list[int]) -> Layer:
+    """With channels in fours, so that they are read together."""
+    (out_channels, channels, *kernel), (height, width) = w.shape, x.shape[2:]
+    return Layer(
+        height, width, -(-channels // 4) * 4, out_channels, (kernel[0], kernel[1]), (padding[0], padding[1]),
+        relu=False, stride=stride[0], bias=False,
+    )  # fmt: skip
+
+
+def _bordered(x: Tensor, layer: Layer) -> Tensor:
+    """N C H W as N H W C with zeros around, and for channels that are not there."""
+    high, wide = layer.pad
+    ends = (0, layer.in_channels - x.shape[1], wide, wide, high, high)
+    return F.pad(x.permute(0, 2, 3, 1), ends).contiguous()
+
+
+def _norm_of(x: Tensor, lane_size: int, total_lanes: int, eps: float = 0.0, momentum: float = 0.0) -> Norm:
+    channels, height, width = x.shape[1:]
+    chunks = norm_chunks(lane_size * height * width, channels, total_lanes)
+    return Norm(height, width, channels, lane_size, chunks, eps, momentum, relu=False)
+
+
+# what torch's compiler is to know of them: shapes, types and how they lie
+conv_forward.register_fake(
+    lambda x, w, stride, padding, dilation, groups, *_: torch.empty_like(
+        F.conv2d(x, w, None, stride, padding, dilation, groups), memory_format=_LAST
+    )
+)
+stem_forward.register_fake(
+    lambda x, w, stride, padding: torch.empty_like(F.conv2d(x, w, None, stride, padding), memory_format=_LAST)
+)
+stem_weight_grad.register_fake(
+    lambda g, x, w, *_: torch.empty_like(w, dtype=torch.float32, memory_format=_LAST)
+)
+conv_data_grad.register_fake(lambda g, x, *_: torch.empty_like(x, memory_format=_LAST))
+conv_weight_grad.register_fake(
+    lambda g, x, w, *_: torch.empty_like(w, dtype=torch.float32, memory_format=_LAST)
+)
+product.register_fake(lambda x, w, size, is_forward: x.new_empty(len(x), w.shape[0 if is_forward else 1]))
+product_weight_grad.register_fake(lambda g, x, size: x.new_empty(g.shape[1], x.shape[1], dtype=torch.float32))
+lane_statistics.register_fake(
+    lambda x, gamma, beta, mean, var, size, *_: [_table(x, 4, len(x) // size), _table(x, 2)]
+)
+lane_norm_sums.register_fake(lambda g, x, stats, *_: [_table(x, stats.shape[1], 2), _table(x, 2)])
+bias_grad.register_fake(lambda g, *_: _table(g))
+pixel_sums.register_fake(lambda x: _table(x, len(x)))

@@ -1,0 +1,176 @@
+"""Convolutions, products and batch norm over the samples of several lanes, with gradients.
+
+Gradients of parameters are summed over lanes, as pairs. Products and sums are closed operations; what is left
+to torch's compiler is pointwise, and it may fuse that as it likes.
+
+Shapes: as in `closed`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from lockstep.kernels.lrn import in_type_of, widen
+from lockstep.kernels.stock.custom_op import (
+    bias_grad,
+    conv_data_grad,
+    conv_forward,
+    conv_weight_grad,
+    lane_norm_sums,
+    lane_statistics,
+    pixel_sums,
+    product,
+    product_weight_grad,
+    stem_forward,
+    stem_weight_grad,
+)
+
+_Pair = tuple[int, int]
+_Tensors = tuple[Tensor, Tensor]
+
+
+class Conv(NamedTuple):
+    """How a convolution runs: all lanes at once where a sample's result is known to be the lane's."""
+
+    stride: _Pair
+    padding: _Pair
+    dilation: _Pair
+    groups: int
+    lane_size: int
+    total_lanes: int
+    forward_at_once: bool = False
+    gradient_at_once: bool = False
+    own: bool = False  # by kernels of ours, but for the gradient of its input
+
+
+def lane_conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, conv: Conv) -> Tensor:
+    """x through a convolution in the type of x; weight and bias get fp32 gradients, summed over lanes."""
+    y: Tensor = _Conv.apply(x, weight, x.requires_grad, *conv)
+    return y if bias is None else _Bias.apply(y, bias, conv.lane_size, conv.total_lanes)
+
+
+def lane_linear(x: Tensor, weight: Tensor, bias: Tensor | None, lane_size: int, total_lanes: int) -> Tensor:
+    """x [L · n, features] through a fully connected layer, lane by lane."""
+    y: Tensor = _Linear.apply(x, weight, x.requires_grad, lane_size)
+    return y if bias is None else _Bias.apply(y, bias, lane_size, total_lanes)
+
+
+def lane_norm(
+    x: Tensor, gamma: Tensor, beta: Tensor, running: _Tensors, norm: tuple[int, int, float, float, bool]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Batch norm by each lane's statistics; `norm`: n, a run's lanes, eps, momentum, whether a ReLU ends it.
+
+    Gives the running mean and variance too, summed over lanes.
+    """
+    found: tuple[Tensor, Tensor, Tensor] = _Norm.apply(x, gamma, beta, *running, *norm)
+    return found
+
+
+def pixel_mean(x: Tensor) -> Tensor:
+    """[N, C, H, W] → [N, C], each sample by itself."""
+    found: Tensor = _PixelMean.apply(x)
+    return found
+
+
+class _Conv(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, has_input_grad: bool, *options: Any) -> Tensor:
+        conv, w = Conv(*options), in_type_of(x, weight)
+        ctx.save_for_backward(x, w)
+        ctx.conv, ctx.has_input_grad = conv, has_input_grad
+        if conv.own:
+            return cast(Tensor, stem_forward(x, w, conv.stride, conv.padding))
+        return cast(Tensor, conv_forward(x, w, *conv[:5], conv.forward_at_once))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (g,), (x, w), conv = grads, ctx.saved_tensors, ctx.conv
+        if conv.own:
+            sizes = conv.lane_size, conv.total_lanes
+            by_weight: Tensor = stem_weight_grad(g, x, w, conv.stride, conv.padding, *sizes)
+        else:
+            by_weight = conv_weight_grad(g, x, w, *conv[:5])
+        by_input = conv_data_grad(g, x, w, *conv[:5], conv.gradient_at_once) if ctx.has_input_grad else None
+        return by_input, by_weight, None, *[None] * len(conv)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, has_input_grad: bool, lane_size: int) -> Tensor:
+        w = in_type_of(x, weight)
+        ctx.save_for_backward(x, w)
+        ctx.lane_size, ctx.has_input_grad = lane_size, has_input_grad
+        y: Tensor = product(x, w, lane_size, True)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (g,), (x, w), lane_size = grads, ctx.saved_tensors, ctx.lane_size
+        by_weight: Tensor = product_weight_grad(g, x, lane_size)
+        by_input = product(g, w, lane_size, False) if ctx.has_input_grad else None
+        return by_input, by_weight, None, None
+
+
+class _Bias(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor, lane_size: int, total_lanes: int) -> Tensor:
+        ctx.sizes = lane_size, total_lanes
+        b = in_type_of(x, bias)
+        return x + (b if x.dim() == 2 else b[:, None, None])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (g,) = grads
+        by_bias: Tensor = bias_grad(g if g.dim() == 4 else g[:, :, None, None], *ctx.sizes)
+        return g, by_bias, None, None
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, gamma: Tensor, beta: Tensor, mean: Tensor, var: Tensor, lane_size: int,
+        total_lanes: int, eps: float, momentum: float, relu: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        ctx.sizes = lane_size, total_lanes, relu
+        stats, news = lane_statistics(x, gamma, beta, mean, var, lane_size, total_lanes, eps, momentum)
+        ctx.save_for_backward(x, stats)
+        new_mean, new_var = news[0], news[1]
+        ctx.mark_non_differentiable(new_mean, new_var)
+        _, _, factor, shift = (_wide(values, lane_size) for values in stats)
+        y = in_type_of(x, widen(x) * factor + shift)
+        return torch.relu(y) if relu else y, new_mean, new_var
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        g, (x, stats), (lane_size, _, relu) = grads[0], ctx.saved_tensors, ctx.sizes
+        sums, totals = lane_norm_sums(g, x, stats, *ctx.sizes)
+        means = sums * (1.0 / (lane_size * x[0, 0].numel()))
+        centre, rate, factor, shift = (_wide(values, lane_size) for values in stats)
+        mean_gamma, mean_beta = (_wide(values, lane_size) for values in means.unbind(1))
+        normal = (widen(x) - centre) * rate
+        through = widen(g)
+        if relu:  # found again from x, which is at hand
+            through = torch.where(widen(x) * factor + shift > 0, through, 0.0)
+        away = through - mean_beta - normal * mean_gamma
+        return in_type_of(x, factor * away), totals[0], totals[1], *[None] * 7
+
+
+class _PixelMean(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.shape, ctx.share = x.shape, 1.0 / (x.shape[2] * x.shape[3])
+        return in_type_of(x, pixel_sums(x) * ctx.share)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (g,) = grads
+        spread: Tensor = (g * ctx.share)[:, :, None, None].expand(ctx.shape)
+        return spread.contiguous(memory_format=torch.channels_last)
+
+
+def _wide(values: Tensor, lane_size: int) -> Tensor:
+    """[L, C] for all pixels of a lane's samples."""
+    return values[:, None].expand(-1, lane_size, -1).reshape(-1, values.shape[1], 1, 1)

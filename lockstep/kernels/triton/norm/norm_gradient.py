@@ -1,0 +1,196 @@
+"""The gradients of a batch norm by lane: of gamma and beta lane by lane, and of what was normalized.
+
+Legend: as in `norm`; g is the gradient of what enters the ReLU, dz that of z.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lockstep.kernels.triton.lane_tree_sum import lane_tree_sum
+from lockstep.kernels.triton.norm.norm_forward import (
+    JOINED,
+    ROWS,
+    Norm,
+    border_of,
+    chunk_rows,
+    image_place,
+    lane_rows,
+)
+from lockstep.kernels.triton.norm.norm_moments import (
+    COLS,
+    AllLanes,
+    Statistics,
+    exchange,
+    halves,
+    part_places,
+)
+
+_Pair = tuple[Tensor, Tensor]
+_Tables = tuple[Tensor, Tensor | None]
+
+
+@triton.jit
+def _sums(
+    g, z, lane_mean, rate, factor, shift, by_gamma, by_beta,
+    R: tl.constexpr, C: tl.constexpr, CHUNKS: tl.constexpr, HAS_Z: tl.constexpr, RELU: tl.constexpr,
+    BR: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """A chunk's Σ g, and Σ g · x̂ where x̂ is z normalized; if RELU, of the g that come through it."""
+    SIZE: tl.constexpr = (R + CHUNKS - 1) // CHUNKS
+    part = tl.program_id(0)
+    first, count = chunk_rows(part, R, CHUNKS)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    gamma = tl.zeros((BR, BC), tl.float32)  # summed over rows at the end: that takes a barrier
+    beta = tl.zeros((BR, BC), tl.float32)
+    own = part // CHUNKS * C + c
+    if HAS_Z:
+        centre = tl.load(lane_mean + own, mask=c < C, other=0.0)
+        inverse = tl.load(rate + own, mask=c < C, other=0.0)
+    if RELU:
+        scale = tl.load(factor + own, mask=c < C, other=0.0)
+        offset = tl.load(shift + own, mask=c < C, other=0.0)
+    for start in range(0, SIZE, BR):
+        row = start + tl.arange(0, BR)
+        real = (row < count)[:, None] & (c < C)[None, :]
+        place = (first + row)[:, None] * C + c[None, :]
+        grad = tl.load(g + place, mask=real, other=0.0).to(tl.float32)
+        if HAS_Z:
+            x = tl.load(z + place, mask=real, other=0.0).to(tl.float32)
+            if RELU:
+                grad = tl.where(x * scale[None, :] + offset[None, :] > 0, grad, 0.0)
+            gamma += grad * ((x - centre[None, :]) * inverse[None, :])
+        beta += grad
+    tl.store(by_beta + part * C + c, tl.sum(beta, 0), mask=c < C)
+    if HAS_Z:
+        tl.store(by_gamma + part * C + c, tl.sum(gamma, 0), mask=c < C)
+
+
+@triton.jit
+def _total(parts, place, real, BC: tl.constexpr):
+    """Rows as pairs."""
+    value = tl.load(parts + place, mask=real, other=0.0)
+    for _ in tl.static_range(16):
+        if value.shape[0] > 1:
+            left, right = halves(value)
+            value = left + right
+    return tl.reshape(value, (BC,))
+
+
+@triton.jit
+def _totals(
+    first, second, out_first, out_second, row,
+    C: tl.constexpr, PARTS: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """Every BP parts of a lane as pairs, in one table or two: [L · PARTS, C] → rows of out."""
+    lane, group = tl.program_id(1), tl.program_id(2)
+    c = tl.program_id(0) * BC + tl.arange(0, BC)
+    _, place, real = part_places(lane, group, c, C, PARTS, BP)
+    own = (lane * tl.num_programs(2) + group).to(tl.int64) * row + c
+    tl.store(out_first + own, _total(first, place, real, BC), mask=c < C)
+    if second is not None:
+        tl.store(out_second + own, _total(second, place, real, BC), mask=c < C)
+
+
+@triton.jit
+def _dz(
+    g, z, lane_mean, rate, factor, by_gamma, by_beta, dz, total, row,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, R: tl.constexpr,
+    COUNT: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """dz = factor · (g − mean of g − x̂ · mean of g · x̂); the sums are over COUNT rows."""
+    q = tl.program_id(0) * BR + tl.arange(0, BR)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    mask = (q < total)[:, None] & (c < C)[None, :]
+    grad = tl.load(g + q[:, None] * C + c[None, :], mask=mask, other=0.0).to(tl.float32)
+    x = tl.load(z + q[:, None] * C + c[None, :], mask=mask, other=0.0).to(tl.float32)
+    lane = lane_rows(q, total, R, BR)
+    own, real = lane * C + c[None, :], (c < C)[None, :]
+    centre = tl.load(lane_mean + own, mask=real, other=0.0)
+    x = (x - centre) * tl.load(rate + own, mask=real, other=0.0)
+    part = lane.to(tl.int64) * row + c[None, :]
+    mean_gamma = tl.load(by_gamma + part, mask=real, other=0.0) * (1.0 / COUNT)
+    mean_beta = tl.load(by_beta + part, mask=real, other=0.0) * (1.0 / COUNT)
+    value = tl.load(factor + own, mask=real, other=0.0) * (grad - mean_beta - x * mean_gamma)
+    tl.store(dz + image_place(q, c, H, W, C, BH, BW), value.to(dz.dtype.element_ty), mask=mask)
+
+
+def norm_sums(
+    norm: Norm, g: Tensor, z: Tensor, stats: Sequence[Tensor], tables: _Pair, out: _Pair, *, relu: bool
+) -> None:  # fmt: skip
+    """g, z [N, H, W, C] → each lane's Σ g · x̂ and Σ g into `out`, columns of tables of one width.
+
+    `stats` are each lane's mean, rate, factor and shift; with `relu`, g is the gradient of what leaves it.
+    """
+    lanes, width = len(out[0]), triton.cdiv(norm.channels, norm.block)
+    _sums[(lanes * norm.chunks, width)](
+        g, z, *stats, *tables,
+        R=norm.rows, C=norm.channels, CHUNKS=norm.chunks, HAS_Z=True, RELU=relu, BR=ROWS, BC=norm.block,
+        enable_fp_fusion=False,
+    )  # fmt: skip
+    _join_parts(norm, tables, norm.chunks, out)
+
+
+def column_sums(norm: Norm, g: Tensor, chunks: Tensor, out: Tensor) -> None:
+    """g [N, H, W, C] → each lane's Σ g [L, C], as `norm_sums` has it."""
+    _sums[(len(out) * norm.chunks, triton.cdiv(norm.channels, norm.block))](
+        g, *[None] * 6, chunks,
+        R=norm.rows, C=norm.channels, CHUNKS=norm.chunks, HAS_Z=False, RELU=False, BR=ROWS, BC=norm.block,
+        enable_fp_fusion=False,
+    )  # fmt: skip
+    _join_parts(norm, (chunks, None), norm.chunks, (out, None))
+
+
+def _join_parts(norm: Norm, tables: _Tables, parts: int, out: _Tables) -> None:
+    """So many parts of each lane in one table or two → a row of out [L, C]."""
+    lanes = len(out[0])
+    while parts > JOINED:
+        groups, first, second = triton.cdiv(parts, JOINED), *tables
+        rest = first[lanes * parts :], None if second is None else second[lanes * parts :]
+        _sum_parts(norm, tables, parts, rest, lanes, groups)
+        tables, parts = rest, groups
+    _sum_parts(norm, tables, parts, out, lanes, 1)
+
+
+def _sum_parts(norm: Norm, tables: _Tables, parts: int, out: _Tables, lanes: int, groups: int) -> None:
+    _totals[(triton.cdiv(norm.channels, COLS), lanes, groups)](
+        *tables, *out, out[0].stride(0), C=norm.channels, PARTS=parts,
+        BP=min(triton.next_power_of_2(parts), JOINED), BC=COLS, enable_fp_fusion=False,
+    )  # fmt: skip
+
+
+def norm_grad(
+    norm: Norm, g: Tensor, z: Tensor, stats: Statistics, by_gamma: Tensor, by_beta: Tensor, dz: Tensor,
+    all_lanes: AllLanes | None = None, parts: int = 0,
+) -> None:  # fmt: skip
+    """g [N, H, W, C] → the lanes' gradients of gamma and beta, columns of a table, and dz in its border.
+
+    If so many `parts` of their sums are known for each lane, in the tables of `stats`, they are joined.
+    """
+    total, row, border, count = z.numel() // norm.channels, by_gamma.stride(0), border_of(norm, dz), norm.rows
+    assert row == by_beta.stride(0)
+    tables, sums = (stats.first_parts, stats.second_parts), (by_gamma, by_beta)
+    if parts:
+        _join_parts(norm, tables, parts, sums)
+    else:
+        each = stats.mean, stats.rate, stats.factor, stats.shift
+        norm_sums(norm, g, z, each, tables, sums, relu=False)
+    if all_lanes:
+        every = exchange(all_lanes, by_gamma, by_beta)
+        sums, row, count = (_lane_sum(every[0]), _lane_sum(every[1])), 0, count * every.shape[1]
+    _dz[(triton.cdiv(total, ROWS), triton.cdiv(norm.channels, norm.block))](
+        g, z, stats.mean, stats.rate, stats.factor, *sums, dz, total, row,
+        H=norm.height, W=norm.width, C=norm.channels, BH=border[0], BW=border[1], R=norm.rows, COUNT=count,
+        BR=ROWS, BC=norm.block, enable_fp_fusion=False,
+    )  # fmt: skip
+
+
+def _lane_sum(every: Tensor) -> Tensor:
+    """[V, C] → [C], in the lane tree."""
+    out = every.new_empty(every.shape[1])
+    lane_tree_sum(every, out)
+    return out

@@ -1,0 +1,98 @@
+"""The optimizer over all parameters in one launch, and the weights' copy for the kernels.
+
+Every operation rounds once, as `train.optimizer` says; a step that is not finite changes nothing.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lockstep.spec import Optimizer
+from lockstep.spec.optimizer_rule import RULES
+
+_BLOCK = 1024
+# what the interpreter calls from a kernel is Python anyway
+_compile = (lambda direction: direction) if triton.knobs.runtime.interpret else triton.jit
+_DIRECTIONS = {name: _compile(rule.direction) for name, rule in RULES.items()}
+
+
+@triton.jit
+def _update(
+    p, g, first, second, average, copy, values, cursor, bad, size, trained,
+    DIRECTION: tl.constexpr, MEMORY: tl.constexpr, AVERAGES: tl.constexpr, DECAY: tl.constexpr,
+    DECAYS_WEIGHTS: tl.constexpr, A: tl.constexpr, B: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """`values` [steps, 6]: see `step_values`. The first `trained` of `size` values are no statistics."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    values += tl.load(cursor) * 6
+    inside = (i < size) & (tl.load(bad) == 0)
+    lr = tl.load(values)
+    weight = tl.load(p + i, mask=inside, other=0.0)
+    given = tl.load(g + i, mask=inside, other=0.0)
+    grad = given
+    if DECAY > 0.0:
+        if DECAYS_WEIGHTS:
+            weight = weight * tl.load(values + 3)
+        else:
+            grad = grad + weight * DECAY
+    one, two = grad, grad  # where the rule remembers nothing
+    if MEMORY > 0:
+        one = tl.load(first + i, mask=inside, other=0.0)
+    if MEMORY > 1:
+        two = tl.load(second + i, mask=inside, other=0.0)
+    move, one, two = DIRECTION(
+        grad, one, two, A, B, EPS, tl.load(values + 1), tl.load(values + 2), tl.div_rn, tl.sqrt_rn
+    )
+    if MEMORY > 0:
+        tl.store(first + i, one, mask=inside)
+    if MEMORY > 1:
+        tl.store(second + i, two, mask=inside)
+    weight = tl.where(i < trained, weight - move * lr, given)
+    tl.store(p + i, weight, mask=inside)
+    if AVERAGES:
+        old = tl.load(average + i, mask=inside, other=0.0) * tl.load(values + 4)
+        tl.store(average + i, old + weight * tl.load(values + 5), mask=inside)
+    tl.store(copy + i, weight.to(copy.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _advance(cursor, bad, loss, right, results):
+    """Write the step's results down and go on to the next, unless it was not finite."""
+    step = tl.load(cursor)
+    tl.store(results + step * 2, tl.load(loss))
+    tl.store(results + step * 2 + 1, tl.load(right))
+    if tl.load(bad) == 0:
+        tl.store(cursor, step + 1)
+
+
+def update_flat(
+    optimizer: Optimizer, p: Tensor, g: Tensor, memory: list[Tensor], average: Tensor | None, copy: Tensor,
+    values: Tensor, cursor: Tensor, bad: Tensor, trained: int,
+) -> None:  # fmt: skip
+    """Change the flat table `p`, its `memory`, `average` and `copy` by the gradient `g`, unless `bad`.
+
+    `values` has a `row` for each step, read at the `cursor`. What lies behind the first `trained` values are
+    statistics, and `g` has their new values.
+    """
+    rule = RULES[optimizer.name]
+    first, second = (*memory, None, None)[:2]
+    a, b, eps = rule.numbers(optimizer.options)
+    _update[(triton.cdiv(len(p), _BLOCK),)](
+        p, g, first, second, average, copy, values, cursor, bad, len(p), trained,
+        DIRECTION=_DIRECTIONS[optimizer.name], MEMORY=len(memory), AVERAGES=average is not None,
+        DECAY=optimizer.weight_decay, DECAYS_WEIGHTS=rule.decays_weights, A=a, B=b, EPS=eps, BLOCK=_BLOCK,
+        enable_fp_fusion=False,
+    )  # fmt: skip
+
+
+def step_values(optimizer: Optimizer, lr: float, ema: float, step: int) -> list[float]:
+    """What the update reads of a step: the rate, what corrects averages, what decays weights and averages."""
+    corrections = RULES[optimizer.name].corrections(optimizer.options, step)
+    return [lr, *corrections, 1.0 - lr * optimizer.weight_decay, ema, 1.0 - ema]
+
+
+def advance_cursor(cursor: Tensor, bad: Tensor, loss: Tensor, right: Tensor, results: Tensor) -> None:
+    """End a step on the device."""
+    _advance[(1,)](cursor, bad, loss, right, results)

@@ -1,0 +1,125 @@
+"""Which kernel set runs a model's lanes, and why: a lookup, never a timing.
+
+Through the host: the reference, one lane after another, or all lanes of a small chain batched. On the device:
+fused or compiled kernels. Every way must give the bits of the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from lockstep.comm.tree import subtrees
+from lockstep.data.loader import Lanes
+from lockstep.errors import ModelError, SpecError
+from lockstep.kernels.loss import CrossEntropy, Loss
+from lockstep.lower.batched import BatchedLanes, chain_of, same_bits
+from lockstep.lower.lane_by_lane import LaneByLane
+from lockstep.lower.program import DeviceLowering
+from lockstep.spec import Run
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A step's lanes, for their shapes; and what was found out in earlier generations."""
+
+    read: Callable[[], Lanes]
+    # whether lanes that make these subtrees (their heights) give the reference's bits when batched
+    known: dict[tuple[int, ...], bool] = field(default_factory=dict)
+
+
+def lower_for_host(
+    model: nn.Module,
+    loss: Loss,
+    *,
+    seed: int,
+    bf16: bool,
+    rounds: bool = False,
+    sample: Sample | None = None,
+) -> LaneByLane:
+    """Choose how a model's lanes run with stock kernels.
+
+    A small chain of stock layers runs all lanes batched if, on fixed values, every bit is the reference's.
+    With a wire type that `rounds` every node of the tree, only the reference does.
+    """
+    reference = LaneByLane(model, loss, seed, bf16)
+    chain = chain_of(model)
+    if chain is None or sample is None or bf16 or rounds:
+        return reference
+    lanes, batched, known = sample.read(), BatchedLanes(model, loss, seed, chain), sample.known
+    heights = tuple(height for _, height in subtrees(lanes.numbers))
+    if heights not in known:
+        small = lanes.num_lanes > 1 and batched.is_small(lanes)
+        known[heights] = small and same_bits(batched, reference, lanes)
+    return batched if known[heights] else reference
+
+
+def lower_for_device(
+    run: Run,
+    model: nn.Module,
+    loss: Loss,
+    shape: tuple[int, int, int],
+    device: torch.device,
+    trains: bool = True,
+) -> DeviceLowering | None:
+    """How whole steps run on the device; None for stock kernels through the host.
+
+    `auto` takes fused kernels where they are known to pay, else lets torch compile what it can. What is for a
+    run that `trains` no more is for evaluation only.
+    """
+    wanted, found = run.kernels.set, None
+    sets = _auto_sets(run, device) if wanted == "auto" else (wanted,)
+    for kernels in sets:
+        if kernels == "stock":
+            continue
+        try:
+            found = _find_lowering(run, kernels, model, loss, shape, device, trains)
+            break
+        except ModelError as error:
+            if wanted != "auto":
+                also = " and train.sync_norm=false" if run.train.sync_norm else ""
+                raise ModelError(f"kernels.set={wanted}: {error}: use kernels.set=auto{also}") from None
+    if trains and run.kernels.table and not Path(run.kernels.table).is_file():
+        raise SpecError(f"kernels.table={run.kernels.table}: there is no such file")
+    if trains and run.train.sync_norm and not (found and found.program.shares_norms):
+        fix = "" if wanted == "fused" else "kernels.set=fused with a resnet on a GPU, or "
+        raise ModelError(
+            "train.sync_norm=true: only residual networks with fused kernels have batch norms that see all "
+            f"lanes: use {fix}train.sync_norm=false"
+        )
+    return found
+
+
+def _auto_sets(run: Run, device: torch.device) -> tuple[str, ...]:
+    """What `auto` tries, in order: a lookup by device and precision."""
+    if device.type != "cuda" or run.train.precision == "fp32":
+        return ()
+    return ("fused", "compiled") if run.train.precision == "bf16" else ("fused",)
+
+
+def _find_lowering(
+    run: Run,
+    kernels: str,
+    model: nn.Module,
+    loss: Loss,
+    shape: tuple[int, int, int],
+    device: torch.device,
+    trains: bool,
+) -> DeviceLowering:
+    if not find_spec("triton"):
+        raise ModelError("the package triton is not installed")
+    from lockstep.kernels.triton import is_usable
+
+    if not is_usable(device):
+        raise ModelError(f"its kernels do not run on {device.type}")
+    if not isinstance(loss, CrossEntropy):
+        raise ModelError("it has no loss but cross_entropy")
+    kernel_set = import_module(f"lockstep.lower.{kernels}")  # each is a folder here
+    found: DeviceLowering = kernel_set.find_lowering(run, model, shape, device, trains)
+    return found

@@ -1,0 +1,56 @@
+"""A compiled model in eval mode: PyTorch's kernels, fixed weights, one block of images at a time.
+
+Its calls can be captured as a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import torch
+from torch import nn
+
+from lockstep.kernels.numerics import half_precision
+from lockstep.kernels.triton.conv.tile import KERNEL_TYPES
+from lockstep.lower.compiled.compiled_network import CompiledModel
+from lockstep.lower.eval_network import ScoreBuffers
+from lockstep.models.tensors import model_tensors
+from lockstep.spec import Train
+
+
+def fix_weights(module: nn.Module, precision: str) -> nn.Module:
+    """A copy for inference, whose products have their weights in the type they are computed in.
+
+    That type is what autocast would cast them to for every batch, so it changes no bit.
+    """
+    fixed: nn.Module = deepcopy(module).to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
+    for part in fixed.modules():
+        vars(part).pop("forward", None)  # the dropout of a model that trains
+        if isinstance(part, (nn.Conv2d, nn.Linear)):
+            part.to(KERNEL_TYPES[precision][0])
+    return fixed
+
+
+class CompiledEval(ScoreBuffers):
+    """One block of images by PyTorch's kernels; the model's module has fixed weights."""
+
+    pad = (0, 0)
+
+    def __init__(self, model: CompiledModel, size: int, train: Train, device: torch.device) -> None:
+        super().__init__(1, size, model.classes, train.label_smoothing, device)
+        self._module, (channels, height, width) = model.module, model.image
+        self._device, self._bf16, dtype = device, train.precision == "bf16", KERNEL_TYPES[train.precision][0]
+        self.x = [torch.zeros(size, height, width, channels, dtype=dtype, device=device)]
+
+    @torch.no_grad()
+    def load(self, model: nn.Module) -> None:
+        """Take the weights and statistics of a model."""
+        own = model_tensors(self._module)
+        for name, tensor in model_tensors(model).items():
+            own[name].copy_(tensor)
+
+    @torch.no_grad()
+    def forward(self, training: bool = False) -> None:
+        assert not training
+        with half_precision(self._device, self._bf16):
+            self.logits.copy_(self._module(self.x[0].permute(0, 3, 1, 2)))

@@ -1,0 +1,150 @@
+"""Compiled model, what executes it: PyTorch's kernels and torch.compile, forward and backward of all lanes.
+
+A gradient's way begins here: backward → lane tree. Layers know lanes (`lane_module`), so that one call
+computes several and gives their sum.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.errors import ModelError
+from lockstep.kernels.stock.lane_function import Conv
+from lockstep.kernels.triton.conv.tile_table import Table
+from lockstep.kernels.triton.lane_tree_sum import lane_tree_sum
+from lockstep.kernels.triton.softmax_loss import cross_entropy, lane_means
+from lockstep.lower.compiled.compiled_layer import LaneDropout, LaneNorm, Sizes, by_lane
+from lockstep.lower.flat_table import DeviceNetwork, Slot
+from lockstep.spec import Train
+
+# bits must not depend on what is fused with what, nor on a timing
+_OPTIONS: dict[str, Any] = {"deterministic": True, "emulate_precision_casts": True}
+_COMPILATIONS = 64  # of one function: a worker whose lanes are no power of two needs several
+
+
+@dataclass(frozen=True)
+class CompiledModel:
+    """A module whose samples do not mix, an image's C, H, W, and how its convolutions run."""
+
+    module: nn.Module
+    image: tuple[int, int, int]
+    classes: int
+    convs: Mapping[str, Conv]
+
+
+class CompiledNetwork(DeviceNetwork):
+    """Runs `lanes` lanes of `lane_size` samples through a module; the weights are parts of one flat table."""
+
+    pad = (0, 0)
+
+    def __init__(
+        self, model: CompiledModel, lanes: int, train: Train, device: torch.device, _: Table
+    ) -> None:
+        module, (channels, height, width) = deepcopy(model.module).train(), model.image
+        floats = [buffer for buffer in module.buffers() if buffer.is_floating_point()]
+        slots = [Slot(p.numel()) for p in module.parameters()]
+        slots += [Slot(buffer.numel(), is_statistic=True) for buffer in floats]
+        super().__init__(slots, model.classes, lanes, train, device)
+        self.copy = self.weights
+        self.x = [self.zeros(lanes * self.lane_size, height, width, channels)]
+        self._aux_weight = float(getattr(module, "aux_weight", 0.0))
+        self._module = by_lane(module, Sizes(self.lane_size, train.lanes, lanes, self.dtype), model.convs)
+        self._bind()
+        drops = [drop for drop in self._module.modules() if isinstance(drop, LaneDropout)]
+        self._drop_keys = [drop.keys for drop in drops]
+        self.keys = self.zeros(len(drops), lanes, dtype=torch.int64)
+        self._forward = self._compile()
+        self._scores = [self.zeros(lanes, dtype=torch.float32) for _ in range(2)]
+
+    def compute(self) -> None:
+        """Nothing: lanes are computed with their sum."""
+
+    def sum_lanes(self, lanes: range, out: Tensor, bad: Tensor) -> None:
+        rows = slice(lanes.start * self.lane_size, lanes.stop * self.lane_size)
+        for keys, own in zip(self.keys, self._drop_keys, strict=True):
+            own[: len(lanes)].copy_(keys[lanes.start : lanes.stop])
+        try:
+            with torch.enable_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # what torch's compiler says of its own parts
+                heads = self._forward(self.x[0][rows].permute(0, 3, 1, 2))
+                scores = self._score(heads, rows, lanes, out)
+                grads = torch.autograd.grad(
+                    heads, self._params, scores, allow_unused=True, materialize_grads=True
+                )
+        except Exception as error:
+            from torch._dynamo.exc import TorchDynamoException
+
+            if not isinstance(error, TorchDynamoException):
+                raise
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise ModelError(
+                f"kernels.set=compiled: torch cannot compile the model: {reason}: use kernels.set=stock"
+            ) from None
+        torch._foreach_copy_(self._views(out, self._params), list(grads))
+        if self._news:
+            torch._foreach_copy_(self._views(out, self._news, len(self._params)), self._news)
+
+    @torch.no_grad()
+    def _score(self, heads: tuple[Tensor, ...], rows: slice, lanes: range, out: Tensor) -> list[Tensor]:
+        """Loss and right answers of the lanes, and the gradient of every head's logits."""
+        loss, right, labels = self.loss[rows], self.right[rows], self.labels[rows]
+        mean, hits = (scores[: len(lanes)] for scores in self._scores)
+        total, grads = torch.zeros_like(mean), []
+        for number in reversed(range(len(heads))):  # so that the first one's right answers stay
+            grad, weight = torch.empty_like(heads[number]), self._aux_weight if number else 1.0
+            cross_entropy(heads[number].detach(), labels, loss, right, grad, self.lane_size, self._smoothing)
+            lane_means(loss, right, mean, hits)
+            total += mean * weight
+            grads.append(grad * weight)
+        self.logits[rows].copy_(heads[0].detach())
+        for values, place in ((total, self.layout.loss), (hits, self.layout.right)):
+            lane_tree_sum(values[:, None], out[place : place + 1])
+        return grads[::-1]
+
+    def _bind(self) -> None:
+        """Let parameters and running statistics lie in the flat table."""
+        self._params = list(self._module.parameters())
+        norms = [module for module in self._module.modules() if isinstance(module, LaneNorm)]
+        buffers = [buffer for norm in norms for buffer in (norm.running_mean, norm.running_var)]
+        self._news = [buffer for norm in norms for buffer in (norm.new_mean, norm.new_var)]
+        for tensor, view in zip(
+            [*self._params, *buffers], self._views(self.weights, [*self._params, *buffers]), strict=True
+        ):
+            tensor.data = view
+
+    def _views(self, flat: Tensor, tensors: list[Any], first: int = 0) -> list[Tensor]:
+        """Parts of a flat table shaped as tensors, from slot `first` on."""
+        views = []
+        for place, tensor in zip(self.layout.places[first:], tensors, strict=False):
+            views.append(as_lying(flat[place], tensor.shape))
+        return views
+
+    def _compile(self) -> Callable[[Tensor], tuple[Tensor, ...]]:
+        module = self._module
+
+        def forward(images: Tensor) -> tuple[Tensor, ...]:
+            outputs = module(images)
+            heads = outputs if isinstance(outputs, tuple) else (outputs,)
+            return tuple(head.float().contiguous() for head in heads)
+
+        if self._device.type != "cuda":
+            return forward
+        torch._dynamo.config.recompile_limit = _COMPILATIONS
+        compiled: Callable[[Tensor], tuple[Tensor, ...]] = torch.compile(
+            forward, fullgraph=True, dynamic=False, options=_OPTIONS
+        )
+        return compiled
+
+
+def as_lying(flat: Tensor, shape: torch.Size) -> Tensor:
+    """A part of a flat table as a tensor of some shape; CO CI KH KW lies as CO KH KW CI."""
+    if len(shape) != 4:
+        return flat.view(shape)
+    return flat.view(shape[0], shape[2], shape[3], shape[1]).permute(0, 3, 1, 2)

@@ -1,0 +1,150 @@
+"""Compiled model, the program: which models can be compiled, and how their tensors lie in flat tables.
+
+`compiled_network` executes it, `compiled_eval` in eval mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.errors import ModelError
+from lockstep.kernels.global_average import GlobalAverage
+from lockstep.kernels.lrn import LRN
+from lockstep.kernels.triton.conv.fused_layer import Layer
+from lockstep.kernels.triton.conv.tile import KERNEL_TYPES
+from lockstep.kernels.triton.conv.tile_table import Table
+from lockstep.lower.batched import is_untouched
+from lockstep.lower.compiled.compiled_eval import CompiledEval, fix_weights
+from lockstep.lower.compiled.compiled_layer import look
+from lockstep.lower.compiled.compiled_network import CompiledModel, CompiledNetwork, as_lying
+from lockstep.lower.compiled.conv_probe import choose_convs, convs_digest
+from lockstep.lower.eval_network import EvalNetwork
+from lockstep.lower.flat_table import Layout, Make
+from lockstep.lower.program import DeviceLowering, Load
+from lockstep.models.block import BlockModel
+from lockstep.models.googlenet import GoogLeNet, Inception
+from lockstep.models.resnet import Residual
+from lockstep.spec import Train
+
+_MOST_SAMPLES, _MOST_VALUES = 2**15, 2**31  # that kernels count
+# layers that compute every sample by itself, but for those that are made to know lanes
+_LAYERS = (
+    nn.Conv2d, nn.Linear, nn.BatchNorm2d, nn.Dropout, GlobalAverage, LRN, nn.ReLU, nn.Sigmoid, nn.Tanh,
+    nn.MaxPool2d, nn.AvgPool2d, nn.Flatten, nn.Identity,
+)  # fmt: skip
+# of modules that call each of their parts once
+_FORWARDS = {
+    kind.forward for kind in (BlockModel, GoogLeNet, Inception, Residual, nn.Sequential, nn.ModuleDict)
+}
+
+
+@dataclass(frozen=True)
+class CompiledProgram:
+    """A model whose lanes torch compiles."""
+
+    model: CompiledModel
+    drops: tuple[str, ...]
+    largest: int  # values of a sample that a layer gives
+
+    @property
+    def kernels(self) -> str:
+        return "compiled"
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """None is fused."""
+        return ()
+
+    @property
+    def shares_norms(self) -> bool:
+        return False
+
+    def make_eval(self, lowering: DeviceLowering, lanes: int) -> tuple[EvalNetwork, Load]:
+        """One block at a time: with stock kernels a sample's bits may depend on its batch."""
+        train = lowering.train
+        fixed = fix_weights(self.model.module, train.precision)
+        size = train.batch // train.lanes
+        network = CompiledEval(replace(self.model, module=fixed), size, train, lowering.device)
+        return network, network.load
+
+    def facts(self, table: Table, precision: str) -> dict[str, str]:
+        return {"convolutions": convs_digest(self.model.convs)}
+
+    @property
+    def make(self) -> Make:
+        """Makes buffers and kernels for a number of lanes."""
+        return partial(CompiledNetwork, self.model)
+
+    def to_flat(self, layout: Layout, tensors: Sequence[Tensor], flat: Tensor) -> None:
+        """Copy tensors shaped as the parameters, or as those and the statistics, into a flat table."""
+        for place, tensor in zip(layout.places, tensors, strict=False):
+            as_lying(flat[place], tensor.shape).copy_(tensor)
+
+    def from_flat(self, layout: Layout, flat: Tensor, tensors: Sequence[Tensor]) -> None:
+        """Copy a flat table into tensors shaped as the parameters, or as those and the statistics."""
+        for place, tensor in zip(layout.places, tensors, strict=False):
+            tensor.copy_(as_lying(flat[place], tensor.shape))
+
+
+def find_compiled(
+    model: nn.Module, image: tuple[int, int, int], train: Train, trains: bool = True
+) -> CompiledProgram:
+    """The model for stock kernels on the device, if all that it is made of is known there.
+
+    For one that `trains` no more, how its convolutions run several lanes is not chosen.
+    """
+    modules = list(model.named_modules(remove_duplicate=False))
+    for name, module in modules:
+        what = f"'{name or 'the model'}' ({type(module).__name__})"
+        _check(what, module)
+        if trains:
+            _check_trained(what, module)
+    if sum(len(list(module.parameters(recurse=False))) for _, module in modules) != len(
+        list(model.parameters())
+    ):
+        raise ModelError("a layer or a parameter of the model is used twice")
+    device = next(model.parameters()).device
+    try:
+        copy = deepcopy(model).train(trains)
+    except Exception as error:  # whatever the owner keeps in it
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ModelError(f"the model cannot be copied: {reason}") from None
+    if not all(module.training == trains for module in copy.modules()):
+        raise ModelError("a layer of the model does not train with it")
+    seen = look(copy, torch.zeros(2, *image, device=device))
+    if trains and (train.batch >= _MOST_SAMPLES or seen.largest * train.batch >= _MOST_VALUES):
+        raise ModelError(
+            f"train.batch={train.batch} is too large: a layer has more values than its kernels count"
+        )
+    drops = tuple(name for name, module in model.named_modules() if type(module) is nn.Dropout)
+    convs = choose_convs(model, seen.shapes, train, KERNEL_TYPES[train.precision][0]) if trains else {}
+    return CompiledProgram(CompiledModel(model, image, seen.classes, convs), drops, seen.largest)
+
+
+def _check(what: str, module: nn.Module) -> None:
+    """Refuse what would be computed otherwise than by itself."""
+    if not (type(module) in _LAYERS or getattr(type(module), "forward", None) in _FORWARDS):
+        raise ModelError(f"it does not know {what}, whose samples may mix")
+    if not is_untouched(module):
+        raise ModelError(f"{what} has a hook or a forward of its owner's")
+    if isinstance(module, nn.Conv2d) and (module.padding_mode != "zeros" or isinstance(module.padding, str)):
+        raise ModelError(f"the padding of {what} is not by numbers and zeros")
+
+
+def _check_trained(what: str, module: nn.Module) -> None:
+    """Refuse parameters and buffers that a step does not know how to change."""
+    for parameter in module.parameters(recurse=False):
+        if not parameter.requires_grad or parameter.dtype != torch.float32:
+            raise ModelError(f"a parameter of {what} is frozen or not in fp32")
+    if not isinstance(module, nn.BatchNorm2d) and list(module.buffers(recurse=False)):
+        raise ModelError(f"{what} has a buffer of its own")
+    if isinstance(module, nn.BatchNorm2d) and not (
+        module.affine and module.track_running_stats and module.momentum is not None
+    ):
+        raise ModelError(f"{what} is a batch norm without parameters, running statistics or momentum")

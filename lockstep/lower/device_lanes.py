@@ -1,0 +1,97 @@
+"""Lanes with kernels that take all lanes of a worker at once.
+
+A gradient starts here: backward → lane tree → bucket → … → optimizer. Lanes run on the buffers of a network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.comm.group import Group
+from lockstep.comm.tree import subtrees, worker_lanes
+from lockstep.data.loader import Lanes
+from lockstep.kernels import random
+from lockstep.kernels.loss import CrossEntropy
+from lockstep.lower.flat_table import DeviceNetwork
+from lockstep.lower.lane_by_lane import LaneByLane, LaneOutput, OnGradient
+from lockstep.lower.program import DeviceLowering, fill_weights
+
+
+class DeviceLanes(LaneByLane):
+    """Runs the lanes of a model on the buffers of a network."""
+
+    def __init__(
+        self, model: nn.Module, lowering: DeviceLowering, seed: int, group: Group | None = None
+    ) -> None:
+        train = lowering.train
+        super().__init__(model, CrossEntropy(train.label_smoothing), seed, train.precision == "bf16")
+        self.program, self._lowering, self._group = lowering.program, lowering, group or Group()
+
+    def network(self, lanes: int) -> DeviceNetwork:
+        """Buffers and kernels for so many lanes."""
+        network = self._lowering.network(lanes)
+        network.all_lanes = self._all_lanes
+        return network
+
+    @torch.no_grad()
+    def run(self, lanes: Lanes, step: int, early: OnGradient | None = None) -> Iterator[LaneOutput]:
+        """One output for each maximal aligned subtree of the lanes: the sum over it."""
+        self.model.train()
+        own = lanes.numbers
+        network = self.network(lanes.num_lanes)
+        self._fill(network, lanes, self.dropout_keys(own, step))
+        network.compute()
+        for first, height in self.roots(own):
+            yield self._output(network, range(first - own.start, first - own.start + (1 << height)), height)
+
+    def roots(self, own: range) -> list[tuple[int, int]]:
+        """What a worker sums by itself; with a wire type that rounds every node, nothing."""
+        return subtrees(own) if self._lowering.train.wire == "fp32" else [(lane, 0) for lane in own]
+
+    def _all_lanes(self, own: Tensor) -> Tensor:
+        """[L, …] of this worker's lanes → [V, …] of all workers', in order."""
+        group, total = self._group, self._lowering.train.lanes
+        if group.size == 1:
+            return own
+        counts = [len(worker_lanes(total, group.size, rank)) for rank in range(group.size)]
+        mine = own.new_zeros(max(counts), *own.shape[1:])
+        mine[: len(own)] = own
+        every = mine.new_empty(group.size, *mine.shape)
+        group.all_gather(every, mine)
+        return torch.cat([rows[:count] for rows, count in zip(every, counts, strict=True)])
+
+    def _fill(self, network: DeviceNetwork, lanes: Lanes, keys: Tensor) -> None:
+        """Images, labels, weights and keys to where the kernels read them."""
+        images, x = lanes.images.permute(0, 2, 3, 1), network.x[0]
+        high, wide, channels = images.shape[1:]
+        if x.shape[3] == channels:
+            top, left = (x.shape[1] - high) // 2, (x.shape[2] - wide) // 2
+            x[:, top : top + high, left : left + wide].copy_(images)
+        else:
+            x.copy_(images.reshape(x.shape))
+        network.labels.copy_(lanes.labels)
+        fill_weights(self.program, network, self.model)
+        network.keys.copy_(keys)
+
+    def _output(self, network: DeviceNetwork, lanes: range, height: int) -> LaneOutput:
+        layout, device = network.layout, network.logits.device
+        flat = torch.empty(layout.size, device=device)
+        network.sum_lanes(lanes, flat, torch.zeros(1, dtype=torch.int32, device=device))
+        grads = [torch.empty_like(p) for p in self.params.values()]
+        floats = [torch.empty_like(buffer) for buffer in self.float_buffers()]
+        self.program.from_flat(layout, flat, [*grads, *floats])
+        size = network.lane_size
+        logits = network.logits[lanes.start * size : lanes.stop * size].clone()
+        counts = [count + 1 for count in self.int_buffers()]
+        return LaneOutput(flat[layout.loss].clone(), logits, grads, floats, counts, height)
+
+    def dropout_keys(self, lanes: range, step: int) -> Tensor:
+        """A key for each layer and lane of a step."""
+        keys = [
+            [random.key("dropout", self._seed, step, lane, name) if name else 0 for lane in lanes]
+            for name in self.program.drops
+        ]
+        return torch.tensor(keys, dtype=torch.int64).view(len(keys), len(lanes))

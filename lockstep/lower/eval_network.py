@@ -1,0 +1,55 @@
+"""A network in eval mode: images in, logits out, and the loss of each sample.
+
+Evaluation and prediction use it; every program makes one, or has a training network that is one too.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from lockstep.kernels.triton.compiler_watch import watch_compiler
+from lockstep.kernels.triton.softmax_loss import cross_entropy
+
+
+class EvalNetwork(Protocol):
+    """`lanes` blocks of `lane_size` images, and their scores."""
+
+    lanes: int
+    lane_size: int
+    x: list[Tensor]  # the first is the images, N H W C, in a border of `pad`
+    labels: Tensor
+    logits: Tensor
+    loss: Tensor
+    right: Tensor
+
+    @property
+    def pad(self) -> tuple[int, int]: ...
+
+    def forward(self, training: bool) -> None:
+        """Images → logits."""
+
+    def score(self) -> None:
+        """Logits and labels → each sample's loss, and whether it is right."""
+
+
+class ScoreBuffers:
+    """Labels, logits and scores of `lanes` blocks of `lane_size` images."""
+
+    def __init__(
+        self, lanes: int, lane_size: int, classes: int, smoothing: float, device: torch.device
+    ) -> None:
+        watch_compiler()
+        self.lanes, self.lane_size, self._smoothing = lanes, lane_size, smoothing
+        count = lanes * lane_size
+        self.labels = torch.zeros(count, dtype=torch.int32, device=device)
+        self.logits, self._grad = (torch.zeros(count, classes, device=device) for _ in range(2))
+        self.loss, self.right = (torch.zeros(count, device=device) for _ in range(2))
+
+    def score(self) -> None:
+        """Logits and labels → each sample's loss, and whether it is right."""
+        cross_entropy(
+            self.logits, self.labels, self.loss, self.right, self._grad, self.lane_size, self._smoothing
+        )

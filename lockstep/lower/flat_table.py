@@ -1,0 +1,172 @@
+"""The flat tables of a network on a device: weights, their copy in the kernels' type, gradients lane by lane.
+
+A gradient's way begins here: backward → lane tree. A network's tensors lie one after another in a table; so
+do the parts of their gradients, a row for each chunk of each lane.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lockstep.kernels.triton.compiler_watch import watch_compiler
+from lockstep.kernels.triton.conv.fused_layer import Layer
+from lockstep.kernels.triton.conv.tile import KERNEL_TYPES, Tile
+from lockstep.kernels.triton.conv.tile_table import Table
+from lockstep.kernels.triton.lane_tree_sum import lane_tree_sum
+from lockstep.kernels.triton.softmax_loss import cross_entropy, lane_means
+from lockstep.spec import Train
+
+_ALIGN = 64  # elements; a load of 16 bytes must not straddle two tensors
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A tensor of so many values; a lane's part of it is computed in so many chunks.
+
+    The part of a parameter is its gradient; that of a `statistic` its new value.
+    """
+
+    size: int
+    chunks: int = 1
+    is_statistic: bool = False
+
+
+@dataclass
+class _Group:
+    """Neighbours in the flat tables whose parts are cut into equally many chunks a lane."""
+
+    chunks: int
+    first: int
+    stop: int = 0
+
+
+class Layout:
+    """Where every tensor lies in the flat tables: parameters; statistics; the loss and the right answers."""
+
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        self.size = 0
+        self.groups: list[_Group] = []
+        order = sorted(range(len(slots)), key=lambda i: (slots[i].is_statistic, -slots[i].chunks))
+        found = {i: self._take(slots[i]) for i in order}
+        self.places = [found[i] for i in range(len(slots))]
+        self.params = min((found[i].start for i in order if slots[i].is_statistic), default=self.size)
+        self.loss: int = self._take(Slot(1)).start
+        self.right: int = self._take(Slot(1)).start
+
+    def _take(self, slot: Slot) -> slice:
+        if not self.groups or self.groups[-1].chunks != slot.chunks:
+            self.groups.append(_Group(slot.chunks, self.size))
+        first = self.size
+        self.size += -(-slot.size // _ALIGN) * _ALIGN
+        self.groups[-1].stop = self.size
+        return slice(first, first + slot.size)
+
+
+class DeviceNetwork(ABC):
+    """A network for `lanes` lanes: its flat tables, and images, labels and logits beside them."""
+
+    x: list[Tensor]  # the first is the images, in a border of `pad`
+    pad: tuple[int, int]
+    keys: Tensor  # of dropout, for each layer and lane
+    copy: Tensor  # the weights in the kernels' type
+
+    def __init__(
+        self, slots: Sequence[Slot], classes: int, lanes: int, train: Train, device: torch.device
+    ) -> None:
+        watch_compiler()
+        self.lanes, self.lane_size = lanes, train.batch // train.lanes
+        self.dtype, self.precision = KERNEL_TYPES[train.precision]
+        self._smoothing, self._device = train.label_smoothing, device
+        self.layout = Layout(slots)
+        count, single = lanes * self.lane_size, torch.float32
+        self.labels = self.zeros(count, dtype=torch.int32)
+        self.logits = self.zeros(count, classes, dtype=single)
+        self.loss, self.right = self.zeros(count, dtype=single), self.zeros(count, dtype=single)
+        self.weights = self.zeros(self.layout.size, dtype=single)  # the master weights
+        self.all_lanes: Callable[[Tensor], Tensor] = lambda own: own  # [L, …] → [V, …] of all workers
+
+    @abstractmethod
+    def compute(self) -> None:
+        """Images, labels, keys and weights → what `sum_lanes` sums."""
+
+    @abstractmethod
+    def sum_lanes(self, lanes: range, out: Tensor, bad: Tensor) -> None:
+        """The lane tree over gradients, statistics, loss and right answers of a power of two of lanes."""
+
+    def zeros(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """A buffer, in the kernels' type unless said."""
+        return torch.zeros(shape, dtype=dtype or self.dtype, device=self._device)
+
+
+class KernelNetwork(DeviceNetwork):
+    """A network of fused layers; gradients lie in parts, a row for each chunk of each lane."""
+
+    layers: list[Layer]
+    tiles: list[dict[str, Tile]]  # of each layer's operations
+
+    def __init__(
+        self, slots: Sequence[Slot], classes: int, lanes: int, train: Train, device: torch.device
+    ) -> None:
+        super().__init__(slots, classes, lanes, train, device)
+        self.copy = self.zeros(self.layout.size)
+        self._parts = [
+            self.zeros(lanes * group.chunks, group.stop - group.first, dtype=torch.float32)
+            for group in self.layout.groups
+        ]
+
+    @property
+    def pad(self) -> tuple[int, int]:  # type: ignore[override]
+        """The border that the first layer reads."""
+        return self.layers[0].pad
+
+    @abstractmethod
+    def forward(self) -> None:
+        """x[0] and the weights' copy → logits, as in training."""
+
+    @abstractmethod
+    def run(self, operation: str, i: int) -> None:
+        """One operation of layer i by itself."""
+
+    @abstractmethod
+    def score(self) -> None:
+        """logits and labels → each sample's loss, whether it is right, and the gradient of its logits."""
+
+    @abstractmethod
+    def backward(self) -> None:
+        """logits and labels → the parts of all gradients, each lane's loss and its right answers."""
+
+    def compute(self) -> None:
+        self.forward()
+        self.backward()
+
+    def score_into(self, grad: Tensor) -> None:
+        """logits and labels → each sample's loss, whether it is right, and the gradient of its logits."""
+        cross_entropy(
+            self.logits, self.labels, self.loss, self.right, grad.view(len(self.logits), -1),
+            self.lane_size, self._smoothing,
+        )  # fmt: skip
+
+    def average_scores(self) -> None:
+        """Each lane's mean loss and its right answers, to where its gradients are."""
+        ends = [self.part(slice(at, at + 1)).squeeze(1) for at in (self.layout.loss, self.layout.right)]
+        lane_means(self.loss, self.right, *ends)
+
+    def sum_lanes(self, lanes: range, out: Tensor, bad: Tensor) -> None:
+        for group, parts in zip(self.layout.groups, self._parts, strict=True):
+            own = parts[lanes.start * group.chunks : lanes.stop * group.chunks]
+            lane_tree_sum(own, out[group.first : group.stop], bad, 1.0)
+
+    def part(self, place: slice) -> Tensor:
+        """The columns of the parts that hold the gradients of `place`."""
+        for group, parts in zip(self.layout.groups, self._parts, strict=True):
+            if group.first <= place.start < group.stop:
+                return parts[:, place.start - group.first : place.stop - group.first]
+        raise AssertionError(place)
+
+
+Make = Callable[[int, Train, torch.device, Table], DeviceNetwork]  # for so many lanes

@@ -1,0 +1,119 @@
+"""Fused residual network in eval mode: fixed weights and statistics, images to logits.
+
+A unit whose tile is a box is one launch, with its norm, residual and ReLU; others are two. What no later unit
+reads is written over by one of the same shape.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lockstep.kernels.triton.conv.fused_forward import forward
+from lockstep.kernels.triton.conv.fused_layer import Layer
+from lockstep.kernels.triton.conv.tile import KERNEL_TYPES
+from lockstep.kernels.triton.conv.tile_table import Table
+from lockstep.kernels.triton.conv.tma_box import takes_boxes
+from lockstep.kernels.triton.conv.tma_forward import Ending, box_conv
+from lockstep.kernels.triton.norm.norm_forward import apply
+from lockstep.kernels.triton.norm.pixel_average import average
+from lockstep.lower.eval_network import ScoreBuffers
+from lockstep.lower.flat_table import Layout
+from lockstep.lower.fused.residual_unit import IMAGES, PER_UNIT, Unit, make_norm, make_slots, with_border
+from lockstep.spec import Train
+
+_Shape = tuple[int, int, int]
+
+
+class ResidualEval(ScoreBuffers):
+    """`lanes` blocks of `lane_size` images through units and a classifier."""
+
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        head: Layer,
+        lanes: int,
+        train: Train,
+        device: torch.device,
+        table: Table,
+    ) -> None:
+        self._units, self._head, self._device = list(units), head, device
+        super().__init__(lanes, train.batch // train.lanes, head.out_channels, train.label_smoothing, device)
+        self._dtype, self._precision = KERNEL_TYPES[train.precision]
+        layers = [*(unit.layer for unit in units), head]
+        self._tiles = [table.tiles(layer, train.precision)["forward"] for layer in layers]
+        self.layout = Layout(make_slots(units, head, [1] * len(layers)))
+        self.weights, self.copy = self._zeros(self.layout.size, single=True), self._zeros(self.layout.size)
+        count, first = len(self.labels), units[0].layer
+        images = first.height, first.width, first.in_channels
+        self.x = [self._zeros(count, *with_border(units, IMAGES, images))]
+        self._norms = [make_norm(unit, count, 1) for unit in units]
+        self._y, self._z = self._share_buffers(count)
+        self._pooled = self._zeros(count, *head.in_shape)
+
+    @property
+    def pad(self) -> tuple[int, int]:
+        """The border that the first layer reads."""
+        return self._units[0].layer.pad
+
+    def fold(self) -> None:
+        """What each norm makes of its convolution's result: a factor and a shift, for its gamma and beta."""
+        for i, unit in enumerate(self._units):
+            _, gamma, beta, mean, var = (self.weights[place] for place in self._places(i))
+            gamma /= torch.sqrt(var + unit.eps)
+            beta -= mean * gamma
+
+    def forward(self, training: bool = False) -> None:
+        """x[0] → logits."""
+        assert not training
+        for i, unit in enumerate(self._units):
+            tile, (place, *both, _, _) = self._tiles[i], self._places(i)
+            weight, factor, shift = self.copy[place], *(self.weights[each] for each in both)
+            x = self.x[0] if unit.source == IMAGES else self._y[unit.source]
+            residual = None if unit.residual is None else self._y[unit.residual]
+            if i in self._z:
+                forward(unit.layer, x, weight, None, self._z[i], None, tile, precision=self._precision)
+                apply(self._norms[i], self._z[i], factor, shift, self._y[i], residual, self._norms[i].rows)
+            else:
+                ending = Ending(factor, shift, residual, unit.relu)
+                box_conv(unit.layer, x, weight, self._y[i], tile, ending=ending, precision=self._precision)
+        average(self._norms[-1], self._y[-1], self._pooled)
+        values = self.copy[self.layout.places[-2]], self.weights[self.layout.places[-1]]
+        given, tile = (self._pooled, *values, self.logits), self._tiles[-1]
+        forward(self._head, *given, None, tile, precision=self._precision)
+
+    def _share_buffers(self, count: int) -> tuple[list[Tensor], dict[int, Tensor]]:
+        """What each unit gives, and what the convolution of one without boxes gives."""
+        given: list[Tensor] = []
+        readers = {  # the last one of each unit
+            before: i
+            for i, unit in enumerate(self._units)
+            for before in (unit.source, unit.residual)
+            if before is not None and before != IMAGES
+        }
+        between: dict[int, Tensor] = {}
+        free: dict[tuple[_Shape, _Shape], list[Tensor]] = defaultdict(list)  # borders stay zero
+        shapes = [
+            (unit.layer.out_shape, with_border(self._units, i, unit.layer.out_shape))
+            for i, unit in enumerate(self._units)
+        ]
+        for i, unit in enumerate(self._units):
+            own = free[shapes[i]]
+            given.append(own.pop() if own else self._zeros(count, *shapes[i][1]))
+            for before in (before for before, last in readers.items() if last == i):
+                free[shapes[before]].append(given[before])
+            if not (self._tiles[i].boxes and takes_boxes("forward", unit.layer, self._tiles[i])):
+                shape = unit.layer.out_shape
+                own = [z for z in between.values() if z.shape[1:] == shape]
+                between[i] = own[0] if own else self._zeros(count, *shape)
+        return given, between
+
+    def _places(self, i: int) -> list[slice]:
+        """Weight, gamma, beta, running mean, running variance."""
+        return self.layout.places[PER_UNIT * i : PER_UNIT * (i + 1)]
+
+    def _zeros(self, *shape: int, single: bool = False) -> Tensor:
+        return torch.zeros(shape, dtype=torch.float32 if single else self._dtype, device=self._device)

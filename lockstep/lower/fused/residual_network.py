@@ -1,0 +1,226 @@
+"""Fused residual network, what executes it: units and a loss at the end, forward and backward of all lanes.
+
+A gradient's way begins here: backward → lane tree. A network is units in order, each a convolution, a batch
+norm by lane, perhaps another unit's output added, perhaps a ReLU; then the mean over pixels and a classifier.
+
+Legend: z is what a convolution gives, y what a unit gives, g the gradient of what enters its ReLU, dz that
+of z. A unit that is only added to another (a projection) has that one's g.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from lockstep.kernels.triton.conv.fused_forward import forward
+from lockstep.kernels.triton.conv.fused_gradient import input_grad, weight_grad
+from lockstep.kernels.triton.conv.fused_layer import Layer
+from lockstep.kernels.triton.conv.strided_gradient import data_grad
+from lockstep.kernels.triton.conv.tile import Tile, lane_chunks
+from lockstep.kernels.triton.conv.tile_table import OPERATIONS, Table
+from lockstep.kernels.triton.conv.tma_box import LEAST, holds_lanes, takes_boxes
+from lockstep.kernels.triton.conv.tma_forward import box_conv
+from lockstep.kernels.triton.conv.tma_gradient import box_data_grad, box_weight_grad
+from lockstep.kernels.triton.norm.norm_forward import apply
+from lockstep.kernels.triton.norm.norm_gradient import norm_grad
+from lockstep.kernels.triton.norm.norm_moments import AllLanes, Statistics, find_moments, statistics
+from lockstep.kernels.triton.norm.pixel_average import average, spread
+from lockstep.kernels.triton.streams import beside
+from lockstep.lower.flat_table import KernelNetwork
+from lockstep.lower.fused.residual_unit import (
+    IMAGES,
+    PER_UNIT,
+    Unit,
+    make_norm,
+    make_slots,
+    readers,
+    with_border,
+)
+from lockstep.spec import Train
+
+
+class ResidualNetwork(KernelNetwork):
+    """Runs `lanes` lanes of `lane_size` samples through units and a classifier."""
+
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        head: Layer,
+        lanes: int,
+        train: Train,
+        device: torch.device,
+        table: Table,
+    ) -> None:
+        self._units, self._head, self._sync_norm = list(units), head, train.sync_norm
+        self.layers = [*(unit.layer for unit in units), head]
+        self.tiles = [table.tiles(layer, train.precision) for layer in self.layers]
+        lane_size = train.batch // train.lanes
+        chunks = [lane_chunks(tiles["weight_grad"].parts, train.lanes, lane_size) for tiles in self.tiles]
+        self._fit_boxes(lane_size, chunks)
+        super().__init__(make_slots(units, head, chunks), head.out_channels, lanes, train, device)
+        count = len(self.labels)
+        self._norms = [make_norm(unit, lane_size, train.lanes) for unit in units]
+        every = range(len(units))
+        self._box_sizes = [self._summed("forward", i) for i in every]
+        enders = [next(iter(readers(units, i)), None) for i in every]  # who find the g of each
+        self._sum_sizes = [self._summed("input_grad", end) for end in enders]
+        self._stats = [self._statistics(i) for i in every]
+        first = units[0].layer
+        images = first.height, first.width, first.in_channels
+        self.x = [self.zeros(count, *with_border(units, IMAGES, images))]
+        outputs = [unit.layer.out_shape for unit in units]
+        self._y = [self.zeros(count, *with_border(units, i, shape)) for i, shape in enumerate(outputs)]
+        self._z, self._g = [], []
+        for unit in units:
+            self._z.append(self.zeros(count, *unit.layer.out_shape))
+            self._g.append(self.zeros(count, *unit.layer.out_shape))
+        for i, unit in enumerate(units):
+            if unit.residual is not None and not readers(units, unit.residual):
+                self._g[unit.residual] = self._g[i]
+        self._dz = [self._make_dz(i) for i in every]
+        self._pooled, self._g_pooled = (self.zeros(count, *head.in_shape) for _ in range(2))
+        self.keys = self.zeros(0, lanes, dtype=torch.int64)
+        self._g_head = self.zeros(count, 1, 1, head.out_channels)
+
+    def _fit_boxes(self, lane_size: int, chunks: Sequence[int]) -> None:
+        """Leave boxes to tiles that go with the shapes."""
+        for i, (unit, tiles) in enumerate(zip(self._units, self.tiles, strict=False)):
+            for name in OPERATIONS:
+                tile = tiles[name]
+                fits = tile.boxes and takes_boxes(name, unit.layer, tile, lane_size, chunks[i])
+                if name == "weight_grad":  # boxes know no border
+                    fits = fits and not self._has_border(i)
+                tiles[name] = replace(tile, boxes=fits)
+
+    def _summed(self, operation: str, i: int | None) -> int:
+        """The pixels of a lane's box, if an operation of a unit sums over such by the way, or 0."""
+        if i is None:
+            return 0
+        layer, tile = self._units[i].layer, self.tiles[i][operation]
+        return tile.rows if tile.boxes and holds_lanes(operation, layer, tile, self.lane_size) else 0
+
+    def forward(self) -> None:
+        """x[0] and the weights' copy → logits, by the statistics of lanes."""
+        for i in range(len(self._units)):
+            self.run("forward", i)
+            self.norm(i)
+        average(self._norms[-1], self._y[-1], self._pooled)
+        self.run("forward", len(self._units))
+
+    def norm(self, i: int) -> None:
+        """The statistics of a unit's z, and z → y."""
+        norm, z, stats, residual = self._norms[i], self._z[i], self._stats[i], self._units[i].residual
+        _, gamma, beta, mean, var = (self.weights[place] for place in self._places(i))
+        out = [self.part(place) for place in self._places(i)[-2:]]
+        if not self._box_sizes[i]:
+            find_moments(norm, z, stats)
+        statistics(norm, self._box_sizes[i], gamma, beta, (mean, var), (out[0], out[1]), stats, self._shared)
+        added = None if residual is None else self._y[residual]
+        apply(norm, z, stats.factor, stats.shift, self._y[i], added, norm.rows)
+
+    def score(self) -> None:
+        self.score_into(self._g_head)
+
+    def backward(self) -> None:
+        self.score()
+        self.average_scores()
+        with beside(self._device, gives_way=True) as launch:  # in the time that norms leave to products
+            launch(partial(self.run, "weight_grad", len(self._units)))
+            self.run("input_grad", len(self._units))
+            spread(self._norms[-1], self._g_pooled, self._y[-1], self._g[-1])
+            for i in reversed(range(len(self._units))):
+                self.norm_grad(i)
+                launch(partial(self.run, "weight_grad", i))
+                if self._units[i].source != IMAGES:
+                    self.run("input_grad", i)
+
+    def norm_grad(self, i: int) -> None:
+        """A unit's g and z → dz, and the gradients of gamma and beta."""
+        _, gamma, beta, _, _ = self._places(i)
+        parts = self.part(gamma), self.part(beta)
+        norm, dz, size = self._norms[i], self._dz[i], self._sum_sizes[i]
+        known = norm.rows // size if size else 0
+        norm_grad(norm, self._g[i], self._z[i], self._stats[i], *parts, dz, self._shared, known)
+
+    def run(self, operation: str, i: int) -> None:
+        """One operation of a unit's convolution, or of the classifier behind the last one."""
+        tile, precision = self.tiles[i][operation], self.precision
+        if i == len(self._units):
+            self._run_head(operation, tile)
+            return
+        unit, weight = self._units[i], self._places(i)[0]
+        x = self.x[0] if unit.source == IMAGES else self._y[unit.source]
+        dz, w = self._dz[i], self.copy[weight]
+        if operation == "forward" and tile.boxes:
+            stats = self._stats[i]
+            moments = (stats.first_parts, stats.second_parts) if self._box_sizes[i] else None
+            box_conv(unit.layer, x, w, self._z[i], tile, moments=moments, precision=precision)
+        elif operation == "forward":
+            forward(unit.layer, x, w, None, self._z[i], None, tile, precision=precision)
+        elif operation == "weight_grad" and tile.boxes:
+            box_weight_grad(unit.layer, dz, x, self.part(weight), tile, precision=precision)
+        elif operation == "weight_grad":
+            part = self.part(weight)
+            weight_grad(unit.layer, dz, None, x, part, None, self.lanes, tile, precision=precision)
+        else:
+            source, by = unit.source, readers(self._units, unit.source)
+            g, ends = self._g[source], i == by[0]
+            other = self._added_to(source) if i == by[-1] else g
+            y = x if ends and self._units[source].relu else None
+            if tile.boxes:
+                sums = ends and self._sum_sizes[source]
+                norm = (self._z[source], self._stats[source]) if sums else None
+                box_data_grad(unit.layer, dz, w, g, tile, other=other, y=y, norm=norm, precision=precision)
+            else:
+                data_grad(unit.layer, dz, w, g, tile, other=other, y=y, precision=precision)
+
+    def _run_head(self, operation: str, tile: Tile) -> None:
+        weight, bias = self.layout.places[-2:]
+        head, x, g, precision = self._head, self._pooled, self._g_head, self.precision
+        if operation == "forward":
+            values = self.copy[weight], self.weights[bias]
+            forward(head, x, *values, self.logits, None, tile, precision=precision)
+        elif operation == "weight_grad":
+            parts = self.part(weight), self.part(bias)
+            weight_grad(head, g, None, x, *parts, self.lanes, tile, precision=precision)
+        else:
+            before = Layer(1, 1, 1, head.in_channels, relu=False)
+            input_grad(head, before, g, self.copy[weight], x, None, self._g_pooled, tile, precision=precision)
+
+    @property
+    def _shared(self) -> AllLanes | None:
+        """How batch norms see all lanes of a step, if they are to."""
+        return self.all_lanes if self._sync_norm else None
+
+    def _added_to(self, source: int) -> Tensor | None:
+        """The gradient that comes to a unit's output as it is, from the unit that it is added to."""
+        found = [i for i, unit in enumerate(self._units) if unit.residual == source]
+        return self._g[found[0]] if found else None
+
+    def _make_dz(self, i: int) -> Tensor:
+        """Where nobody reads past its edge it takes the place of z, which nobody reads after it."""
+        count, layer = len(self.labels), self._units[i].layer
+        return self.zeros(count, *layer.grad_shape) if self._has_border(i) else self._z[i]
+
+    def _has_border(self, i: int) -> bool:
+        layer, tile = self._units[i].layer, self.tiles[i]["input_grad"]
+        return not tile.boxes and self._units[i].source != IMAGES and layer.grad_border != (0, 0)
+
+    def _places(self, i: int) -> list[slice]:
+        """Weight, gamma, beta, running mean, running variance."""
+        return self.layout.places[PER_UNIT * i : PER_UNIT * (i + 1)]
+
+    def _statistics(self, i: int) -> Statistics:
+        """With room for chunks, and for boxes, forward and backward."""
+        lanes, norm = self.lanes, self._norms[i]
+        boxes = [
+            -(-norm.rows // min(size, LEAST)) for size in (self._box_sizes[i], self._sum_sizes[i]) if size
+        ]
+        rows = lanes * norm.part_rows(max(norm.chunks, *boxes, 1))
+        parts = [self.zeros(rows, norm.channels, dtype=torch.float32) for _ in range(2)]
+        means = [self.zeros(lanes, norm.channels, dtype=torch.float32) for _ in range(4)]
+        return Statistics(*parts, *means)

@@ -1,0 +1,202 @@
+"""The reference way to run the lanes of a step: one after another, each at its own fixed shape.
+
+A gradient starts here: backward → lane tree → optimizer. It works with any `nn.Module`; every other way
+to run lanes must give its bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.data.loader import Lanes
+from lockstep.kernels import random
+from lockstep.kernels.dropout import dropout, dropout_channels
+from lockstep.kernels.loss import Loss, heads_loss
+from lockstep.kernels.numerics import half_precision, seed_stream
+
+Drop = Callable[[Tensor, float, int], Tensor]
+OnGradient = Callable[[int, Tensor], None]  # gets the number of a parameter and its gradient
+_DROPOUTS: dict[type[nn.Module], Drop] = {
+    nn.Dropout: dropout,
+    nn.Dropout1d: dropout_channels,
+    nn.Dropout2d: dropout_channels,
+    nn.Dropout3d: dropout_channels,
+}
+
+
+@dataclass
+class LaneOutput:
+    """What one lane gives, or the sum over a whole subtree of lanes: the lane tree may write into it."""
+
+    loss: Tensor
+    logits: Tensor
+    grads: list[Tensor]
+    float_buffers: list[Tensor]
+    int_buffers: list[Tensor]
+    height: int = 0  # of the subtree; 0 is one lane
+
+
+class LaneByLane:
+    """Runs a model's lanes one after another with stock kernels."""
+
+    def __init__(self, model: nn.Module, loss: Loss, seed: int, bf16: bool) -> None:
+        self.model, self.loss = model, loss
+        self.params = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._float_slots = _buffer_slots(model, floating=True)
+        self._int_slots = _buffer_slots(model, floating=False)
+        self._seed, self._bf16 = seed, bf16
+        self._step, self._lane = 0, 0
+        self._keyed_modules: list[nn.Module] = []
+        self._key_dropout()
+
+    def run(self, lanes: Lanes, step: int, early: OnGradient | None = None) -> Iterator[LaneOutput]:
+        """The lanes in order; afterwards the model's buffers are again those of the step's start.
+
+        During the last one, `early` gets each gradient as soon as it is known.
+        """
+        self.model.train()
+        before = [b.clone() for b in self.buffers()]
+        for lane in range(lanes.num_lanes):
+            last = lane == lanes.num_lanes - 1
+            try:
+                output = self._run_lane(*lanes.lane(lane), step, lanes.first + lane, early if last else None)
+            finally:
+                if before:
+                    torch._foreach_copy_(self.buffers(), before)
+            yield output
+
+    def first_bad(self, lanes: Lanes, step: int) -> str | None:
+        """Where a value first stops being finite: a parameter, an output, the loss or a gradient."""
+        for lane in range(lanes.num_lanes):
+            if not lanes.lane(lane)[0].isfinite().all():
+                return f"the images of lane {lanes.first + lane}"
+        for name, parameter in self.model.named_parameters():
+            if not parameter.isfinite().all():
+                return f"parameter '{name}'"
+        bad: list[str] = []
+        handles = [
+            module.register_forward_hook(partial(_note_bad, bad, name))
+            for name, module in self.model.named_modules()
+            if not any(module.children())
+        ]
+        try:
+            for lane, output in enumerate(LaneByLane.run(self, lanes, step)):
+                bad += ["loss"] if not output.loss.isfinite() else []
+                pairs = zip(reversed(self.params), reversed(output.grads), strict=True)
+                bad += [f"gradient of '{name}'" for name, grad in pairs if not grad.isfinite().all()]
+                if bad:
+                    return f"{bad[0]} in lane {lanes.first + lane}"
+        finally:
+            for handle in handles:
+                handle.remove()
+        return None
+
+    def _run_lane(
+        self, images: Tensor, labels: Tensor, step: int, lane: int, early: OnGradient | None
+    ) -> LaneOutput:
+        self._step, self._lane = step, lane
+        seed_stream(images.device, random.key("lane", self._seed, step, lane))
+        with half_precision(images.device, self._bf16):
+            outputs = self.model(images)
+        loss = heads_loss(self.loss, outputs, labels, getattr(self.model, "aux_weight", 0.0))
+        grads = self._gradients([loss], early)
+        return LaneOutput(
+            loss.detach().float().clone(),
+            (outputs[0] if isinstance(outputs, tuple) else outputs).detach(),
+            _own_gradients(grads),
+            [b.clone() for b in self.float_buffers()],
+            [b.clone() for b in self.int_buffers()],
+        )
+
+    def _gradients(self, losses: list[Tensor], early: OnGradient | None) -> tuple[Tensor, ...]:
+        """The backward pass; `early` gets each gradient when it is complete.
+
+        The hooks live for this call alone, and come after any of the model's own: a model or loss may itself
+        ask for gradients on the way.
+        """
+        params: list[Any] = list(self.params.values())
+        handles = [p.register_hook(partial(_hand_over, early, i)) for i, p in enumerate(params) if early]
+        try:
+            return torch.autograd.grad(losses, params, allow_unused=True, materialize_grads=True)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def buffers(self) -> list[Tensor]:
+        """The model's buffers, floating ones first."""
+        return [*self.float_buffers(), *self.int_buffers()]
+
+    def int_names(self) -> list[str]:
+        """Names of the buffers that are not floating."""
+        return list(self._int_slots)
+
+    def float_names(self) -> list[str]:
+        """Names of the floating buffers."""
+        return list(self._float_slots)
+
+    def float_buffers(self) -> list[Tensor]:
+        """The model's floating buffers."""
+        return [table[key] for table, key in self._float_slots.values()]
+
+    def int_buffers(self) -> list[Tensor]:
+        return [table[key] for table, key in self._int_slots.values()]
+
+    def _key_dropout(self) -> None:
+        """Give every dropout layer a mask keyed by its name in place of the one from a stream."""
+        for name, module in self.model.named_modules():
+            drop = _DROPOUTS.get(type(module))
+            replaced = module.__dict__.get("forward")
+            if drop and (replaced is None or hasattr(replaced, "keyed")):  # else its owner's, not ours
+                module.forward = self._keyed(drop, module, name)
+                self._keyed_modules.append(module)
+
+    def _keyed(self, drop: Drop, module: Any, name: str) -> Callable[[Tensor], Tensor]:
+        def forward(x: Tensor) -> Tensor:
+            if not module.training or not module.p:
+                return x
+            return drop(x, module.p, random.key("dropout", self._seed, self._step, self._lane, name))
+
+        forward.keyed = True  # type: ignore[attr-defined]
+        return forward
+
+    def release(self) -> None:
+        """Give the dropout layers their own forward back."""
+        for module in self._keyed_modules:
+            module.__dict__.pop("forward", None)
+
+
+def _buffer_slots(model: nn.Module, floating: bool) -> dict[str, tuple[dict[str, Any], str]]:
+    """Where each buffer hangs, not the tensor itself: a module may put another one in its place."""
+    return {
+        name: (model.get_submodule(name.rpartition(".")[0])._buffers, name.rpartition(".")[2])
+        for name, buffer in model.named_buffers()
+        if buffer.is_floating_point() == floating
+    }
+
+
+def _own_gradients(grads: Sequence[Tensor]) -> list[Tensor]:
+    """Gradients that share no memory: autograd may give one tensor to two parameters, or expand one."""
+    owned: list[Tensor] = []
+    seen: set[int] = set()
+    for grad in grads:
+        shared = grad.data_ptr() in seen or 0 in grad.stride()
+        owned.append(grad.clone(memory_format=torch.contiguous_format) if shared else grad)
+        seen.add(grad.data_ptr())
+    return owned
+
+
+def _hand_over(early: OnGradient, index: int, grad: Tensor | None) -> None:
+    if grad is not None:
+        early(index, grad.detach())
+
+
+def _note_bad(bad: list[str], name: str, module: nn.Module, inputs: object, output: object) -> None:
+    parts = output if isinstance(output, tuple) else (output,)
+    if any(isinstance(part, Tensor) and not part.isfinite().all() for part in parts):
+        bad.append(f"output of '{name}' ({type(module).__name__})")

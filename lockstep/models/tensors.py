@@ -1,0 +1,36 @@
+"""The tensors of a model by name, and their hash."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name; also the buffers that a state_dict leaves out, as they may change."""
+    return {**model.state_dict(), **{name: buffer.detach() for name, buffer in model.named_buffers()}}
+
+
+def trainable(model: nn.Module) -> list[str]:
+    """Names of the parameters that are trained, in the model's order."""
+    return [name for name, p in model.named_parameters() if p.requires_grad]
+
+
+def float_state(model: nn.Module, copy: bool = False) -> dict[str, Tensor]:
+    """Parameters and floating buffers by name: what weight averaging averages."""
+    items = {k: v.detach() for k, v in model.state_dict().items() if v.is_floating_point()}
+    return {name: tensor.clone() if copy else tensor for name, tensor in items.items()}
+
+
+def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over (name, dtype, shape, bytes) in name order, bytes in logical order."""
+    sha = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        sha.update(f"{name}\0{dtype}\0{tuple(tensor.shape)}\0".encode())
+        sha.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()

@@ -1,0 +1,163 @@
+"""A run's directory: what lies in it, how a new one is named, and who is using it.
+
+run.toml · identity.json · metrics.jsonl · checkpoints/ · summary.json · curves.png · trace.jsonl
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from lockstep.errors import BadInput, LockstepError
+from lockstep.spec import Run
+from lockstep.spec.run_file import dump_toml, from_table, read_toml
+from lockstep.spec.identity import Identity
+from lockstep.runs.checkpoint import write_durably
+
+
+class RunDirectory:
+    """The files of one run, held by one process at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self._logs: dict[str, IO[str]] = {}
+        self._lock: IO[str] | None = None
+
+    @classmethod
+    def create(
+        cls, runs_dir: Path, name: str, announce: Callable[[Path], None] | None = None
+    ) -> RunDirectory:
+        """A new directory; a name that exists gets a suffix. It is announced before it is made."""
+        try:
+            runs_dir.mkdir(parents=True, exist_ok=True)
+            number = 1
+            while True:
+                path = runs_dir / (name if number == 1 else f"{name}-{number}")
+                number += 1
+                if not path.exists():
+                    if announce:
+                        announce(path)
+                    with suppress(FileExistsError):
+                        path.mkdir()
+                        return cls(path)
+        except OSError as error:
+            raise BadInput(
+                f"--runs-dir {runs_dir}: cannot make a directory there: {error.strerror}"
+            ) from None
+
+    @classmethod
+    def find(cls, runs_dir: Path, run: str) -> RunDirectory:
+        """The directory of a run given as a path or a name."""
+        for path in (Path(run), runs_dir / run):
+            if (path / "identity.json").is_file():
+                return cls(path)
+        raise BadInput(f"no run '{run}': neither {Path(run)} nor {runs_dir / run} is a run's directory")
+
+    @classmethod
+    def newest(cls, runs_dir: Path, name: str) -> RunDirectory | None:
+        """The run that `--resume auto` means: the highest suffix of this name."""
+        pattern = re.compile(re.escape(name) + r"(?:-(\d+))?")
+        found = {}
+        for path in runs_dir.iterdir() if runs_dir.is_dir() else ():
+            match = pattern.fullmatch(path.name)
+            if match and (path / "identity.json").is_file():
+                found[int(match[1] or 1)] = path
+        return cls(found[max(found)]) if found else None
+
+    def describe(self, run: Run, identity: Identity) -> None:
+        """Write what the run is; identity.json makes the directory a run."""
+        write_durably(self.path / "run.toml", dump_toml(run).encode())
+        write_durably(self.path / "identity.json", (json.dumps(identity, indent=1) + "\n").encode())
+
+    def run(self) -> Run:
+        """The Run that this directory was made for."""
+        return from_table(read_toml(self.path / "run.toml"))
+
+    def identity(self) -> Identity:
+        """The identity it was made under."""
+        return dict(self._read_json("identity.json"))
+
+    def summary(self) -> dict[str, Any] | None:
+        """What the finished run reported; None while it is not finished."""
+        return self._read_json("summary.json") if (self.path / "summary.json").is_file() else None
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Write summary.json, which marks the run as finished."""
+        write_durably(self.path / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
+
+    def hold(self, patience_s: float = 0.0) -> None:
+        """Keep other processes out until this one ends, however it ends."""
+        end = time.monotonic() + patience_s
+        try:
+            self._lock = (self.path / ".lock").open("a")
+        except OSError as error:
+            raise BadInput(f"{self.path}: cannot be written: {error.strerror}") from None
+        while True:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except OSError:
+                if time.monotonic() < end:
+                    time.sleep(0.02)
+                    continue
+            self.close()
+            raise LockstepError(
+                f"{self.path} is being trained by another process: wait, or use another --name"
+            )
+
+    def start_log(self, name: str, step: int, epoch: float = math.inf) -> list[dict[str, Any]]:
+        """Open a file of rows, dropping those of steps that are about to be done again; gives the rest."""
+        path = self.path / name
+        data = path.read_bytes() if path.is_file() else b""
+        rows = [row for row in data.split(b"\n") if _is_before(row, step, epoch)]
+        kept = b"".join(row + b"\n" for row in rows)
+        if kept != data:
+            write_durably(path, kept)
+        self._logs[name] = path.open("a", encoding="utf-8", buffering=1)
+        return list(map(json.loads, rows))
+
+    def read_rows(self, name: str) -> list[dict[str, Any]]:
+        """The rows of a file."""
+        with suppress(OSError, ValueError):
+            return [json.loads(row) for row in (self.path / name).read_text(encoding="utf-8").splitlines()]
+        return []
+
+    def add_row(self, name: str, row: dict[str, Any], warn: Callable[[str], None]) -> None:
+        """Append a row to an open file; a full disk costs the row, not the run."""
+        try:
+            self._logs[name].write(json.dumps(row) + "\n")
+        except OSError as error:
+            warn(f"{name}: a row was lost: {error.strerror}")
+
+    def close(self) -> None:
+        """Let go of the files."""
+        for file in (*self._logs.values(), self._lock):
+            if file:
+                with suppress(OSError):  # rows that a full disk did not take
+                    file.close()
+        self._logs, self._lock = {}, None
+
+    def _read_json(self, name: str) -> dict[str, Any]:
+        try:
+            table: dict[str, Any] = json.loads((self.path / name).read_text(encoding="utf-8"))
+            return dict(table)
+        except (OSError, ValueError, TypeError) as error:
+            raise BadInput(f"{self.path / name}: cannot be read, so this is no whole run: {error}") from None
+
+
+def _is_before(line: bytes, step: int, epoch: float) -> bool:
+    """Whether a row tells of what is not done again; one that a crash tore does not."""
+    try:
+        row = json.loads(line)
+        again = row.get("kind") == "epoch" and row["epoch"] >= epoch  # it will be evaluated
+        return bool(row["step"] <= step) and not again
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False

@@ -1,0 +1,86 @@
+"""A trained model as a file of its own: safetensors, or ONNX checked against onnxruntime.
+
+Exported weights are those that evaluation uses: averaged ones where the run keeps them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from pathlib import Path
+
+import safetensors.torch
+import torch
+
+from lockstep.errors import BadInput, LockstepError
+from lockstep.runs.checkpoint import write_durably
+from lockstep.runs.trained_run import Trained
+
+_TOLERANCE = 1e-4
+
+
+def export_safetensors(trained: Trained, path: Path) -> None:
+    """Parameters and buffers by name, with what is needed to use them in the file's metadata."""
+    tensors = {k: v.detach().cpu().contiguous().clone() for k, v in trained.model.state_dict().items()}
+    write_durably(path, safetensors.torch.save(tensors, metadata=_metadata(trained)))
+
+
+def export_onnx(trained: Trained, path: Path) -> float:
+    """Normalized images in, logits out, any batch size; gives the largest difference to torch found."""
+    try:
+        import onnx
+        import onnxruntime
+        import onnxscript  # noqa: F401  (torch's exporter needs it)
+    except ImportError as error:
+        raise BadInput(f"--format onnx needs {error.name}: pip install 'lockstep-train[onnx]'") from None
+    model = trained.model
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter warns of its own deprecations
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+        program = torch.onnx.export(
+            model,
+            (torch.zeros(2, *trained.shape),),
+            input_names=["images"],
+            output_names=["logits"],
+            dynamic_shapes=({0: torch.export.Dim("batch")},),
+            dynamo=True,
+            verbose=False,
+        )
+    assert program is not None
+    proto = program.model_proto
+    for key, value in _metadata(trained).items():
+        proto.metadata_props.add(key=key, value=value)
+    onnx.checker.check_model(proto)
+    data = proto.SerializeToString()
+    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    worst = 0.0
+    for batch in (1, 3):
+        images = torch.randn(batch, *trained.shape, generator=torch.Generator().manual_seed(batch))
+        with torch.no_grad():
+            expected = model(images)
+        (found,) = session.run(None, {"images": images.numpy()})
+        scale = max(float(expected.abs().max()), 1.0)
+        worst = max(worst, float((torch.from_numpy(found) - expected).abs().max()) / scale)
+    if not worst <= _TOLERANCE:
+        raise LockstepError(
+            f"onnxruntime differs from torch by {worst:.1e}, more than {_TOLERANCE:.0e}: not written"
+        )
+    write_durably(path, data)
+    return worst
+
+
+def _metadata(trained: Trained) -> dict[str, str]:
+    """Class names, image shape and normalization: (pixel/255 − mean) / std."""
+    return {
+        "lockstep": json.dumps(
+            {
+                "model": trained.run.model.name,
+                "step": trained.step,
+                "classes": trained.classes,
+                "shape": trained.shape,
+                "mean": trained.augment.mean,
+                "std": trained.augment.std,
+            }
+        )
+    }

@@ -1,0 +1,234 @@
+"""What is kept and told of a run: its directory's files and the events; worker 0's task.
+
+Every worker notes what it would have written lately, so that the next worker 0 can go on where the last
+one was killed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from lockstep.comm.group import Group
+from lockstep.spec import Run
+from lockstep.spec.generation import Generation
+from lockstep.spec.identity import Identity, digest
+from lockstep.runs import checkpoint
+from lockstep.runs.about import About, Pace
+from lockstep.runs.directory import RunDirectory
+from lockstep.runs.event import (
+    CheckpointSaved,
+    EpochDone,
+    Finished,
+    Listener,
+    Notice,
+    Regrouped,
+    Started,
+    StepDone,
+)
+from lockstep.models.tensors import tensors_sha256
+from lockstep.runs.train_state import TrainState
+
+_METRICS, _TRACE = "metrics.jsonl", "trace.jsonl"
+_HASH_DIGITS = 16
+_NOTED = 64  # rows; worker 0 is at most a step and an epoch's end ahead of what it has written
+
+
+class Journal:
+    """Writes and tells what happens; without a directory, on every other worker, it only takes notes."""
+
+    def __init__(self, on_event: Listener, about: About, trace: bool) -> None:
+        self._directory: RunDirectory | None = None
+        self._emit, self._about, self._trace = on_event, about, trace
+        self._noted: deque[tuple[str, dict[str, Any]]] = deque(maxlen=_NOTED)
+        self._started = False
+        self._told: set[str] = set()
+        self.pace = Pace()
+        self.identity = digest(about.identity)
+        self.found: dict[str, Any] = {}  # where the run lies, and its summary; the same on every worker
+
+    def open(self, directory: RunDirectory) -> None:
+        """Keep the run's files from now on."""
+        self._directory, self._started = directory, False
+        self.found = {"path": str(directory.path), "summary": directory.summary()}
+
+    def close(self) -> None:
+        """Let go of the files."""
+        if self._directory:
+            self._directory.close()
+        self._directory = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._directory is not None
+
+    @property
+    def path(self) -> Path:
+        return Path(self.found["path"])
+
+    def start(self, state: TrainState, steps_per_epoch: int, num_workers: int, takes_over: bool) -> None:
+        """Open the files and announce the run, when this worker begins to keep them."""
+        if not self._directory or self._started:
+            if self._trace and not self._noted:
+                self.trace(state)  # for the case that this worker takes over
+            return
+        self._started = True
+        self._open_logs(state, takes_over)
+        about = self._about
+        for text in about.notices if not state.step and not takes_over else ():
+            self.notice(text)
+        for text in about.warnings if not takes_over else ():
+            self.warn(text)
+        self._emit(
+            Started(
+                self._directory.path,
+                about.run,
+                about.model,
+                about.data,
+                self.identity,
+                about.identity["numerics.device"],
+                about.num_params,
+                about.num_train,
+                about.num_test,
+                steps_per_epoch,
+                state.step,
+                num_workers,
+                takes_over,
+                about.identity["kernels.set"],
+            )
+        )
+
+    def _open_logs(self, state: TrainState, takes_over: bool) -> None:
+        assert self._directory
+        names = [_METRICS, _TRACE] if self._trace else [_METRICS]
+        rows = [(n, row) for n in names for row in self._directory.start_log(n, state.step, state.epoch)]
+        there = {(name, *_about(row)) for name, row in rows}
+        self._told |= {text for _, row in rows if takes_over for text in row.get("changes", ())}
+        for name, row in self._noted:  # what the worker before did not come to write
+            if (name, *_about(row)) not in there and row["step"] <= state.step:
+                self._directory.add_row(name, row, self.warn)
+        if self._trace and not takes_over:
+            self.trace(state)
+
+    def regroup(self, found: Generation | None, first_step: int, num_workers: int) -> None:
+        """The run goes on with other workers; also said once at its beginning."""
+        now, changes = time.time(), tuple(map(str, found.changes)) if found else ()
+        done = Regrouped(
+            found.number if found else 1,
+            first_step,
+            num_workers,
+            tuple(text for text in changes if text not in self._told),
+            round(found.since if found else now, 3),
+            round(now - found.since, 3) if found and changes else 0.0,
+        )
+        self._told |= set(changes)  # a generation tells anew what the one before it may not have told
+        self._add(_METRICS, {"kind": "generation", **vars(done)})
+        if self._directory and done.changes:
+            self._emit(done)
+
+    def summarize(self, state: TrainState, group: Group, hashes: dict[str, str]) -> dict[str, Any]:
+        """What is kept of a run that is done."""
+        assert state.evaluation is not None, "a finished run was evaluated"
+        return {
+            "accuracy": state.evaluation[1],
+            "loss": state.evaluation[0],
+            "best_accuracy": state.best_accuracy,
+            "best_step": state.best_step,
+            "epochs": state.epoch,
+            "steps": state.step,
+            "img_s": self.pace.img_s,
+            "device": self._about.identity["numerics.device"],
+            "workers": group.size,
+            "backend": group.backend,
+            "generations": self._generations(),
+            "identity": self.identity,
+            **hashes,
+        }
+
+    def _generations(self) -> list[dict[str, Any]]:
+        """The timeline of workers lost and joined."""
+        rows = self._directory.read_rows(_METRICS) if self._directory else []
+        return [
+            {key: value for key, value in row.items() if key != "kind"}
+            for row in rows
+            if row["kind"] == "generation"
+        ]
+
+    def is_saved(self, state: TrainState) -> bool:
+        """Whether there is a checkpoint of this step."""
+        return self._directory is not None and state.step in checkpoint.checkpoint_steps(self._directory.checkpoints)
+
+    def step(self, done: StepDone, state: TrainState) -> None:
+        """A step was committed."""
+        batch = self._about.run.train.batch
+        first = (done.step_in_epoch - 1) * batch
+        self._add(_METRICS, {"kind": "step", **vars(done), "positions": [first, first + batch]})
+        self.trace(state)
+        if self._directory:
+            self._emit(done)
+
+    def epoch(self, done: EpochDone) -> None:
+        """An epoch was trained and evaluated."""
+        self._add(_METRICS, {"kind": "epoch", **vars(done)})
+        if self._directory:
+            self._emit(done)
+
+    def trace(self, state: TrainState) -> None:
+        """Keep a hash of every tensor, so that the first step that differs from another run can be found."""
+        if self._trace:
+            named = state.named()
+            hashes = {name: tensors_sha256({name: named[name]})[:_HASH_DIGITS] for name in sorted(named)}
+            self._add(_TRACE, {"step": state.step, "tensors": hashes})
+
+    def save(self, state: TrainState) -> bool:
+        """Write a checkpoint; a full disk is a loud warning, and the old checkpoint stays."""
+        if not self._directory:
+            return True
+        folder = self._directory.checkpoints
+        try:
+            path = checkpoint.save_checkpoint(folder, state, self.identity, self._about.run.checkpoint.keep)
+        except OSError as error:
+            goes_on = "training goes on and " if state.epoch < self._about.run.train.epochs else ""
+            self.warn(
+                f"checkpoint of step {state.step} NOT saved: {error.strerror or error}; {goes_on}"
+                f"the checkpoints before it stay: free space on {folder}"
+            )
+            return False
+        self._emit(CheckpointSaved(path, state.step))
+        return True
+
+    def finish(self, summary: dict[str, Any], state: TrainState, write: bool = True) -> str:
+        """The run is done; gives what of it could not be written."""
+        if not self._directory:
+            return ""
+        lost = [f"its checkpoint of step {state.step}"] if write and not self.is_saved(state) else []
+        if write:
+            try:
+                self._directory.write_summary(summary)
+            except OSError as error:
+                self.warn(f"summary.json NOT written: {error.strerror or error}")
+                lost.append("summary.json")
+        self._emit(Finished(self._directory.path, summary))
+        return " and ".join(lost)
+
+    def notice(self, text: str) -> None:
+        """Tell something the user should know."""
+        if self._directory:
+            self._emit(Notice(text))
+
+    def warn(self, text: str) -> None:
+        """Tell something that asks for attention."""
+        if self._directory:
+            self._emit(Notice(text, warning=True))
+
+    def _add(self, name: str, row: dict[str, Any]) -> None:
+        self._noted.append((name, row))
+        if self._directory:
+            self._directory.add_row(name, row, self.warn)
+
+
+def _about(row: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """What tells a row from the others of its file."""
+    return row.get("kind"), row["step"], row.get("generation")

@@ -1,0 +1,186 @@
+"""A trained model as a fast function of images.
+
+Where whole steps run on the device, every batch size is one CUDA graph from the bytes of the images to the
+probabilities: a chain, and many images of a residual network, by fused kernels, all else by stock ones.
+Elsewhere it is the model itself. With stock kernels each batch norm is folded into the convolution before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+from lockstep.errors import BadInput, ModelError
+from lockstep.kernels.triton.cuda_graph import capture, run_first
+from lockstep.kernels.loss import make_loss
+from lockstep.lower.choose import lower_for_device
+from lockstep.lower.program import DeviceLowering
+from lockstep.kernels.numerics import half_precision
+from lockstep.runs.trained_run import Trained
+
+if TYPE_CHECKING:
+    from lockstep.lower.eval_network import EvalNetwork
+
+_MOST = 8192  # images at a time
+_CHAIN_VALUES = 2**31 - 1  # of a layer for all of them: kernels count in 32 bits
+_OTHER_VALUES = 2**28  # enough to keep a GPU busy, with buffers that leave room for those of other sizes
+_MANY = 32  # images of a residual network that keep fused kernels busy, in the precisions where these pay
+_PAYS = ("bf16",)
+_KEPT = 8  # batch sizes whose buffers are kept
+_Run = Callable[[Tensor], Tensor]
+
+
+class Predictor:
+    """Probabilities of the classes; made for a run that was opened, on its device."""
+
+    def __init__(self, trained: Trained) -> None:
+        self._trained = trained
+        self.classes = trained.classes  # their names, in the order of the probabilities
+        self._model, self._ways = _find_ways(trained, _find_lowering(trained))
+        self._most = max(min([_MOST, *(way.most for way in self._ways)]), 1)
+        self._runs: dict[int, _Run] = {}
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Tensor:
+        """Images [N, C, H, W] as the run was trained on, uint8 or floats, on any device → [N, classes]."""
+        if not isinstance(images, Tensor):
+            raise BadInput(f"images must be a torch tensor, not {type(images).__name__}: use torch.as_tensor")
+        shape = tuple(images.shape[1:])
+        floats = self._trained.takes_floats
+        if not (images.is_floating_point() if floats else images.dtype == torch.uint8) or (
+            shape != self._trained.shape
+        ):
+            wanted = " × ".join(map(str, self._trained.shape))
+            kind = "floats" if floats else "uint8"
+            raise BadInput(
+                f"images must be {kind} [N, C, H, W] with C × H × W = {wanted}, as the run was trained on; "
+                f"these are {str(images.dtype).removeprefix('torch.')} {list(images.shape)}"
+            )
+        parts = [self._find(len(part))(part) for part in torch.split(images, self._most) if len(part)]
+        empty = torch.zeros(0, len(self._trained.classes), device=self._trained.device)
+        return torch.cat(parts) if parts else empty
+
+    def _find(self, size: int) -> _Run:
+        way = next((way for way in self._ways if size >= way.least), None)
+        if way is None:
+            return self._by_the_model
+        if size not in self._runs:
+            if len(self._runs) == _KEPT:
+                del self._runs[next(iter(self._runs))]
+            with torch.inference_mode(False), torch.no_grad():  # for callers in and out of it
+                self._runs[size] = Batch(self._trained, way.make(size))
+        return self._runs[size]
+
+    def _by_the_model(self, images: Tensor) -> Tensor:
+        trained = self._trained
+        normal = trained.augment.normalize(images.to(trained.device))
+        with half_precision(trained.device, trained.run.train.precision == "bf16"):
+            outputs = self._model(normal.contiguous(memory_format=trained.memory_format))
+        probabilities: Tensor = outputs.float().softmax(1)
+        return probabilities
+
+
+class Batch:
+    """So many images at once by kernels on the device; on a GPU as one graph."""
+
+    def __init__(self, trained: Trained, network: EvalNetwork) -> None:
+        device, size = trained.device, network.lane_size
+        self._network = network
+        self._images = torch.zeros(size, *trained.shape, dtype=torch.uint8, device=device)
+        self._labels = torch.zeros(size, dtype=torch.int64, device=device)
+        self._order = torch.arange(size, device=device)
+        self._nothing = torch.zeros(5, dtype=torch.int64, device=device)
+        self._normal = trained.augment.normal(self._images)
+        self._result = torch.zeros(size, len(trained.classes), device=device)
+        run_first(self._launch, device)
+        self._replay = capture(self._launch, device.type == "cuda")
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """[N, C, H, W] → [N, classes]."""
+        self._images.copy_(images, non_blocking=True)
+        self._replay()
+        return self._result.clone()
+
+    def _launch(self) -> None:
+        from lockstep.kernels.triton.batch_gather import Move, gather_batch
+
+        network, nothing = self._network, self._nothing
+        gather_batch(
+            self._images, self._labels, self._order, self._order, nothing[:1], nothing[:1], nothing,
+            self._normal, network.x[0], network.labels, Move(), network.pad,
+        )  # fmt: skip
+        network.forward(training=False)
+        torch.softmax(network.logits, 1, out=self._result)
+
+
+@dataclass(frozen=True)
+class _Way:
+    """Makes what computes so many images: so many at a time at most, and if there are so many at least."""
+
+    make: Callable[[int], EvalNetwork]
+    most: int
+    least: int = 1
+
+
+def _find_lowering(trained: Trained) -> DeviceLowering | None:
+    run, loss = trained.run, make_loss(trained.run.train)
+    with suppress(ModelError):  # a run may be used where its kernels do not run
+        return lower_for_device(run, trained.model, loss, trained.shape, trained.device, trains=False)
+    return None
+
+
+def _find_ways(trained: Trained, lowering: DeviceLowering | None) -> tuple[nn.Module, list[_Way]]:
+    """The model as it is used, and its ways on the device, the best first."""
+    if lowering is None or trained.takes_floats:
+        return fold_norms(trained.model), []
+    if lowering.is_fused and not lowering.program.shares_norms:
+        return trained.model, [_fused_way(trained, lowering)]
+    folded = fold_norms(trained.model)
+    pays = lowering.is_fused and lowering.train.precision in _PAYS and lowering.table.boxes
+    return folded, [*([_fused_way(trained, lowering)] if pays else []), *_stock_ways(trained, folded)]
+
+
+def _fused_way(trained: Trained, lowering: DeviceLowering) -> _Way:
+    def make(size: int) -> EvalNetwork:
+        one = DeviceLowering(lowering.program, lowering.table, replace(lowering.train, batch=size, lanes=1), lowering.device)
+        network, load = one.eval_network(1)
+        load(trained.model)
+        return network
+
+    largest = max(layer.num_values for layer in lowering.program.layers)
+    if lowering.program.shares_norms:
+        return _Way(make, _OTHER_VALUES // largest, _MANY)
+    return _Way(make, _CHAIN_VALUES // largest)
+
+
+def _stock_ways(trained: Trained, folded: nn.Module) -> list[_Way]:
+    from lockstep.lower.compiled.compiled_program import find_compiled
+    from lockstep.lower.compiled.compiled_eval import CompiledEval, fix_weights
+
+    train, device = trained.run.train, trained.device
+    try:
+        program = find_compiled(folded, trained.shape, train, trains=False)
+    except ModelError:
+        return []
+    model = replace(program.model, module=fix_weights(folded, train.precision))
+    return [_Way(lambda size: CompiledEval(model, size, train, device), _OTHER_VALUES // program.largest)]
+
+
+def fold_norms(model: nn.Module) -> nn.Module:
+    """A copy in which a batch norm that follows a convolution is part of it."""
+    folded = deepcopy(model).eval()
+    for module in list(folded.modules()):
+        if not isinstance(module, nn.Sequential) or type(module).forward is not nn.Sequential.forward:
+            continue
+        for i in range(len(module) - 1):
+            conv, norm = module[i], module[i + 1]
+            if type(conv) is nn.Conv2d and type(norm) is nn.BatchNorm2d and norm.track_running_stats:
+                module[i], module[i + 1] = fuse_conv_bn_eval(conv, norm), nn.Identity()
+    return folded

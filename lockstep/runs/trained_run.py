@@ -1,0 +1,145 @@
+"""A trained run opened for use: the model with its weights, and what it must know of its data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.data import Store
+from lockstep.data.augment import Augment, make_augment
+from lockstep.errors import BadInput, CheckpointError, DataError, ModelError
+from lockstep.spec import Run
+from lockstep.spec.identity import Identity, differences, flatten
+from lockstep.runs import checkpoint
+from lockstep.runs.checkpoint import Saved
+from lockstep.runs.directory import RunDirectory
+from lockstep.kernels.numerics import memory_format, plain_torch, prepare_device, to_device
+from lockstep.runs.resume import check_checkpoint, newest_checkpoint
+from lockstep.models.registry import build_model
+from lockstep.models.tensors import model_tensors
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model in eval mode, holding averaged weights where the run keeps them."""
+
+    directory: Path
+    run: Run
+    model: nn.Module
+    step: int
+    identity: Identity
+    classes: tuple[str, ...]
+    shape: tuple[int, int, int]
+    augment: Augment
+    device: torch.device
+
+    @property
+    def memory_format(self) -> torch.memory_format:
+        return memory_format(self.run)
+
+    @property
+    def has_own_data(self) -> bool:
+        """Whether it was trained on a data set of the user's, which no name opens."""
+        return "manifest.sample_sha256" in self.identity
+
+    @property
+    def takes_floats(self) -> bool:
+        """Whether its images were floats of a data set of the user's, which are used as they are."""
+        return self.has_own_data and set(self.augment.mean) == {0.0} and set(self.augment.std) == {1.0}
+
+
+def open_trained(
+    runs_dir: Path, name: str, *, device: str, which: str = "last", model: nn.Module | None = None
+) -> Trained:
+    """Open a run by name or directory; `which` is `last`, `best` or a checkpoint's path."""
+    with plain_torch():
+        return _open(RunDirectory.find(runs_dir, name), device, which, model)
+
+
+def _open(directory: RunDirectory, device: str, which: str, model: nn.Module | None) -> Trained:
+    run, identity = directory.run(), directory.identity()
+    saved = _choose(directory, which)
+    check_checkpoint(saved, identity)
+    if "manifest.classes" not in identity:
+        raise BadInput(f"{directory.path / 'identity.json'}: does not name the classes: no whole run")
+    classes, shape = tuple(identity["manifest.classes"]), tuple(identity["manifest.shape"])
+    if model is None:
+        if "source.model.class" in identity:
+            raise ModelError(
+                f"{directory.path} trained a module of your own "
+                f"({identity['source.model.class'].split()[0]}): give it to "
+                "lockstep.load or lockstep.predictor as model=YourModule()"
+            )
+        model = build_model(run, (shape[0], shape[1], shape[2]), len(classes))
+    _copy_weights(model, saved)
+    chosen = prepare_device(device, run.train.threads, tf32=run.train.precision == "tf32")
+    augment = make_augment(run, shape, tuple(identity["manifest.mean"]), tuple(identity["manifest.std"]))
+    return Trained(
+        directory.path,
+        run,
+        to_device(model, chosen, run).eval(),
+        int(saved.manifest["cursor"]["step"]),
+        identity,
+        classes,
+        shape,
+        augment,
+        chosen,
+    )
+
+
+def check_same_data(trained: Trained, store: Store) -> None:
+    """Refuse data that is not what the run was trained and tested on."""
+    if trained.has_own_data:
+        raise DataError(
+            f"{trained.directory} was trained on data of your own: use lockstep.predictor or lockstep.load "
+            "on it in Python"
+        )
+    theirs = {k: v for k, v in trained.identity.items() if k.startswith("manifest.")}
+    found = differences(theirs, flatten("manifest", store.facts()))
+    if found:
+        raise DataError(
+            f"{trained.directory} was trained on other data than {store.name} as it is here: {found[0]}; "
+            "give its --data-dir"
+        )
+
+
+def weights_of(saved: Saved) -> dict[str, Tensor]:
+    """The weights to use: the trained ones, overlaid with averaged ones where there are any."""
+    weights = {k.removeprefix("model."): v for k, v in saved.tensors.items() if k.startswith("model.")}
+    return weights | {k.removeprefix("ema."): v for k, v in saved.tensors.items() if k.startswith("ema.")}
+
+
+def _choose(directory: RunDirectory, which: str) -> Saved:
+    paths = checkpoint.checkpoint_steps(directory.checkpoints)
+    if which == "last" and paths:
+        try:
+            return checkpoint.load_checkpoint(paths[max(paths)])
+        except CheckpointError as error:  # who trains goes back to an older one, who uses it must say so
+            raise CheckpointError(f"{error}: give an older one by --checkpoint PATH") from None
+    newest = newest_checkpoint(directory)
+    if which == "best":
+        step = int(newest.manifest["cursor"]["best_step"])
+        if step not in paths:
+            raise CheckpointError(f"{directory.path}: no best checkpoint yet: no epoch was evaluated")
+        return checkpoint.load_checkpoint(paths[step])
+    if not Path(which).is_file():
+        raise BadInput(f"--checkpoint {which}: must be last, best or the path of a checkpoint")
+    return checkpoint.load_checkpoint(Path(which))
+
+
+@torch.no_grad()
+def _copy_weights(model: nn.Module, saved: Saved) -> None:
+    weights, targets = weights_of(saved), model_tensors(model)
+    theirs = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    ours = {name: tuple(tensor.shape) for name, tensor in targets.items()}
+    if theirs != ours:
+        first = sorted(dict(theirs.items() ^ ours.items()))[0]
+        raise ModelError(
+            f"{saved.path}: its weights do not fit the model: '{first}' is {theirs.get(first, 'absent')} "
+            f"there and {ours.get(first, 'absent')} here"
+        )
+    for name, target in targets.items():
+        target.copy_(weights[name])

@@ -1,0 +1,87 @@
+"""The optimizers: of each its keys, what it remembers, and its arithmetic. A new one is an entry here.
+
+The arithmetic stands once, in plain Python. The host runs it on lists of tensors (`train/optimizer.py`). A
+GPU compiles it (`kernels/triton/optimizer_update.py`). It may add, subtract and multiply, and call `divide` and
+`sqrt`, each of which rounds once. So an element's new value depends on that element alone: not on the slice,
+the vector width or the device it was computed with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+# (grad, first, second, a, b, eps, correct_a, correct_b, divide, sqrt) → what to subtract, before the learning
+# rate, and the new `first` and `second`. These two are what the rule remembers. `a` and `b` are its keys
+# beside eps, in their order; `correct_a` is 1 − a^n after n steps.
+Direction = Callable[..., tuple[Any, Any, Any]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One optimizer."""
+
+    direction: Direction
+    keys: Mapping[str, float]  # with their defaults
+    memory: tuple[str, ...] = ()  # names of what it remembers, two at most
+    decays_weights: bool = False  # weight decay shrinks the weights themselves, not as part of the gradient
+
+    def numbers(self, options: Mapping[str, float]) -> tuple[float, float, float]:
+        """`a`, `b` and `eps` of a run; 0 where the rule has none."""
+        a, b, *_ = (*(options[key] for key in self.keys if key != "eps"), 0.0, 0.0)
+        return a, b, options.get("eps", 0.0)
+
+    def corrections(self, options: Mapping[str, float], step: int) -> tuple[float, float]:
+        """`correct_a` and `correct_b` of a step, which counts from 0."""
+        a, b, _ = self.numbers(options)
+        return 1.0 - a ** (step + 1), 1.0 - b ** (step + 1)
+
+
+def _sgd(grad, first, second, a, b, eps, correct_a, correct_b, divide, sqrt):
+    return grad, first, second
+
+
+def _momentum(grad, velocity, second, a, b, eps, correct_a, correct_b, divide, sqrt):
+    velocity = velocity * a + grad
+    return velocity, velocity, second
+
+
+def _nag(grad, velocity, second, a, b, eps, correct_a, correct_b, divide, sqrt):
+    velocity = velocity * a + grad
+    return grad + velocity * a, velocity, second
+
+
+def _adagrad(grad, square, second, a, b, eps, correct_a, correct_b, divide, sqrt):
+    square = square + grad * grad
+    return divide(grad, sqrt(square) + eps), square, second
+
+
+def _rmsprop(grad, square, second, a, b, eps, correct_a, correct_b, divide, sqrt):
+    square = square * a + grad * grad * (1.0 - a)
+    return divide(grad, sqrt(square) + eps), square, second
+
+
+def _adadelta(grad, square, delta, a, b, eps, correct_a, correct_b, divide, sqrt):
+    square = square * a + grad * grad * (1.0 - a)
+    move = divide(grad * sqrt(delta + eps), sqrt(square + eps))
+    return move, square, delta * a + move * move * (1.0 - a)
+
+
+def _adam(grad, mean, square, a, b, eps, correct_a, correct_b, divide, sqrt):
+    square = square * b + grad * grad * (1.0 - b)
+    mean = mean * a + grad * (1.0 - a)
+    return divide(divide(mean, correct_a), sqrt(divide(square, correct_b)) + eps), mean, square
+
+
+_ADAM = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+RULES: dict[str, Rule] = {
+    "sgd": Rule(_sgd, {}),
+    "momentum": Rule(_momentum, {"momentum": 0.9}, ("velocity",)),
+    "nag": Rule(_nag, {"momentum": 0.9}, ("velocity",)),
+    "adagrad": Rule(_adagrad, {"eps": 1e-10}, ("square",)),
+    "adadelta": Rule(_adadelta, {"rho": 0.9, "eps": 1e-6}, ("square", "delta")),
+    "rmsprop": Rule(_rmsprop, {"alpha": 0.99, "eps": 1e-8}, ("square",)),
+    "adam": Rule(_adam, _ADAM, ("mean", "square")),
+    "adamw": Rule(_adam, _ADAM, ("mean", "square"), decays_weights=True),
+}

@@ -1,0 +1,1 @@
+"""Steps, epochs and evaluation that stay on the device, and the images that are brought there."""

@@ -1,0 +1,184 @@
+"""Whole steps that never leave the device, as CUDA graphs: one, or two that are cut at the exchange.
+
+Alone, a worker starts steps ahead and reads their results while the next ones run, so the device never
+waits for the host. In a group every step waits for the others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lockstep.comm.bucket import ReducedTensor
+from lockstep.comm.group import Group
+from lockstep.comm.reduction import Reduction
+from lockstep.comm.tree import worker_lanes
+from lockstep.errors import GroupLost
+from lockstep.kernels.triton.cuda_graph import capture, run_first
+from lockstep.lower.device_lanes import DeviceLanes
+from lockstep.lower.lane_by_lane import LaneByLane
+from lockstep.runs.train_state import TrainState
+from lockstep.spec import Launch
+from lockstep.train.device.device_step import DeviceStep
+from lockstep.train.setup import Setup
+from lockstep.train.step import NotFinite, Requests, StepResult
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Steps that were started together; what they leave is copied to the host as soon as they are done."""
+
+    first: int
+    stop: int
+    status: Tensor
+    results: Tensor
+    done: torch.cuda.Event | None  # None: on the CPU, where nothing runs beside the host
+
+
+class DeviceEpochs:
+    """Runs the steps of an epoch; the state's tensors are up to date only where `epoch` says so."""
+
+    def __init__(self, step: DeviceStep, group: Group, reduction: Reduction | None, graph: bool) -> None:
+        self._step, self._group, self._reduction = step, group, reduction
+        run_first(step.dry_run, step.device)
+        if reduction:
+            self._sums = torch.zeros_like(step.grads)
+            # statistics of all lanes are exchanged within a step, which cannot be captured everywhere
+            cut = step.run.train.sync_norm and group.size > 1
+            self._compute = capture(step.compute, graph and not cut)
+            self._commit = capture(lambda: step.commit(self._sums, 1.0), graph)
+        else:
+            self._whole = capture(step.run_alone, graph)
+
+    def epoch(
+        self, is_due: Callable[[int], bool], requests: Requests, synced: bool = False
+    ) -> Iterator[StepResult]:
+        """The steps that are left of the epoch under way, until there is a request to stop or to move.
+
+        The state's tensors are up to date after the last one, after a step that `is_due`, and after every
+        step if `synced`; and when the group is lost.
+        """
+        step = self._step
+        step.begin_epoch()
+        offset = step.state.step - step.state.step_in_epoch
+        ends = [n for n in range(1, step.steps + 1) if synced or n == step.steps or is_due(offset + n)]
+        try:
+            yield from self._in_group(set(ends), requests) if self._reduction else self._alone(ends, requests)
+        except (NotFinite, GroupLost):
+            step.flush()
+            raise
+
+    def close(self) -> None:
+        """End what runs beside the steps."""
+        self._step.images.close()
+        if self._reduction:
+            self._reduction.close()
+
+    def _alone(self, ends: list[int], requests: Requests) -> Iterator[StepResult]:
+        """Nothing is started beyond an end before it is told."""
+        step = self._step
+        at, clock = step.state.step_in_epoch, time.perf_counter()
+        told: _Batch | None = None
+        while True:
+            stop, move = requests()
+            limit = next((n for n in ends if n > (told.first if told else at)), at)
+            begun = None
+            if at < limit and not (stop or move):
+                begun = self._start(at, min(at + step.images.ahead, limit))
+                at = begun.stop
+            if told:
+                if told.done:
+                    told.done.synchronize()
+                if not begun:
+                    step.flush()
+                now = time.perf_counter()
+                seconds, clock = (now - clock) / (told.stop - told.first), now
+                yield from self._tell(told, seconds, *((stop, move) if not begun else (False, False)))
+                clock = clock if begun else time.perf_counter()
+            if not begun and (stop or move or at == step.steps):
+                return
+            told = begun
+
+    def _start(self, first: int, stop: int) -> _Batch:
+        for number in range(first, stop):
+            self._step.images.feed(number)
+            self._whole()
+        left = self._step.status, self._step.results[first:stop]
+        if not self._step.status.is_cuda:
+            return _Batch(first, stop, left[0].clone(), left[1].clone(), None)
+        status, results = (torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in left)
+        status.copy_(left[0], non_blocking=True)
+        results.copy_(left[1], non_blocking=True)
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done.record()
+        return _Batch(first, stop, status, results, done)
+
+    def _tell(self, batch: _Batch, seconds: float, stop: bool, move: bool) -> Iterator[StepResult]:
+        """The results of steps that are done; the state's cursor moves with them."""
+        cursor, bad = batch.status.tolist()
+        for number, (loss, right) in enumerate(batch.results.tolist(), batch.first):
+            if bad and number >= cursor:
+                raise NotFinite(loss)
+            last = number == batch.stop - 1
+            yield self._result(loss, right, stop and last, move and last, seconds)
+
+    def _in_group(self, ends: set[int], requests: Requests) -> Iterator[StepResult]:
+        step = self._step
+        for number in range(step.state.step_in_epoch, step.steps):
+            step.images.feed(number)
+            stop, move = self._exchange(*requests())
+            cursor, bad = step.status.tolist()
+            loss, right = step.results[number].tolist()
+            if bad and number >= cursor:
+                raise NotFinite(loss)
+            result = self._result(loss, right, stop, move, 0.0)
+            if stop or move or number + 1 in ends:
+                step.flush()
+            yield result
+
+    def _exchange(self, stop: bool, move: bool) -> tuple[bool, bool]:
+        """One step with the others; whether any of them wants to stop or to move."""
+        step, reduction = self._step, self._reduction
+        assert reduction
+        reduction.begin()
+        self._compute()
+        for root, height in zip(step.roots, step.heights, strict=True):
+            reduction.add([*step.parts(root), root.new_tensor([stop, move])], height)
+        *sums, requests = reduction.finish()
+        torch._foreach_copy_(step.parts(self._sums), sums)
+        stops, moves = (requests > 0).tolist()  # the exchange is over now, or the group was cut
+        self._group.check()
+        self._commit()
+        return stops, moves
+
+    def _result(self, loss: float, right: float, stop: bool, move: bool, seconds: float) -> StepResult:
+        state, step = self._step.state, self._step
+        lr = step.rate(state.step)
+        state.step += 1
+        state.step_in_epoch += 1
+        return StepResult(loss, round(right * step.run.train.lanes), lr, stop, move, seconds)
+
+
+def make_device_epochs(
+    setup: Setup, state: TrainState, fused: LaneByLane, group: Group, launch: Launch
+) -> DeviceEpochs:
+    """Steps that never leave the device."""
+    assert isinstance(fused, DeviceLanes)
+    own = worker_lanes(setup.run.train.lanes, group.size, group.rank)
+    step = DeviceStep(setup.run, state, fused, setup.store.train, setup.augment(), own)
+    reduction = _make_reduction(step, group, launch)
+    return DeviceEpochs(step, group, reduction, launch.graph and setup.device.type == "cuda")
+
+
+def _make_reduction(step: DeviceStep, group: Group, launch: Launch) -> Reduction | None:
+    """The exchange of a flat table with the other workers; None for one whose tree is whole."""
+    if group.size == 1 and step.run.train.wire == "fp32":
+        return None
+    wire = torch.bfloat16 if step.run.train.wire == "bf16" else None
+    grads, rest = step.parts(step.grads)
+    entries = [ReducedTensor(grads, wire), ReducedTensor(rest), ReducedTensor(step.grads[:2])]
+    return Reduction(group, step.run.train.lanes, entries, launch.bucket_mb, overlap=False)

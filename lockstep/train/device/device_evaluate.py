@@ -1,0 +1,98 @@
+"""Evaluation on the device, on a GPU as a CUDA graph: some blocks at a time, one after another.
+
+Fused kernels take as many blocks in one launch as a step has lanes: there a sample's loss does not depend on
+the batch it is in. Stock kernels take one. Order and results lie on the device, which finds its place in them
+by a cursor: the host waits only at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.comm.tree import tree_sum
+from lockstep.data.augment import Augment
+from lockstep.data.store import Split
+from lockstep.kernels.triton.batch_gather import Move, gather_batch
+from lockstep.kernels.triton.cuda_graph import capture, run_first
+from lockstep.lower.eval_network import EvalNetwork
+from lockstep.train.device.prefetch import place_images
+from lockstep.train.evaluate import Evaluator
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceEvaluator(Evaluator):
+    """Evaluates on the buffers of a network; `load` replaces its weights by a model's."""
+
+    network: EvalNetwork
+    load: Callable[[nn.Module], None]
+    graph: bool
+
+    def measure(self, model: nn.Module) -> tuple[Tensor, Tensor]:
+        self.load(model)
+        blocks, compute = self.blocks, self._compute
+        blocks.begin()
+        for group in range(blocks.groups):
+            blocks.images.feed(group)
+            compute()
+        return blocks.loss.flatten()[: len(self.own)], blocks.right.sum().to(torch.int64)
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        """This worker's blocks, kept for all evaluations."""
+        return Blocks(self.network, self.split, self.augment, self.own, self.device)
+
+    @cached_property
+    def _compute(self) -> Callable[[], object]:
+        if self.graph:
+            run_first(self.blocks.dry_run, self.device)
+        return capture(self.blocks.compute, self.graph)
+
+
+class Blocks:
+    """Some blocks in groups of as many as the network has lanes, and the sums over each."""
+
+    def __init__(
+        self, network: EvalNetwork, split: Split, augment: Augment, own: range, device: torch.device
+    ) -> None:
+        self._network, self.groups = network, -(-len(own) // network.lanes)
+        shape, length = (self.groups, network.lanes), len(split)
+        numbers = torch.full(shape, length)  # others stand in for blocks and samples that are missing
+        numbers.view(-1)[: len(own)] = torch.tensor(own)
+        ids = (numbers[..., None] * network.lane_size + torch.arange(network.lane_size)).flatten(1)
+        self._missing, self._order = (ids >= length).to(device), ids.clamp(max=length - 1).to(device)
+        self.images = place_images(split, self._order, device)
+        self._normal = augment.normal(self.images.images)
+        self._rows = torch.arange(self.groups, device=device)[:, None]
+        self._nothing = torch.zeros(5, dtype=torch.int64, device=device)
+        self._cursor = torch.zeros(1, dtype=torch.int64, device=device)
+        self.loss, self.right = (torch.zeros(shape, device=device) for _ in range(2))
+
+    def begin(self) -> None:
+        """The first group comes next."""
+        self._cursor.zero_()
+        self.images.begin_epoch(0)
+
+    def dry_run(self) -> None:
+        """Compile every kernel by the first group, however often."""
+        self._cursor.zero_()
+        self.compute()
+
+    def compute(self) -> None:
+        """Gather, forward and sums of the group at the cursor; then on to the next."""
+        network, nothing = self._network, self._nothing
+        gather_batch(
+            self.images.images, self.images.labels, self.images.places, self._order, self._cursor,
+            nothing[:1], nothing, self._normal, network.x[0], network.labels, Move(), network.pad,
+        )  # fmt: skip
+        network.forward(training=False)
+        network.score()
+        missing, here = self._missing.index_select(0, self._cursor)[0], self._rows == self._cursor
+        for values, sums in ((network.loss, self.loss), (network.right, self.right)):
+            real = values.masked_fill(missing, 0.0)  # a scalar for torch.where would be copied by the host
+            torch.where(here, tree_sum(real.view(-1, network.lane_size).t()), sums, out=sums)
+        self._cursor.add_(1)

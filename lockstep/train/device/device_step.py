@@ -1,0 +1,157 @@
+"""What a whole step needs on the device, and the step as kernels: compute, then commit.
+
+A gradient's way is the same as in `step`, and so is every bit. State, order, keys and rates lie in flat
+tables, filled when an epoch begins; the step reads them at a cursor of its own. A step that is not finite
+changes nothing, and neither does any after it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lockstep.data.augment import Augment
+from lockstep.data.order import half_width, lane_positions, order_keys
+from lockstep.data.store import Split
+from lockstep.kernels.triton.batch_gather import Move, gather_batch
+from lockstep.kernels.triton.epoch_order import order
+from lockstep.kernels.triton.lane_tree_sum import lane_tree_sum
+from lockstep.kernels.triton.optimizer_update import advance_cursor, step_values, update_flat
+from lockstep.lower.device_lanes import DeviceLanes
+from lockstep.runs.train_state import TrainState
+from lockstep.spec import Run
+from lockstep.train.clip import clip_gradients, gradient_norm
+from lockstep.train.device.prefetch import place_images
+from lockstep.train.schedule import learning_rate
+from lockstep.train.step import averaging
+
+
+class DeviceStep:
+    """The tables of a Run on the device, and the kernels of its step for the lanes of one worker."""
+
+    def __init__(
+        self, run: Run, state: TrainState, fused: DeviceLanes, split: Split, augment: Augment, own: range
+    ) -> None:
+        self.run, self.state, self._fused, self._augment, self._own = run, state, fused, augment, own
+        device = next(iter(fused.params.values())).device
+        self.device, self.steps = device, len(split) // run.train.batch
+        self.network = fused.network(len(own))
+        self._layout, self._program = self.network.layout, fused.program
+        size, count = self._layout.size, len(own) * self.network.lane_size
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.heights = [height for _, height in fused.roots(own)]
+        self.roots = [zeros(size) for _ in self.heights]
+        self.grads = zeros(size)
+        self._memory = [zeros(size) for _ in state.memory]
+        self._average = zeros(size) if state.ema else None
+        first = lane_positions(0, run.train.batch, run.train.lanes)[own.start : own.stop].flatten()
+        steps = torch.arange(self.steps)[:, None] * run.train.batch
+        self._positions = (first + steps).to(device)
+        self._order, self._length = zeros(self.steps, count, dtype=torch.int64), len(split)
+        self.images = place_images(split, self._order, device)
+        self._values = zeros(self.steps, 6) + 1  # the interpreter warns of 0 / 0
+        self._keys = zeros(self.steps, len(fused.program.drops), len(own), dtype=torch.int64)
+        self._augment_keys = zeros(5, dtype=torch.int64)
+        self._normal = augment.normal(self.images.images)
+        self._ignored = zeros(1, dtype=torch.int32)
+        self.results = zeros(self.steps, 2)
+        self.status = zeros(2, dtype=torch.int32)  # the cursor, whether a step was not finite
+        self._cursor, self._bad = self.status[:1], self.status[1:]
+        self._clipped = [torch.empty_like(p) for p in fused.params.values()] if run.train.clip else []
+
+    def parts(self, flat: Tensor) -> list[Tensor]:
+        """The gradients of a flat table, which travel in the wire's type; statistics and loss do not."""
+        return [flat[: self._layout.params], flat[self._layout.params :]]
+
+    def compute(self) -> None:
+        """Gather, forward, backward, and the lane tree as far as this worker's lanes make it up."""
+        network, augment = self.network, self._augment
+        move = Move(augment.crop_padding, augment.flip, augment.cutout)
+        gather_batch(
+            self.images.images, self.images.labels, self.images.places, self._order, self._cursor,
+            self._bad, self._augment_keys, self._normal, network.x[0], network.labels, move,
+            network.pad,
+        )  # fmt: skip
+        if any(self._program.drops):
+            network.keys.copy_(self._keys.index_select(0, self._cursor)[0])
+        network.compute()
+        first = 0
+        for root, height in zip(self.roots, self.heights, strict=True):
+            network.sum_lanes(range(first, first + (1 << height)), root, self._ignored)
+            first += 1 << height
+
+    def commit(self, sums: Tensor, scale: float) -> None:
+        """Clip and update by the gradient `sums` times `scale`, if it is finite; then on to the next step."""
+        lane_tree_sum(sums.view(1, -1), self.grads, self._bad, scale)
+        if self.run.train.clip:
+            self._clip()
+        update_flat(
+            self.run.optimizer, self.network.weights, self.grads, self._memory, self._average,
+            self.network.copy, self._values, self._cursor, self._bad, self._layout.params,
+        )  # fmt: skip
+        ends = self.grads[self._layout.loss :], self.grads[self._layout.right :]
+        advance_cursor(self._cursor, self._bad, *ends, self.results)
+
+    def _clip(self) -> None:
+        grads = self._clipped
+        self._program.from_flat(self._layout, self.grads, grads)
+        norm = gradient_norm(dict(zip(self._fused.params, grads, strict=True)))
+        torch.maximum(self._bad, (~norm.isfinite()).int(), out=self._bad)
+        clip_gradients(self.parts(self.grads)[:1], norm, self.run.train.clip)
+
+    def run_alone(self) -> None:
+        """A whole step of the only worker."""
+        self.compute()
+        self.commit(self.roots[0], 1.0 / self.run.train.lanes)
+
+    def dry_run(self) -> None:
+        """Compile every kernel by a step that changes nothing, as one that is not finite."""
+        self._bad.fill_(1)
+        self.compute()
+        self.commit(self.roots[0], 1.0)
+
+    @torch.no_grad()
+    def begin_epoch(self) -> None:
+        """Order, keys and rates of the epoch, and the state, to where the kernels read them."""
+        run, state, train = self.run, self.state, self.run.train
+        keys = torch.tensor(order_keys(run.seed, state.epoch), device=self.device)
+        order(self._positions, keys, self._order, self._length, half_width(self._length))
+        self.images.begin_epoch(state.step_in_epoch)
+        self._augment_keys.copy_(torch.tensor(self._augment.keys(state.epoch)))
+        steps = range(state.step - state.step_in_epoch, state.step - state.step_in_epoch + self.steps)
+        rows = [step_values(run.optimizer, self.rate(n), averaging(train.ema, n), n) for n in steps]
+        self._values.copy_(torch.tensor(rows))
+        if any(self._program.drops):
+            self._keys.copy_(torch.stack([self._fused.dropout_keys(self._own, n) for n in steps]))
+        for tensors, flat in self._pairs():
+            self._program.to_flat(self._layout, tensors, flat)
+        self.network.copy.copy_(self.network.weights)
+        self._counts = [count - state.step_in_epoch for count in self._fused.int_buffers()]
+        self.status.copy_(torch.tensor([state.step_in_epoch, 0]))
+
+    @torch.no_grad()
+    def flush(self) -> None:
+        """The state's tensors from where the kernels keep them."""
+        for tensors, flat in self._pairs():
+            self._program.from_flat(self._layout, flat, tensors)
+        for count, before in zip(self._fused.int_buffers(), self._counts, strict=True):
+            count.copy_(before + self._cursor[0])
+
+    def _pairs(self) -> list[tuple[list[Tensor], Tensor]]:
+        """The state's tensors, and the flat table of each kind."""
+        params = [p.detach() for p in self._fused.params.values()]
+        pairs = [([*params, *self._fused.float_buffers()], self.network.weights)]
+        pairs += zip(self.state.memory.values(), self._memory, strict=True)
+        if self._average is not None:
+            names = *self._fused.params, *self._fused.float_names()
+            pairs.append(([self.state.ema[name] for name in names], self._average))
+        return pairs
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step."""
+        run = self.run
+        total = self.steps * run.train.epochs
+        return learning_rate(run.schedule, run.optimizer.lr, step, total, self.steps)

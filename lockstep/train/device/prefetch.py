@@ -1,0 +1,156 @@
+"""Where a step on the device finds its images: all of them in device memory, or two batches in turn.
+
+The way of a batch: store → order → here → augment → layer. Data that does not fit on the device is read ahead
+on the host, put into pinned memory and sent by a stream of its own while the step before is computed.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, wait
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from lockstep.comm.background import BackgroundThread
+from lockstep.data.store import MemorySplit, Split
+
+_MOST = 0.5  # of the device's free memory may hold images
+_LABEL, _ALIGN = 8, 16  # bytes: of a label, and what those of an image and its label are a multiple of
+_Batch = tuple[Tensor, Tensor]
+
+
+class Images(Protocol):
+    """Images and labels on the device, and at which place a step's samples are."""
+
+    images: Tensor
+    labels: Tensor
+    places: Tensor  # [steps, samples of a step]
+    ahead: int  # how many steps may be started at a time
+
+    def begin_epoch(self, first: int) -> None:
+        """The order is known; step `first` comes next."""
+
+    def feed(self, step: int) -> None:
+        """A step is about to be started: its images must be there when it runs."""
+
+    def close(self) -> None:
+        """End what reads ahead."""
+
+
+def place_images(split: Split, order: Tensor, device: torch.device) -> Images:
+    """All images on the device if they fit, else two batches; `order` [steps, samples] is filled later."""
+    if isinstance(split, MemorySplit) and fits(split, device):
+        return ResidentImages(split, order, device)
+    return PrefetchedImages(split, order, device)
+
+
+def fits(split: MemorySplit, device: torch.device) -> bool:
+    """Whether a split can lie on the device beside the step."""
+    if device.type != "cuda":
+        return True
+    torch.cuda.empty_cache()  # what an earlier generation left
+    free, _ = torch.cuda.mem_get_info(device)
+    return split.images.numel() * split.images.element_size() <= free * _MOST
+
+
+class ResidentImages:
+    """All images, by their number."""
+
+    ahead = 8
+
+    def __init__(self, split: MemorySplit, order: Tensor, device: torch.device) -> None:
+        self.images, self.labels = split.images.contiguous().to(device), split.labels.to(device)
+        self.places = order
+
+    def begin_epoch(self, first: int) -> None:
+        """They are there."""
+
+    def feed(self, step: int) -> None:
+        """They are there."""
+
+    def close(self) -> None:
+        """Nothing reads ahead."""
+
+
+class PrefetchedImages:
+    """Two places for a batch, filled in turn; an image and its label are one row, and all rows one copy."""
+
+    ahead = 1  # the next may take long to read, and who waits wants to know of those before
+
+    def __init__(self, split: Split, order: Tensor, device: torch.device) -> None:
+        self._split, self._order = split, order
+        steps, count = order.shape
+        self._like = split.read(torch.zeros(1, dtype=torch.int64))[0]
+        row, pinned = -(-(self._like.nbytes + _LABEL) // _ALIGN) * _ALIGN, device.type == "cuda"
+        self._pinned = torch.zeros(2, count, row, dtype=torch.uint8, pin_memory=pinned)
+        self._there = torch.zeros_like(self._pinned, device=device)
+        self.images, self.labels = self._parts(self._there.flatten(0, 1))
+        self.places = (torch.arange(steps)[:, None] % 2 * count + torch.arange(count)).to(device)
+        self._background: BackgroundThread[_Batch] = BackgroundThread("feed")
+        self._ahead: Future[_Batch] | None = None
+        self._side = _Side(device) if pinned else None
+
+    def begin_epoch(self, first: int) -> None:
+        """The order is known; step `first` comes next."""
+        self._rest()
+        self._ids = self._order.cpu()  # waits for all that was started: both places are free
+        self._read(first)
+
+    def feed(self, step: int) -> None:
+        """A step is about to be started: its images must be there when it runs."""
+        assert self._ahead is not None, "steps come in order"
+        batch, half = self._ahead.result(), step % 2
+        self._read(step + 1)
+        if self._side:
+            self._side.wait_for_copy(half)
+        for tensor, pinned in zip(batch, self._parts(self._pinned[half]), strict=True):
+            pinned.copy_(tensor)
+        if self._side:
+            self._side.copy(half, self._there, self._pinned)
+        else:
+            self._there[half].copy_(self._pinned[half])
+
+    def close(self) -> None:
+        """End what reads ahead: others may read now."""
+        self._rest()
+        self._background.close()
+
+    def _parts(self, rows: Tensor) -> _Batch:
+        """Images and labels of some rows, where they lie."""
+        like = self._like
+        images = rows[:, : like.nbytes].view(like.dtype).view(-1, *like.shape[1:])
+        return images, rows.view(torch.int64)[:, -1]
+
+    def _rest(self) -> None:
+        if self._ahead:
+            wait([self._ahead])
+
+    def _read(self, step: int) -> None:
+        """Begin to read a step's batch, beside what goes on."""
+        if step < len(self._ids):
+            ids = self._ids[step]
+            self._ahead = self._background.submit(lambda: self._split.read(ids))
+
+
+class _Side:
+    """A stream for copies, and what it and the step wait for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._copied = [torch.cuda.Event(blocking=True) for _ in range(2)]  # type: ignore[no-untyped-call]
+        self._used = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def wait_for_copy(self, half: int) -> None:
+        """On the host, until the pinned memory may be written again."""
+        self._copied[half].synchronize()
+
+    def copy(self, half: int, there: Tensor, pinned: Tensor) -> None:
+        """Send a batch once the step that last used its place is done; let the next step wait for it."""
+        self._stream.wait_event(self._used)  # recorded before the last step was started
+        with torch.cuda.stream(self._stream):
+            there[half].copy_(pinned[half], non_blocking=True)
+            self._copied[half].record()
+        current = torch.cuda.current_stream()
+        self._used.record(current)
+        current.wait_event(self._copied[half])

@@ -1,0 +1,227 @@
+"""Whole steps on the device, by Triton's interpreter: the bits of steps that go through the host."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+import forked
+import pytest
+import torch
+from job import Job, assert_no_step_lost
+from small import rows, small_run, summary, train
+from tiny_resnet import TinyResNet
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lockstep.data.store import MemorySplit
+from lockstep.errors import Interrupted, ModelError, NumericsError, SpecError
+from lockstep.models.resnet import BasicBlock
+from lockstep.runs.event import StepDone
+from lockstep.train.device import prefetch as images
+
+SIZES = ("data.size=8", "data.num_train=14", "data.num_test=4", "train.batch=4", "train.lanes=2")
+AUGMENT = 'data.augment=["flip","crop:1","cutout:2"]'
+KEYS = (*SIZES, "kernels.set=fused")
+TWO_STEPS = "data.num_train=8"  # an epoch
+
+
+def tiny(**options):
+    """Two fused convolutions and two fully connected layers, the first with dropout."""
+    torch.manual_seed(0)
+    channels, classes = 1, 10
+    layers = [nn.Conv2d(channels, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 5, 3), nn.ReLU()]
+    head = [nn.Flatten(), nn.Linear(20, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, classes)]
+    return nn.Sequential(*layers, *head)
+
+
+def residual():
+    """A stem and a block with a stride and a projection."""
+    torch.manual_seed(0)
+    return TinyResNet(BasicBlock(8, 16, 2), channels=16, colours=1)
+
+
+def stem():
+    """A residual network without a block: one convolution with a batch norm."""
+    torch.manual_seed(0)
+    return TinyResNet(channels=8, colours=1)
+
+
+def fused(tmp_path, *overrides, model=tiny, **arguments):
+    return train(small_run(*KEYS, *overrides), tmp_path, model=model(), **arguments)
+
+
+def hashes(result):
+    return {key: value for key, value in result.summary.items() if key.endswith("sha256")}
+
+
+@pytest.mark.parametrize(
+    ("model", "overrides"),
+    [
+        (
+            tiny,
+            ("optimizer.name=nag", "train.label_smoothing=0.1", AUGMENT),
+        ),
+        (tiny, ("optimizer.name=adamw", "optimizer.lr=0.01", "train.clip=0.5", "train.ema=0.9")),
+        (tiny, ("optimizer.name=sgd", "train.wire=bf16")),
+        (residual, ("train.ema=0.9", "train.clip=0.5", TWO_STEPS)),
+        (residual, ("train.wire=bf16", "data.num_train=4")),
+        (tiny, ("kernels.set=compiled", "train.label_smoothing=0.1", AUGMENT)),
+        (
+            residual,
+            ("kernels.set=compiled", "train.ema=0.9", "train.clip=0.5", "train.wire=bf16", TWO_STEPS),
+        ),
+    ],
+    ids=["nag", "adamw", "wire", "residual", "residual, wire", "compiled", "compiled, wire"],
+)
+def test_a_step_on_the_device_is_the_step_through_the_host(tmp_path, model, overrides):
+    keys = (*overrides, "train.epochs=1")
+    device, _ = fused(tmp_path, *keys, model=model)
+    # audited runs go through the host
+    host, _ = fused(tmp_path, *keys, model=model, launch={"audit": 10_000})
+    assert device.summary["identity"] == host.summary["identity"]
+    assert hashes(device) == hashes(host)
+    assert [row["loss"] for row in rows(device.directory, "step")] == [
+        row["loss"] for row in rows(host.directory, "step")
+    ]
+
+
+@pytest.mark.parametrize("source", ["memory", "mapped"])
+def test_images_that_do_not_fit_are_fed_two_batches_in_turn(tmp_path, monkeypatch, source):
+    """The same bits as when all of them lie on the device, also resumed in the middle of an epoch."""
+    keys, data = (AUGMENT, "train.epochs=2"), None
+    if source == "mapped":
+        generator = torch.Generator().manual_seed(0)
+        data = [(torch.rand(1, 8, 8, generator=generator), n % 10) for n in range(14)]
+    whole, _ = fused(tmp_path, *keys, data=data, launch={"name": "whole", "audit": 10_000})
+    monkeypatch.setattr(images, "fits", lambda split, device: False)
+
+    def stop(event):
+        if isinstance(event, StepDone) and event.step == 2:
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(Interrupted, match="after step"):
+        fused(tmp_path, *keys, data=data, launch={"name": "fed"}, on_event=stop)
+    fed, _ = fused(tmp_path, *keys, data=data, launch={"name": "fed", "resume": "auto"})
+    assert hashes(fed) == hashes(whole)
+
+
+def storage(tensor):
+    return tensor.untyped_storage().data_ptr()
+
+
+class Sent(TorchDispatchMode):
+    """Notes every copy to where tensors lie, and whether it is from one piece of memory to another."""
+
+    def __init__(self, *targets):
+        super().__init__()
+        self._targets, self.copies = {storage(target) for target in targets}, []
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        if op is torch.ops.aten.copy_.default and storage(args[0]) in self._targets:
+            self.copies.append(args[0].is_contiguous() and args[1].is_contiguous())
+        return op(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_a_batch_is_sent_by_one_copy(dtype):
+    split = MemorySplit(torch.randint(0, 256, (7, 3, 3, 5)).to(dtype), torch.arange(7) - 3)
+    order = torch.tensor([[4, 0], [6, 1], [2, 2]])
+    fed = images.PrefetchedImages(split, order, torch.device("cpu"))
+    fed.begin_epoch(0)
+    for step, ids in enumerate(order):
+        with Sent(fed.images, fed.labels) as sent:
+            fed.feed(step)
+        assert sent.copies == [True]
+        assert torch.equal(fed.images[fed.places[step]], split.images[ids])
+        assert torch.equal(fed.labels[fed.places[step]], split.labels[ids])
+    fed.close()
+
+
+def test_a_stop_between_steps_loses_nothing(tmp_path):
+    whole, _ = fused(tmp_path, TWO_STEPS, launch={"name": "whole"})
+
+    def stop(event):
+        if isinstance(event, StepDone) and event.step == 1:
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(Interrupted, match="after step"):
+        fused(tmp_path, TWO_STEPS, launch={"name": "cut"}, on_event=stop)
+    resumed, _ = fused(tmp_path, TWO_STEPS, launch={"name": "cut", "resume": "auto"})
+    assert hashes(resumed) == hashes(whole)
+    assert [row["step"] for row in rows(resumed.directory, "step")] == list(range(1, 5))
+
+
+@pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarning")
+def test_a_loss_that_is_not_finite_changes_nothing(tmp_path):
+    with pytest.raises(NumericsError, match="not finite") as found:
+        fused(tmp_path, "optimizer.lr=1e30")
+    step = int(str(found.value).split(":")[0].split()[-1])
+    assert [row["step"] for row in rows(tmp_path / "run", "step")] == list(range(1, step + 1))
+
+
+def test_what_cannot_be_fused_says_why(tmp_path):
+    model = nn.Sequential(nn.Conv2d(1, 4, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(36, 10))
+    with pytest.raises(ModelError, match=r"kernels.set=fused: the model is no chain .* use kernels.set=auto"):
+        train(small_run(*KEYS), tmp_path, model=model)
+
+
+SCRIPT = """
+import sys
+sys.path[:0] = {path}
+import lockstep
+from small import small_run
+from test_device_epoch import stem, tiny
+import interpreter
+launch = lockstep.Launch(name="run", runs_dir={runs_dir!r}, device="cpu", workers={workers})
+lockstep.train(small_run(*{keys}), model={model}(), launch=launch)
+"""
+LONGER = (*KEYS, "data.num_train=28", "train.epochs=1", "checkpoint.every_steps=100")
+SHARED = (*LONGER, "train.sync_norm=true", "train.lanes=4")
+
+
+def script(path, **given):
+    """A script that trains with several workers."""
+    here, file = Path(__file__).parent, path / "script.py"
+    file.write_text(SCRIPT.format(path=[str(here), str(here.parent)], runs_dir=str(path), **given))
+    return [sys.executable, str(file)]
+
+
+@pytest.mark.gloo
+def test_norms_over_all_lanes_are_the_same_for_workers_with_unequally_many(tmp_path):
+    workers = 3
+    few = (*SHARED, "data.num_train=8")
+    alone, _ = train(small_run(*few), tmp_path / "alone", model=stem())
+    done = forked.call(script(tmp_path, workers=workers, keys=few, model="stem"), launches=True)
+    assert done.returncode == 0, done.stderr
+    found = summary(tmp_path / "run")
+    assert (found["workers"], found["weights_sha256"]) == (workers, alone.summary["weights_sha256"])
+
+
+def test_norms_over_all_lanes_want_kernels_that_have_them(tmp_path):
+    for keys, model in (
+        ((), tiny),
+        (("kernels.set=compiled",), residual),
+        (("kernels.set=stock",), residual),
+    ):
+        with pytest.raises(
+            ModelError, match=r"train.sync_norm=true: only residual .*: use .*train.sync_norm=false"
+        ):
+            train(small_run(*SHARED, *keys), tmp_path, model=model())
+    with pytest.raises(SpecError, match="--audit computes a lane a second time by itself"):
+        train(small_run(*SHARED), tmp_path, model=residual(), launch={"audit": 2})
+
+
+@pytest.mark.gloo
+@pytest.mark.parametrize(("keys", "model"), [(LONGER, tiny), (SHARED, stem)])
+def test_a_worker_is_killed_and_replaced(tmp_path, keys, model):
+    """Two workers, one of them killed; the other goes on alone, and with the next one in a group."""
+    alone, _ = train(small_run(*keys), tmp_path / "alone", model=model())
+    with Job(tmp_path, command=script(tmp_path, workers=2, keys=keys, model=model.__name__)) as job:
+        job.wait_for_steps(2)
+        job.kill(max(job.workers()))
+        job.finish()
+    assert_no_step_lost(job.run)
+    assert summary(job.run)["weights_sha256"] == alone.summary["weights_sha256"]
+    assert "was killed by SIGKILL" in str(summary(job.run)["generations"])
