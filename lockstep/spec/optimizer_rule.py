@@ -1,7 +1,7 @@
 """The optimizers: of each its keys, what it remembers, and its arithmetic. A new one is an entry here.
 
-The arithmetic stands once, in plain Python. The host runs it on lists of tensors (`train/optimizer.py`). A
-GPU compiles it (`kernels/triton/optimizer_update.py`). It may add, subtract and multiply, and call `divide` and
+The arithmetic stands once, in plain Python. The host runs it on lists of tensors (`train/optimizer.py`); a
+GPU compiles it (`kernels/triton/optimizer_update.py`). It may add, subtract, multiply, and call `divide` and
 `sqrt`, each of which rounds once. So an element's new value depends on that element alone: not on the slice,
 the vector width or the device it was computed with.
 """

@@ -82,7 +82,7 @@ def note_rank(self, group, interrupt):
 step, Step.__call__ = Step.__call__, note_step
 train, worker._Worker._train = worker._Worker._train, note_rank
 around(Step, "_commit", "before the commit", "after the commit")
-around(rules, "update", "", "within the commit")
+around(rules, "update_params", "", "within the commit")
 around(Step, "_average", "", "within the commit, after the averages")
 around(journal.Journal, "step", "before the row", "after the row")
 around(journal.Journal, "save", "before the checkpoint", "after the checkpoint")

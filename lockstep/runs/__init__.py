@@ -1,0 +1,1 @@
+"""A run: its state, its directory on disk, and what can be done with it once it is trained."""

@@ -1,0 +1,38 @@
+"""What is kept and told of a run as a whole: what it is, and how fast it trains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lockstep.spec import Run
+from lockstep.spec.identity import Identity
+
+
+@dataclass
+class Pace:
+    """Images trained by this worker's groups, and the time they took; from one generation to the next."""
+
+    images: int = 0
+    seconds: float = 0.0
+
+    def add(self, images: int, seconds: float) -> None:
+        self.images, self.seconds = self.images + images, self.seconds + seconds
+
+    @property
+    def img_s(self) -> float:
+        return self.images / max(self.seconds, 1e-9)
+
+
+@dataclass(frozen=True)
+class About:
+    """What a journal says of its run."""
+
+    run: Run
+    identity: Identity
+    model: str  # the Run's name for it, or the class of a module of the user's
+    data: str
+    num_params: int
+    num_train: int
+    num_test: int
+    notices: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
