@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import BadInput, CheckpointError
-from lockstep.spec.identity import Identity, differences
 from lockstep.runs import checkpoint
 from lockstep.runs.checkpoint import Saved
-from lockstep.runs.tensor_difference import Located, in_order, locate
 from lockstep.runs.directory import RunDirectory
 from lockstep.runs.resume import check_checkpoint
+from lockstep.runs.tensor_difference import Located, in_order, locate
+from lockstep.spec.identity import Identity, differences
 
 _BOTH = "both need --trace, or a checkpoint of the same step: a larger checkpoint.keep leaves more"
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from lockstep.errors import BadInput, LockstepError
-from lockstep.spec import Run
-from lockstep.spec.run_file import dump_toml, from_table, read_toml
-from lockstep.spec.identity import Identity
 from lockstep.runs.checkpoint import write_durably
+from lockstep.spec import Run
+from lockstep.spec.identity import Identity
+from lockstep.spec.run_file import dump_toml, from_table, read_toml
 
 
 class RunDirectory:

@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.comm.group import Group
-from lockstep.spec import Run
-from lockstep.spec.generation import Generation
-from lockstep.spec.identity import Identity, digest
+from lockstep.models.tensors import tensors_sha256
 from lockstep.runs import checkpoint
 from lockstep.runs.about import About, Pace
 from lockstep.runs.directory import RunDirectory
@@ -28,8 +26,9 @@ from lockstep.runs.event import (
     Started,
     StepDone,
 )
-from lockstep.models.tensors import tensors_sha256
 from lockstep.runs.train_state import TrainState
+from lockstep.spec.generation import Generation
+from lockstep.spec.identity import digest
 
 _METRICS, _TRACE = "metrics.jsonl", "trace.jsonl"
 _HASH_DIGITS = 16
@@ -158,7 +157,9 @@ class Journal:
 
     def is_saved(self, state: TrainState) -> bool:
         """Whether there is a checkpoint of this step."""
-        return self._directory is not None and state.step in checkpoint.checkpoint_steps(self._directory.checkpoints)
+        return self._directory is not None and state.step in checkpoint.checkpoint_steps(
+            self._directory.checkpoints
+        )
 
     def step(self, done: StepDone, state: TrainState) -> None:
         """A step was committed."""

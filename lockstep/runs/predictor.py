@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from lockstep.errors import BadInput, ModelError
-from lockstep.kernels.triton.cuda_graph import capture, run_first
 from lockstep.kernels.loss import make_loss
+from lockstep.kernels.numerics import half_precision
+from lockstep.kernels.triton.cuda_graph import capture, run_first
 from lockstep.lower.choose import lower_for_device
 from lockstep.lower.program import DeviceLowering
-from lockstep.kernels.numerics import half_precision
 from lockstep.runs.trained_run import Trained
 
 if TYPE_CHECKING:
@@ -149,7 +149,9 @@ def _find_ways(trained: Trained, lowering: DeviceLowering | None) -> tuple[nn.Mo
 
 def _fused_way(trained: Trained, lowering: DeviceLowering) -> _Way:
     def make(size: int) -> EvalNetwork:
-        one = DeviceLowering(lowering.program, lowering.table, replace(lowering.train, batch=size, lanes=1), lowering.device)
+        one = DeviceLowering(
+            lowering.program, lowering.table, replace(lowering.train, batch=size, lanes=1), lowering.device
+        )
         network, load = one.eval_network(1)
         load(trained.model)
         return network
@@ -161,8 +163,8 @@ def _fused_way(trained: Trained, lowering: DeviceLowering) -> _Way:
 
 
 def _stock_ways(trained: Trained, folded: nn.Module) -> list[_Way]:
-    from lockstep.lower.compiled.compiled_program import find_compiled
     from lockstep.lower.compiled.compiled_eval import CompiledEval, fix_weights
+    from lockstep.lower.compiled.compiled_program import find_compiled
 
     train, device = trained.run.train, trained.device
     try:

@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from lockstep.errors import CheckpointError, IdentityError
-from lockstep.spec import Launch, Run
-from lockstep.spec.identity import Identity, differences, digest, is_scripted
 from lockstep.runs import checkpoint
+from lockstep.runs.about import About
 from lockstep.runs.checkpoint import Saved
 from lockstep.runs.directory import RunDirectory
 from lockstep.runs.event import Listener, Notice
-from lockstep.runs.about import About
+from lockstep.spec import Launch, Run
+from lockstep.spec.identity import Identity, differences, digest, is_scripted
 
 _SHOWN = 6
 _LET_GO_S = 10.0  # for the worker before to be gone, on a disk that several nodes share

@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lockstep.spec import Optimizer
 from lockstep.models.tensors import float_state, model_tensors, tensors_sha256, trainable
+from lockstep.spec import Optimizer
 from lockstep.spec.optimizer_rule import RULES
-
 
 Memory = dict[str, list[Tensor]]  # what an optimizer remembers of the parameters, by name
 

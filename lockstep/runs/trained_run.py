@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from lockstep.data import Store
 from lockstep.data.augment import Augment, make_augment
 from lockstep.errors import BadInput, CheckpointError, DataError, ModelError
-from lockstep.spec import Run
-from lockstep.spec.identity import Identity, differences, flatten
+from lockstep.kernels.numerics import memory_format, plain_torch, prepare_device, to_device
+from lockstep.models.registry import build_model
+from lockstep.models.tensors import model_tensors
 from lockstep.runs import checkpoint
 from lockstep.runs.checkpoint import Saved
 from lockstep.runs.directory import RunDirectory
-from lockstep.kernels.numerics import memory_format, plain_torch, prepare_device, to_device
 from lockstep.runs.resume import check_checkpoint, newest_checkpoint
-from lockstep.models.registry import build_model
-from lockstep.models.tensors import model_tensors
+from lockstep.spec import Run
+from lockstep.spec.identity import Identity, differences, flatten
 
 
 @dataclass(frozen=True)
