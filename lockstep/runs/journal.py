@@ -157,9 +157,8 @@ class Journal:
 
     def is_saved(self, state: TrainState) -> bool:
         """Whether there is a checkpoint of this step."""
-        return self._directory is not None and state.step in checkpoint.checkpoint_steps(
-            self._directory.checkpoints
-        )
+        steps = checkpoint.checkpoint_steps(self._directory.checkpoints) if self._directory else {}
+        return state.step in steps
 
     def step(self, done: StepDone, state: TrainState) -> None:
         """A step was committed."""

@@ -91,7 +91,7 @@ around(checkpoint, "_prune", "before the pruning")
 around(Evaluator, "__call__", "before the evaluation", "after the evaluation")
 around(journal.Journal, "epoch", "before the epoch's row", "after the epoch's row")
 around(worker, "call_roll", "in the recovery", "in the recovery, after the roll call")
-around(setup, "lower", "in the recovery, before the step")
+around(setup, "lower_for_host", "in the recovery, before the step")
 around(loop, "prove_state", "at the end")
 around(journal.Journal, "finish", "before the summary", "after the summary")
 
