@@ -1,4 +1,4 @@
-"""Draws kill.png: two real runs, one of them with `kill -9`, and their hashes. Run: python docs/kill_picture.py"""
+"""Draws kill.png: two real runs, one with `kill -9`, and their hashes. Run: python docs/kill_picture.py"""
 
 from __future__ import annotations
 
