@@ -84,7 +84,7 @@ class Exchange:
             self.result.copy_(self._gathered, non_blocking=True)
 
     def _lay_out(self, memory: Tensor | None) -> None:
-        """Allocate the result, and the roots too unless they are to lie in the given `memory`."""
+        """Allocate the result, and the roots too unless `memory` is given for them."""
         shape, own = self._shape, len(self._shape.heights[self._group.rank])
         if memory is None:
             memory = torch.zeros(own * shape.whole, dtype=shape.travels_as, device=shape.device)

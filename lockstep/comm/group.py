@@ -72,11 +72,11 @@ class Group:
         self._run(lambda t, output, given: t.all_gather(output, given), output, tensor)
 
     def gather(self, output: Tensor | None, tensor: Tensor, to: int = 0) -> None:
-        """Fill `output` [W, …], which only worker `to` gives, with the tensors of all workers."""
+        """Fill `output` [W, …], which only worker `to` passes, with the tensors of all workers."""
         self._run(lambda t, output, given: t.gather(output, given, to), output, tensor)
 
     def scatter(self, output: Tensor, tensor: Tensor | None, source: int = 0) -> None:
-        """Fill `output` with this worker's part of the `tensor` [W, …] that only worker `source` gives."""
+        """Fill `output` with this worker's part of the `tensor` [W, …] that only worker `source` passes."""
         self._run(lambda t, output, given: t.scatter(output, given, source), output, tensor)
 
     def reduce_scatter(self, output: Tensor, tensor: Tensor) -> None:

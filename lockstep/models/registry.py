@@ -117,7 +117,7 @@ def _build_timm(name: str, in_channels: int, num_classes: int, options: Mapping[
         raise ModelError(
             f"model.name={name} needs {error.name}, not installed: pip install 'lockstep-train[timm]'"
         ) from None
-    except Exception as error:  # timm imports torchvision, which fails beside another build of torch
+    except Exception as error:  # timm imports torchvision, which fails with another build of torch
         raise ModelError(
             f"model.name={name}: timm cannot be imported ({error}): are torch and torchvision of one build?"
         ) from None

@@ -21,7 +21,7 @@ _PACKED = re.compile(r"\.[su]16x2\b")
 
 
 def watch_compiler() -> None:
-    """Check every kernel of ours from now on, whether it is compiled or found in Triton's cache."""
+    """Check every kernel of Lockstep from now on, whether it is compiled or found in Triton's cache."""
     knobs = triton.knobs.compilation
     if not isinstance(knobs.listener, _Watch):
         knobs.listener = _Watch(knobs.listener)

@@ -1,4 +1,4 @@
-"""The network that executes a fused chain: forward pass, loss and backward pass of all lanes.
+"""Executes a fused chain, in training and eval mode: forward pass, loss and backward pass of all lanes.
 
 A gradient's path begins here: backward → lane tree.
 """

@@ -1,4 +1,4 @@
-"""The network that executes a fused residual network in eval mode, with fixed weights and statistics.
+"""Executes a fused residual network in eval mode, with fixed weights and statistics: images to logits.
 
 A unit whose tile is a TMA box takes one launch, with its norm, residual and ReLU; other units take two. The
 output buffer of a unit is reused by a later unit of the same shape once no other unit reads it.
@@ -95,7 +95,7 @@ class ResidualEval(ScoreBuffers):
             if before is not None and before != IMAGES
         }
         between: dict[int, Tensor] = {}
-        # Unused buffers by the shapes of their image without and with border: nobody writes into a border.
+        # Unused buffers by the shapes of their image without and with border: no kernel writes a border.
         free: dict[tuple[_Shape, _Shape], list[Tensor]] = defaultdict(list)
         shapes = [
             (unit.layer.out_shape, with_border(self._units, i, unit.layer.out_shape))

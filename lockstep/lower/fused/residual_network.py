@@ -1,4 +1,4 @@
-"""The network that executes a fused residual network: forward pass, loss and backward pass of all lanes.
+"""Executes a fused residual network in training: forward pass, loss and backward pass of all lanes.
 
 A gradient's path begins here: backward → lane tree. A network is a sequence of units, then the mean over
 pixels and a classifier. A unit is a convolution and a batch norm by lane, optionally with the output of
