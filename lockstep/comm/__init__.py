@@ -1,1 +1,1 @@
-"""The lane tree and the workers: how lanes are summed, and all that passes between workers."""
+"""The lane tree, which fixes the order of sums over lanes, and everything that passes between workers."""

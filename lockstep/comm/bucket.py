@@ -1,8 +1,8 @@
-"""A bucket of tensors and its way through the group.
+"""A bucket: tensors that are reduced together, from a worker's lane tree to the mean over all workers.
 
-A gradient's way: backward → lane tree (local) → bucket → group → lane tree (global) → optimizer. A worker's
-tree leaves the roots of its maximal aligned subtrees; the exchange makes means of all workers' roots. With
-one worker the local tree is the whole one, and nothing is copied.
+A gradient's path: backward → lane tree (local) → bucket → group → lane tree (global) → optimizer. A worker's
+lane tree leaves the roots of its maximal aligned subtrees. The exchange computes the mean from the roots of
+all workers. With one worker the local tree is the whole tree, and nothing is copied.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lockstep.comm.tree import LaneTree, Leaf, subtrees, worker_lanes
 
 @dataclass(frozen=True)
 class ReducedTensor:
-    """A tensor that is reduced every step: one like it, and the type it travels in if not its own."""
+    """A tensor that is reduced in every step: a tensor like it, and its type on the wire if that differs."""
 
     like: Tensor
     wire: torch.dtype | None = None
@@ -30,12 +30,12 @@ class ReducedTensor:
         return self.like.numel() * self.like.element_size()
 
     def kind(self) -> tuple[object, ...]:
-        """Entries of one kind can share a bucket."""
+        """What entries must have in common to share a bucket."""
         return self.like.dtype, self.like.device, self.wire
 
 
 def split(entries: Sequence[ReducedTensor], bucket_bytes: float) -> list[list[int]]:
-    """Which entries go together: neighbours of one kind, up to the size of a bucket."""
+    """The indices of each bucket's entries: neighbours of one kind, up to `bucket_bytes` together."""
     buckets: list[list[int]] = []
     filled = 0
     for index, entry in enumerate(entries):
@@ -49,7 +49,7 @@ def split(entries: Sequence[ReducedTensor], bucket_bytes: float) -> list[list[in
 
 
 class Bucket:
-    """Some of the entries: their lane tree, and their way to the mean over all workers."""
+    """Entries that are reduced together: their lane tree, and the exchange that gives the mean."""
 
     def __init__(self, group: Group, lanes: int, entries: list[ReducedTensor], indices: list[int]) -> None:
         self.indices, self._entries = indices, entries
@@ -83,18 +83,18 @@ class Bucket:
         return not self._left
 
     def rest_height(self) -> int:
-        """The height of the subtree that all lanes still missing make up."""
+        """The height of the subtree that consists of all lanes still missing."""
         return self._left.bit_length() - 1
 
     def add_leaf(self, height: int) -> None:
-        """Sum what the lane or subtree gave."""
+        """Add the collected tensors of a lane, or of a subtree of this height, to the tree."""
         self._tree.add([self.leaf[place] for place in range(len(self.indices))], height)
         self._left -= 1 << height
         self.leaf.clear()
 
     @torch.no_grad()
     def pack(self) -> None:
-        """Copy the roots to where the exchange takes them."""
+        """Copy the roots to the buffers of the exchange."""
         if self._alone:
             return
         for slots, (_, _, tensors) in zip(self._slots, self._tree.roots(), strict=True):
@@ -117,12 +117,12 @@ class Bucket:
         return self._means
 
     def arrive(self) -> None:
-        """Let what follows on this device wait for the result."""
+        """Let later kernels on this device wait for the result."""
         if not self._alone and self._on_gpu:
             torch.cuda.current_stream().wait_event(self._done)
 
     def _views(self, flat: Tensor) -> list[Tensor]:
-        """The entries as parts of a flat tensor, lying as the entries do."""
+        """Views into a flat tensor, one for each entry, with the entry's shape and memory format."""
         views, first = [], flat.storage_offset()
         for like in (entry.like for entry in self._entries):
             dense = like.is_contiguous() or like.is_contiguous(memory_format=torch.channels_last)

@@ -1,7 +1,7 @@
-"""How the roots of all workers' subtrees become the mean over all lanes, on every worker.
+"""The exchange of a bucket: from the subtree roots of all workers to the mean over all lanes, on each worker.
 
-Every worker sums one slice, in the order of the lane tree: an all-to-all brings it the slice of every
-root, an all-gather returns the means. On one host the workers read each other's roots from shared memory
+Every worker sums one slice, in the order of the lane tree. An all-to-all brings it this slice of every root,
+and an all-gather returns the means. On one host the workers read each other's roots from shared memory
 instead. Either way each element goes through the same additions.
 """
 
@@ -21,7 +21,7 @@ _CHUNK = 1 << 16  # elements summed at a time on a CPU, so that all rows of a ch
 
 @dataclass(frozen=True)
 class ExchangeShape:
-    """The subtrees' heights, worker by worker, and what travels: how much, of which type, as which."""
+    """The heights of each worker's subtrees, and the length, type and wire type of the data."""
 
     heights: list[list[int]]
     length: int
@@ -44,7 +44,7 @@ class ExchangeShape:
 
 
 def make_exchange(group: Group, shape: ExchangeShape) -> Exchange:
-    """Through shared memory on one host, else over the group."""
+    """An exchange through shared memory if all workers are on one host, else over the group."""
     own = max(map(len, shape.heights))
     near = shape.device.type == "cpu" or group.stages(shape.device)
     size = torch.empty((), dtype=shape.travels_as).element_size()
@@ -53,7 +53,7 @@ def make_exchange(group: Group, shape: ExchangeShape) -> Exchange:
 
 
 class Exchange:
-    """Over the group. Fill `roots`, one flat tensor a subtree; `run` leaves the means in `result`."""
+    """An exchange over the group: fill `roots`, a flat tensor for each subtree; `run` fills `result`."""
 
     def __init__(self, group: Group, shape: ExchangeShape) -> None:
         self._group, self._shape = group, shape
@@ -68,7 +68,7 @@ class Exchange:
             self.result = self._gathered
 
     def run(self) -> None:
-        """Exchange and sum; every worker does."""
+        """Exchange and sum, which every worker does at the same time."""
         group, size = self._group, self._shape.slice
         counts = [len(heights) for heights in self._shape.heights]
         own = counts[group.rank]
@@ -84,7 +84,7 @@ class Exchange:
             self.result.copy_(self._gathered, non_blocking=True)
 
     def _lay_out(self, memory: Tensor | None) -> None:
-        """Make the roots and the result, the roots in `memory` if it is on their device."""
+        """Allocate the result, and the roots too unless `memory` is given for them."""
         shape, own = self._shape, len(self._shape.heights[self._group.rank])
         if memory is None:
             memory = torch.zeros(own * shape.whole, dtype=shape.travels_as, device=shape.device)
@@ -92,7 +92,7 @@ class Exchange:
         self.result = torch.zeros(shape.whole, dtype=shape.dtype, device=shape.device)
 
     def _sum(self, rows: list[Tensor], output: Tensor) -> None:
-        """The mean of one slice, in the order of the lane tree; one row a subtree, which is used up."""
+        """The mean of one slice, in lane-tree order, from one row for each subtree; rows are overwritten."""
         shape = self._shape
         heights = [height for worker in shape.heights for height in worker]
         step = _CHUNK if output.device.type == "cpu" else shape.slice
@@ -103,7 +103,7 @@ class Exchange:
             output[first : first + step].copy_(tree.mean()[0])
 
     def _host(self, length: int) -> Tensor:
-        """Memory that the group can reach."""
+        """A buffer in memory that the group can reach."""
         device = torch.device("cpu") if self._staged else self._shape.device
         return torch.zeros(length, dtype=self._shape.travels_as, device=device, pin_memory=self._staged)
 
@@ -113,7 +113,7 @@ class Exchange:
 
 
 class SharedExchange(Exchange):
-    """Through memory that all workers of a host see: roots are read where they lie."""
+    """An exchange through memory that all workers of a host share; roots are read without a copy."""
 
     def __init__(self, group: Group, shape: ExchangeShape, memory: Shared) -> None:
         self._group, self._shape, self._memory = group, shape, memory
@@ -126,16 +126,16 @@ class SharedExchange(Exchange):
         self._lay_out(None if self._staged else self._roots[group.rank])
 
     def run(self) -> None:
-        """Exchange and sum; every worker does."""
+        """Exchange and sum, which every worker does at the same time."""
         group, size = self._group, self._shape.slice
         if self._staged:
             for mine, root in zip(self._roots[group.rank], self.roots, strict=True):
                 mine.copy_(root, non_blocking=True)
             self._wait_for_gpu()
-        self._memory.barrier()  # all roots are there
+        self._memory.barrier()  # all roots are written
         part = slice(group.rank * size, (group.rank + 1) * size)
         self._sum([row[part] for roots in self._roots for row in roots], self._means[group.rank])
-        self._memory.barrier()  # all means are there, and nobody reads the roots any more
+        self._memory.barrier()  # all means are written, and no worker reads the roots any more
         for rank, mean in enumerate(self._means):
             self.result[rank * size : (rank + 1) * size].copy_(mean, non_blocking=True)
         self._wait_for_gpu()

@@ -1,7 +1,7 @@
-"""The workers of a run as one group: the only way that anything passes between them.
+"""A group of workers and its operations (send, broadcast, all-gather, …), the only way to pass data.
 
-A gradient's way: backward → lane tree → bucket → group → lane tree → optimizer. Movement is in bytes, so
-any dtype travels on any backend; tensors on a GPU that no transport reaches go through host memory.
+A gradient's path: backward → lane tree → bucket → group → lane tree → optimizer. Data is sent as bytes, so
+every backend can carry any dtype. Tensors on a GPU that no transport reaches go through host memory.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch import Tensor
 from lockstep.comm.transport import Transport
 from lockstep.errors import GroupLost
 
-_LENGTH, _SHORT = 8, 1024  # bytes: of a message's length, and of one that needs a single turn
+_LENGTH, _SHORT = 8, 1024  # bytes: of a message's length, and of a message that needs one collective
 _Operation = Callable[[Transport, Any, Any], None]  # (transport, what it fills, what it reads)
 
 
 class Group:
-    """`size` workers, of which this process is `rank`; without a transport it is alone."""
+    """`size` workers, of which this process is number `rank`; without a transport it is the only one."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Group:
 
     @property
     def backend(self) -> str:
-        """What carries the gradients."""
+        """The name of the transport that carries the gradients."""
         transport = self._gpu or self._host
         return transport.name if transport else "none"
 
@@ -60,7 +60,7 @@ class Group:
         self._run(lambda t, output, given: t.broadcast(output, source), tensor, None)
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Sum over workers in place, in an order the backend chooses: not for what must keep its bits."""
+        """Sum over workers in place, in an order the backend chooses: not for values whose bits matter."""
         self._run(lambda t, output, given: t.all_reduce(output), tensor, None, as_bytes=False)
 
     def reduce(self, tensor: Tensor, to: int = 0) -> None:
@@ -72,11 +72,11 @@ class Group:
         self._run(lambda t, output, given: t.all_gather(output, given), output, tensor)
 
     def gather(self, output: Tensor | None, tensor: Tensor, to: int = 0) -> None:
-        """Fill `output` [W, …], which only worker `to` gives, with the tensors of all workers."""
+        """Fill `output` [W, …], which only worker `to` passes, with the tensors of all workers."""
         self._run(lambda t, output, given: t.gather(output, given, to), output, tensor)
 
     def scatter(self, output: Tensor, tensor: Tensor | None, source: int = 0) -> None:
-        """Fill `output` with this worker's part of the `tensor` [W, …] that only worker `source` gives."""
+        """Fill `output` with this worker's part of the `tensor` [W, …] that only worker `source` passes."""
         self._run(lambda t, output, given: t.scatter(output, given, source), output, tensor)
 
     def reduce_scatter(self, output: Tensor, tensor: Tensor) -> None:
@@ -89,7 +89,7 @@ class Group:
         """Send `sent[i]` elements of a flat tensor to worker i; `received[i]` come from it."""
         size = tensor.element_size()
         counts = [n * size for n in received], [n * size for n in sent]
-        # a worker that has nothing to send or to get takes part too: the others may have
+        # a worker with nothing to send or receive takes part too, since other workers may have something
         self._run(lambda t, output, given: t.all_to_all(output, given, *counts), output, tensor, empty=True)
 
     def barrier(self) -> None:
@@ -97,7 +97,7 @@ class Group:
         self._run(lambda t, output, given: t.barrier(), None, None)
 
     def all_gather_bytes(self, message: bytes) -> list[bytes]:
-        """The messages of all workers; they may be of any length, and short ones take one turn."""
+        """The messages of all workers, of any length; short messages need only one collective."""
         framed = len(message).to_bytes(_LENGTH, "little") + message
         rows = self._gather_rows(framed[:_SHORT].ljust(_SHORT, b"\0"))
         sizes = [int.from_bytes(row[:_LENGTH], "little") for row in rows]
@@ -123,13 +123,13 @@ class Group:
         return [theirs.numpy().tobytes() for theirs in found]
 
     def close(self) -> None:
-        """Leave in good order, as every worker does."""
+        """Leave the group at the end, as every worker does."""
         for transport in (self._gpu, self._host):
             if transport:
                 transport.close()
 
     def abort(self) -> None:
-        """Leave because of an error of this worker's own, so that the others do not wait for it."""
+        """Leave because of an error in this worker, so that the others do not wait for it."""
         for leave in self.on_abort:
             leave()
         for transport in (self._gpu, self._host):
@@ -137,12 +137,12 @@ class Group:
                 transport.abort()
 
     def check(self) -> None:
-        """GroupLost if what came from a GPU's group may be what an abort left there: NCCL raises nothing."""
+        """Raise GroupLost if NCCL was aborted: it raises no error itself, and may leave wrong results."""
         if self._is_cut and self._gpu is not None:
             raise GroupLost("another generation has begun")
 
     def cut(self) -> None:
-        """Let what this worker waits for in the group fail at once; from another thread."""
+        """Make the operation that this worker waits for fail at once; called from another thread."""
         self._is_cut = True
         for cut in self.on_cut:
             cut()
@@ -160,7 +160,7 @@ class Group:
     ) -> None:
         """Run an operation that fills `output` and reads `given`; every worker runs the same one.
 
-        Empty tensors do not travel, unless `empty` says that those of other workers may not be.
+        Empty tensors are not sent, unless `empty` says that other workers may have some that are not empty.
         """
         tensors = [tensor for tensor in (output, given) if tensor is not None]
         if not self._host:
@@ -179,9 +179,9 @@ class Group:
             if self._is_cut:
                 raise RuntimeError("another generation has begun")
             operation(transport, *views)
-        except RuntimeError as error:  # torch's and mpi4py's errors both are
+        except RuntimeError as error:  # the base of torch's and mpi4py's errors
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        if reason:  # not inside the handler: its frames hold what keeps a lost group's sockets open
+        if reason:  # outside the handler, whose frames would keep a lost group's sockets open
             raise GroupLost(
                 f"worker {self.rank} of {self.size} lost contact to another worker, which has ended or "
                 "cannot be reached: see that worker's output, then go on with --resume auto "
@@ -193,7 +193,7 @@ class Group:
 
 
 def _near(tensor: Tensor, staged: bool) -> Tensor:
-    """The tensor itself, or a copy of it that a transport can reach."""
+    """The tensor itself, or a copy in host memory if `staged`."""
     return (tensor.cpu() if staged else tensor).contiguous()
 
 

@@ -1,6 +1,6 @@
-"""Where a worker's groups come from: one for good under torchrun and mpirun, one a generation under ours.
+"""The interface from which training gets its groups: one under torchrun or mpirun, else one per generation.
 
-Training asks for the next group and does not know which of these it is; `elastic` has both.
+Training asks for the next group and does not know which of the two it is; `elastic` implements both.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ class LeftOut(Exception):
 
 
 class GroupSource(Protocol):
-    """Gives a worker its groups, and tells those who watch the job what became of them."""
+    """Gives a worker its groups, and reports to the launcher what became of them."""
 
-    generation: Generation | None  # that the group belongs to; None where there are no generations
+    generation: Generation | None  # of the current group; None if there are no generations
 
     @property
     def is_elastic(self) -> bool:
@@ -26,11 +26,11 @@ class GroupSource(Protocol):
 
     @property
     def joins(self) -> bool:
-        """Whether this worker comes to a job that may run already."""
+        """Whether this worker joins a job that may already be running."""
 
     @property
     def wants_to_move(self) -> bool:
-        """Whether another generation is planned, to begin after a step."""
+        """Whether another generation is planned, which begins between two steps."""
 
     @property
     def run(self) -> str | None:
@@ -43,16 +43,16 @@ class GroupSource(Protocol):
         """Leave a group that is lost."""
 
     def leave(self, group: Group) -> None:
-        """Leave a group in good order, as all its workers do."""
+        """Leave a group at its end, as all its workers do."""
 
     def tell_job(self, run: str, identity: dict[str, object]) -> None:
-        """Let the job know what is trained, and where its files are."""
+        """Tell the job what is trained, and where its files are."""
 
     def ask_identity(self) -> dict[str, object] | None:
         """The identity of the job that this worker joins, if it has begun."""
 
     def confirm(self) -> None:
-        """The generation has completed a step."""
+        """Report that the generation has completed a step."""
 
     def tell_end(self, code: int, rank: int) -> None:
-        """The training is over, for all workers alike."""
+        """Report that the training is over, for all workers."""

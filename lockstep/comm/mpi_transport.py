@@ -1,4 +1,4 @@
-"""How bytes travel between workers that mpirun started: by mpi4py."""
+"""The MPI transport: carries bytes between workers that mpirun started, through mpi4py."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-_LAST_WORDS_S = 0.3  # an mpirun drops what it has not read when a process ends the job
+_LAST_WORDS_S = 0.3  # when a process aborts the job, mpirun drops output that it has not read yet
 
 
 class MpiTransport:
-    """MPI_COMM_WORLD by mpi4py, on CPU memory."""
+    """The operations of a transport on MPI_COMM_WORLD, for tensors in CPU memory."""
 
     name = "mpi"
 
@@ -58,14 +58,14 @@ class MpiTransport:
         self._comm.Barrier()
 
     def close(self) -> None:
-        """MPI ends with the process."""
+        """Do nothing: MPI ends with the process."""
 
     def abort(self) -> None:
-        """End all processes of the job once this one has said why: MPI_Finalize would wait for them."""
+        """Abort the whole job at exit, after the error is printed: MPI_Finalize would wait for the others."""
         atexit.register(self._end)
 
     def cut(self) -> None:
-        """MPI has nothing of the kind."""
+        """Do nothing: MPI cannot interrupt an operation."""
 
     def _end(self) -> None:
         sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""The lane tree across workers, bucket by bucket, beside what is left of the backward pass."""
+"""The reduction of a step's tensors over all lanes of all workers, in buckets, during the backward pass."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ BUCKET_MB = 25.0
 
 
 class Reduction:
-    """Means over the lanes of all workers of a fixed list of tensors, step after step.
+    """Computes the means of a fixed list of tensors over the lanes of all workers, in every step.
 
-    A step is `begin`, an `add` for every lane or subtree of lanes, and `finish`. During the last one, `put`
-    hands over single tensors as soon as they are known, and buckets travel while others are computed.
+    A step is `begin`, an `add` for every lane or subtree of lanes, and `finish`. During the last lane or
+    subtree, `put` takes single tensors as soon as they are known, so that a full bucket is exchanged while
+    other tensors are still computed.
     """
 
     def __init__(
@@ -44,13 +45,13 @@ class Reduction:
         self._futures: list[Future[Leaf]] = []
 
     def begin(self) -> None:
-        """Start a step; what is left of an unfinished one is dropped."""
+        """Start a step, and drop what is left of an unfinished one."""
         self._ready, self._futures = 0, []
         for bucket in self._buckets:
             bucket.begin()
 
     def put(self, index: int, tensor: Tensor) -> None:
-        """A tensor of the last lane or subtree, before the `add` that ends it; read, not written."""
+        """Take one tensor of the last lane or subtree before its `add`; the tensor is only read."""
         bucket, place = self._home[index]
         assert not bucket.is_whole() and place not in bucket.leaf, "a tensor was put twice"
         bucket.leaf[place] = tensor
@@ -59,7 +60,7 @@ class Reduction:
             self._send()
 
     def add(self, tensors: Sequence[Tensor], height: int = 0) -> None:
-        """All tensors of the next lane or subtree; those that were put already are passed over."""
+        """Take all tensors of the next lane or subtree; those that `put` already took are skipped."""
         for bucket in self._buckets:
             if not bucket.is_whole():
                 for place, index in enumerate(bucket.indices):
@@ -73,7 +74,7 @@ class Reduction:
         means: list[Tensor | None] = [None] * self._count
         for bucket in self._buckets:
             if self.overlaps:
-                found = self._futures.pop(0).result()  # an error, which holds the group, is not kept
+                found = self._futures.pop(0).result()  # pop: a kept error would keep the group alive
             else:
                 bucket.pack()
                 found = bucket.reduce()
@@ -83,12 +84,12 @@ class Reduction:
         return [mean for mean in means if mean is not None]
 
     def close(self) -> None:
-        """End the thread that sends."""
+        """End the background thread."""
         if self._background:
             self._background.close()
 
     def _send(self) -> None:
-        """Send the buckets that are whole, in their order, which is the same on every worker."""
+        """Start the exchange of complete buckets in their order, which is the same on every worker."""
         assert self._background is not None
         while self._ready < len(self._buckets) and self._buckets[self._ready].is_whole():
             bucket = self._buckets[self._ready]

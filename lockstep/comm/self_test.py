@@ -1,4 +1,4 @@
-"""Whether every operation of a group gives what it should: run by all its workers, on known values.
+"""The self-test of a group: all workers run every operation on known values and check the results.
 
 `lockstep doctor --comm` runs it on each backend and device; nothing here knows how the group was formed.
 """
@@ -17,17 +17,17 @@ from lockstep.comm.group import Group
 from lockstep.errors import GroupLost
 
 OK = "ok"
-_SIZES = (1, 7, 65_537)  # the last is above what an MPI or a socket takes without waiting for the receiver
+_SIZES = (1, 7, 65_537)  # the last is too large for MPI or a socket to send before the receiver is ready
 _DTYPES = (torch.float32, torch.int64)
-_KINDS = 11  # of values, so that sums over a thousand workers are still exact in float32
-_LATE_S = 0.05  # by which worker 0 comes late to the barrier
+_KINDS = 11  # of values, so few that sums over a thousand workers are still exact in float32
+_LATE_S = 0.05  # the delay of worker 0 before the barrier
 
 
 @dataclass(frozen=True)
 class _Case:
-    """One size and type of tensor in a group, and what was wrong so far.
+    """One size and type of tensor in a group, and the wrong results so far.
 
-    A wrong result is noted, not raised: a worker that left an operation would leave the others waiting.
+    A wrong result is noted, not raised: if a worker left an operation, the others would wait for it.
     """
 
     group: Group
@@ -42,16 +42,16 @@ class _Case:
 
     @property
     def roots(self) -> list[int]:
-        """Enough workers to be the one that gives or gets it all."""
+        """The workers that are the root of an operation in turn: the first, the middle and the last one."""
         return sorted({0, self.group.size // 2, self.group.size - 1})
 
     def values(self, number: int, size: int | None = None) -> Tensor:
-        """What worker `number` holds."""
+        """The values that worker `number` holds."""
         values = torch.arange(self.size if size is None else size) % 251 + 1000 * (number % _KINDS)
         return values.to(self.device, self.dtype)
 
     def empty(self, *shape: int) -> Tensor:
-        """Where a result goes; it holds nothing that could be taken for one."""
+        """A buffer for a result, filled with a value that no result has."""
         return torch.full(shape, -1, dtype=self.dtype, device=self.device)
 
     def all_values(self) -> Tensor:
@@ -71,11 +71,11 @@ class _Case:
 
 
 def check_group(group: Group, device: torch.device, found: dict[str, str] | None = None) -> dict[str, str]:
-    """What every operation does: "ok", or the reason why not; the same on all workers.
+    """For every operation "ok" or the reason why it failed; the same on all workers.
 
-    `found` is filled as operations end, so that whoever watches can tell in which one a group hangs.
-    After each one the workers tell each other how it went; if even that fails the group is lost, and the
-    operations that are missing were not reached.
+    `found` is filled as operations end, so that a caller in another thread can see where a group hangs. After
+    each operation the workers exchange their outcomes. If that fails too, the group is lost, and the
+    operations missing from the result were not reached.
     """
     found = {} if found is None else found
     for name, operation in OPERATIONS.items():
@@ -93,31 +93,31 @@ def _try(operation: Callable[[_Case], None], group: Group, device: torch.device)
     try:
         for dtype, size in itertools.product(_DTYPES, _SIZES):
             operation(_Case(group, device, dtype, size, wrong))
-    except Exception as error:  # whatever a backend raises is what is asked for
+    except Exception as error:  # any error of a backend is a result of the test
         return _reason(error)
     return wrong[0] if wrong else OK
 
 
 def _agree(group: Group, outcome: str) -> str:
-    """The first outcome that is bad, with its worker."""
+    """The first bad outcome of any worker, with the worker's number, or "ok"."""
     outcomes = [message.decode() for message in group.all_gather_bytes(outcome.encode())]
     return next((f"worker {rank}: {text}" for rank, text in enumerate(outcomes) if text != OK), OK)
 
 
 def _reason(error: BaseException) -> str:
-    """One line; of a lost group what the backend said."""
+    """An error as one line; for a lost group, the message of the backend."""
     cause = error.__cause__ or error
     return (str(cause).strip().splitlines() or [type(cause).__name__])[0]
 
 
 def _send(case: _Case) -> None:
-    """From each worker to the next, one at a time: all at once might wait for each other."""
+    """Each worker sends to the next, one at a time: if all sent at once, they might wait for each other."""
     for rank in case.ranks:
         _pass(case, rank, (rank + 1) % case.group.size)
 
 
 def _recv(case: _Case) -> None:
-    """By worker 0 from each of the others."""
+    """Worker 0 receives from each of the others."""
     for rank in case.ranks:
         _pass(case, rank, 0)
 
@@ -177,7 +177,7 @@ def _scatter(case: _Case) -> None:
 
 def _reduce_scatter(case: _Case) -> None:
     output = case.empty(case.size)
-    parts = [case.values(case.group.rank + part) for part in case.ranks]  # a part of its own for each
+    parts = [case.values(case.group.rank + part) for part in case.ranks]  # a different part for each worker
     case.group.reduce_scatter(output, torch.cat(parts))
     mine = case.group.rank
     case.expect(output, torch.stack([case.values(rank + mine) for rank in case.ranks]).sum(0))
@@ -188,7 +188,7 @@ def _all_to_all(case: _Case) -> None:
 
 
 def _all_to_all_uneven(case: _Case) -> None:
-    """Also nothing at all from some to some: worker 0 of two receives nothing, and sends."""
+    """Some workers send nothing to some others: of two workers, worker 0 sends but receives nothing."""
     _exchange(case, lambda source, to: case.size * to * (source + 1) % (3 * case.size))
 
 
@@ -204,7 +204,7 @@ def _exchange(case: _Case, count: Callable[[int, int], int]) -> None:
 
 
 def _barrier(case: _Case) -> None:
-    """The others say that they wait before worker 0 begins to be late."""
+    """Worker 0 comes late: it sleeps after all others have told it that they are at the barrier."""
     start = time.monotonic()
     for rank in case.ranks[1:]:
         _pass(case, rank, 0)

@@ -1,7 +1,7 @@
-"""Memory that the workers of one host share, so that a gradient need not pass through sockets there.
+"""Memory that the workers of one host share, with a barrier, so that gradients need not go through sockets.
 
-Each worker makes a piece of anonymous memory; the others map it through /proc. It has no name on any disk
-and ends with the processes. Where a piece cannot be mapped, all workers go without.
+Each worker creates a piece of anonymous memory, and the others map it through /proc. It has no name on any
+disk, and it is freed when the processes end. If one worker cannot map a piece, no worker uses shared memory.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ import torch
 from lockstep.comm.group import Group
 from lockstep.errors import GroupLost
 
-_TOKEN = 56  # bytes at the start of a piece that prove whose it is; then come its worker's turn and farewell
+_TOKEN = 56  # bytes at the start of a piece that prove its owner; then come the owner's turn and farewell
 _HEADER = 64
-# Numbers of system calls. The second is for processors on which what was written later may be seen earlier.
+# Numbers of system calls; membarrier is for processors on which other cores may see writes in another order.
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine()) if sys.platform == "linux" else None
 _MEMBARRIER = {"aarch64": 283}.get(platform.machine())
 _WAIT, _WAKE = 0, 1
-_FENCE, _REGISTER = 2, 4  # among the processes that have registered
-_LOOK_AGAIN_S = 0.2  # while waiting, how often to see whether the others still live
-_LOOKS = 9000  # half an hour, as for a collective
+_FENCE, _REGISTER = 2, 4  # commands of membarrier: a fence among all processes that have registered
+_LOOK_AGAIN_S = 0.2  # while waiting, the time between two checks that the others still live
+_LOOKS = 9000  # checks until a worker gives up: half an hour, as for a collective
 
 
 class Shared:
-    """One piece of memory a worker, seen by all; and a barrier that costs one system call a worker."""
+    """One piece of memory for each worker, mapped by all, and a barrier of one system call per worker."""
 
     def __init__(self, group: Group, pieces: list[mmap.mmap], processes: list[int]) -> None:
         self._group, self._processes, self._turn, self._is_cut = group, processes, 0, False
@@ -43,10 +43,10 @@ class Shared:
         self.pieces = [torch.frombuffer(piece, dtype=torch.uint8, offset=_HEADER) for piece in pieces]
 
     def barrier(self) -> None:
-        """Wait until every worker is here: each counts its own turns up, and looks at those of the others."""
+        """Wait until every worker is here: each counts its own turns, and waits for the others' counts."""
         self._turn += 1
         mine = self._turns[self._group.rank]
-        _membarrier(_FENCE)  # who sees the turn sees all that was written before it
+        _membarrier(_FENCE)  # a worker that sees the new turn sees all earlier writes too
         mine.value = self._turn % 2**32
         _futex(mine, _WAKE, 2**31 - 1)
         for rank, turn in enumerate(self._turns):
@@ -61,18 +61,18 @@ class Shared:
                 looks += not _futex(turn, _WAIT, seen, _LOOK_AGAIN_S)
 
     def leave(self) -> None:
-        """Tell those who wait for this worker that it will not come."""
+        """Tell the workers that wait for this one that it will not come."""
         self._farewells[self._group.rank].value = 1
         _futex(self._turns[self._group.rank], _WAKE, 2**31 - 1)
 
     def cut(self) -> None:
-        """Wake this worker if it waits for others, and let it wait no more; from another thread."""
+        """Wake this worker if it waits for others, and let it wait no more; called from another thread."""
         self._is_cut = True
         for turn in self._turns:
             _futex(turn, _WAKE, 2**31 - 1)
 
     def _lives(self, rank: int) -> bool:
-        """Whether a worker's process is there and not a zombie that nobody has waited for yet."""
+        """Whether a worker's process exists and is not a zombie."""
         try:
             stat = Path(f"/proc/{self._processes[rank]}/stat").read_text(encoding="ascii", errors="replace")
         except OSError:
@@ -81,7 +81,7 @@ class Shared:
 
 
 def share(group: Group, num_bytes: int) -> Shared | None:
-    """Memory of so many bytes a worker that every worker sees; None where that cannot be."""
+    """Shared memory with `num_bytes` for each worker; None where that is not possible."""
     if not (group.on_one_host and group.size > 1 and _FUTEX):
         return None
     token = secrets.token_bytes(_TOKEN)
@@ -102,7 +102,7 @@ def share(group: Group, num_bytes: int) -> Shared | None:
 
 
 def _make(token: bytes, num_bytes: int) -> int:
-    """A piece of memory of our own, all of it really there; −1 if there is too little."""
+    """The descriptor of a new piece of memory, fully allocated; −1 if there is too little memory."""
     descriptor = -1
     try:
         descriptor = os.memfd_create("lockstep")
@@ -116,7 +116,7 @@ def _make(token: bytes, num_bytes: int) -> int:
 
 
 def _open(offer: dict[str, Any], num_bytes: int) -> mmap.mmap | None:
-    """A worker's piece, mapped; None unless it holds the token that this worker told."""
+    """Map the piece that a worker offers; None unless it holds the token in the offer."""
     with suppress(OSError, ValueError):
         descriptor = os.open(f"/proc/{offer['process']}/fd/{offer['descriptor']}", os.O_RDWR)
         try:
@@ -132,7 +132,7 @@ class _Time(ctypes.Structure):
 
 
 def _futex(word: ctypes.c_uint32, operation: int, value: int, timeout_s: float = 0.0) -> bool:
-    """futex(2): sleep while the word has this value, or wake who sleeps; False if the time ran out."""
+    """futex(2): sleep while the word has this value, or wake the sleepers; False if the time ran out."""
     timeout = ctypes.byref(_Time(0, int(timeout_s * 1e9))) if timeout_s else None
     assert _FUTEX is not None
     answer = _LIBC.syscall(_FUTEX, ctypes.byref(word), operation, ctypes.c_uint32(value), timeout, None, 0)

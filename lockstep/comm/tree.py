@@ -1,6 +1,6 @@
 """The lane tree: the one order in which anything is summed over lanes.
 
-A gradient's way: backward → lane tree → bucket → group → lane tree → optimizer. The tree is the balanced
+A gradient's path: backward → lane tree → bucket → group → lane tree → optimizer. The tree is the balanced
 binary tree over lanes 0…V−1. Lanes arrive in order, and two complete subtrees are added as soon as both
 exist and are halves of one larger subtree, so at most 2·log₂(V) partial sums are alive. A worker that
 holds a range of the lanes is left with the roots of its maximal aligned subtrees.
@@ -15,7 +15,7 @@ Leaf = list[Tensor]
 
 
 def worker_lanes(lanes: int, workers: int, rank: int) -> range:
-    """The lanes that a worker owns: a range, all as even as possible."""
+    """The range of lanes that a worker owns; the ranges of all workers are as even as possible."""
     return range(rank * lanes // workers, (rank + 1) * lanes // workers)
 
 
@@ -33,7 +33,7 @@ def subtrees(lanes: range) -> list[tuple[int, int]]:
 class LaneTree:
     """Sums lists of tensors, one list a lane, in the order of the lane tree.
 
-    With a `wire` type every node is rounded to it, so that it does not matter which ones travel.
+    With a `wire` type every node is rounded to it, so that the bits do not depend on which nodes are sent.
     """
 
     def __init__(self, first: int = 0, wire: torch.dtype | None = None) -> None:
@@ -69,12 +69,12 @@ class LaneTree:
         return self._round(total)
 
     def _round(self, leaf: Leaf) -> Leaf:
-        """Every tensor with the values that its wire type can hold."""
+        """Round every tensor to the wire type, if there is one."""
         return leaf if self._wire is None else [tensor.to(self._wire).to(tensor.dtype) for tensor in leaf]
 
 
 def tree_sum(values: Tensor) -> Tensor:
-    """Sum over dim 0 as a balanced binary tree over a power of two of rows, zeros standing in for more."""
+    """Sum over dim 0 as a balanced binary tree; rows of zeros are added up to a power of two of rows."""
     rows = len(values)
     size = 1 << max(rows - 1, 0).bit_length()
     if size != rows:

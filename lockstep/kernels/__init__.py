@@ -1,1 +1,1 @@
-"""Operations, one a file, that know lanes and never a model: references here, then `stock/` and `triton/`."""
+"""Operations on lanes, without any model: plain torch here, stock kernels in `stock/`, ours in `triton/`."""

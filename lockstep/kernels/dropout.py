@@ -16,7 +16,7 @@ def dropout(x: Tensor, p: float, key: int) -> Tensor:
 
 
 def dropout_channels(x: Tensor, p: float, key: int) -> Tensor:
-    """The same for whole channels of an [N, C, …] tensor."""
+    """Zero whole channels of an [N, C, …] tensor with probability `p` and scale the rest by 1/(1−p)."""
     if p >= 1.0:
         return x * 0.0
     keep = _keep(x.shape[:2], x.device, p, key).to(x.dtype).mul_(1.0 / (1.0 - p))

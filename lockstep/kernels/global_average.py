@@ -1,4 +1,4 @@
-"""The mean over an image's pixels."""
+"""Global average pooling as a layer: the mean over all pixels of an image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses of a lane: the mean over its samples, and the weighted sum over a model's heads."""
+"""Loss functions: each is a mean over the samples of a lane; auxiliary heads are added by their weight."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def make_loss(train: Train) -> Loss:
-    """The loss a Run names."""
+    """The loss that a Run names."""
     if train.loss == "squared_error":
         return squared_error
     return CrossEntropy(train.label_smoothing)
@@ -37,7 +37,7 @@ def squared_error(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def heads_loss(loss: Loss, outputs: Tensor | tuple[Tensor, ...], labels: Tensor, aux_weight: float) -> Tensor:
-    """The main head's loss plus the auxiliary heads' by their weight."""
+    """The main head's loss, plus `aux_weight` times the loss of each auxiliary head."""
     if not isinstance(outputs, tuple):
         return loss(outputs.float(), labels)
     total = loss(outputs[0].float(), labels)

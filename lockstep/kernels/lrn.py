@@ -1,7 +1,7 @@
 """Local response normalization over neighbouring channels, with a fixed order of summation.
 
-Each value is divided by (k + alpha / size · Σ x²)^beta, the sum running over `size` channels around it.
-torch's own goes through AvgPool3d, whose backward has no deterministic implementation on a GPU.
+Each value is divided by (k + alpha / size · Σ x²)^beta, where the sum runs over `size` channels around it.
+torch's own version uses AvgPool3d, whose backward has no deterministic implementation on a GPU.
 
 Shapes: N samples, C channels, then any dimensions.
 """
@@ -36,7 +36,7 @@ class LRN(nn.Module):
 
 
 class _Normalize(torch.autograd.Function):
-    """Keeps only `x` for the backward: the plain graph would keep a map for every shifted slice."""
+    """Saves only `x` for the backward pass; autograd would save a tensor for every shifted slice."""
 
     generate_vmap_rule = True
 
@@ -56,19 +56,23 @@ class _Normalize(torch.autograd.Function):
         wide, grad_wide = widen(x), widen(grad)
         denominator = _denominator(wide, ctx.size, ctx.alpha, ctx.k)
         scaled = grad_wide * denominator.pow(-ctx.beta)
-        # A channel is in the windows of the channels that it has in its own, seen from the other side.
+        # The gradient of a channel sums over all windows that contain it: its own window, mirrored. If `size`
+        # is even, a window has one channel more before its centre than after it, so the mirror image differs.
         shared = _window_sum(scaled * wide / denominator, (ctx.size - 1) // 2, ctx.size)
         slope = 2 * ctx.beta * ctx.alpha / ctx.size
         return in_type_of(x, scaled - slope * wide * shared), None, None, None, None
 
 
 def in_type_of(like: Tensor, x: Tensor) -> Tensor:
-    """`x` in the type of `like`; torch 2.11 loses a compiled gradient that ends with `to` and needs none."""
+    """Cast `x` to the type of `like`, without calling `to` if `x` has that type already.
+
+    torch 2.11 loses a compiled gradient that ends with a `to` that changes nothing.
+    """
     return x if x.dtype == like.dtype else x.to(like.dtype)
 
 
 def widen(x: Tensor) -> Tensor:
-    """Half precision in fp32."""
+    """Cast half precision to fp32; leave other types as they are."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
@@ -77,7 +81,7 @@ def _denominator(x: Tensor, size: int, alpha: float, k: float) -> Tensor:
 
 
 def _window_sum(x: Tensor, before: int, size: int) -> Tensor:
-    """Sum of `size` channels, the first `before` channels back, in rising order; outside is zero."""
+    """For each channel c, sum `size` channels from c − before upwards, in this order; missing ones are 0."""
     edges = [0, 0] * (x.dim() - 2) + [before, size - 1 - before]
     padded = F.pad(x, edges)
     num_channels = x.shape[1]

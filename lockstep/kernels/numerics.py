@@ -1,4 +1,4 @@
-"""The settings under which the same inputs give the same bits, made once before any work."""
+"""Global torch settings under which equal inputs give equal bits: device, threads, determinism, precision."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ _MMAP_THRESHOLD, _TRIM_THRESHOLD, _TOP_PAD = -3, -1, -2  # of mallopt(3)
 def prepare_device(
     name: str, threads: int, local_rank: int | None = None, tf32: bool = False
 ) -> torch.device:
-    """Choose the device and fix everything that would let stock kernels vary.
+    """Choose the device, and switch off everything that lets stock kernels give varying bits.
 
-    The workers of a host take its GPUs in turn; more workers than GPUs share them.
+    This is called once, before any work. The workers of a host take its GPUs in turn; if there are more
+    workers than GPUs, they share them.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS when CUDA starts
     if name == "cuda" and not torch.cuda.is_available():
         raise SpecError("--device cuda: torch sees no GPU here; use --device cpu or run `lockstep doctor`")
-    warnings.filterwarnings("ignore", "mkldnn_matmul failed")  # a page of text; it goes on by another way
+    warnings.filterwarnings("ignore", "mkldnn_matmul failed")  # a page of text, but torch falls back
     torch.set_num_threads(threads)
     _keep_memory()
     torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms, without importing inductor
@@ -48,18 +49,18 @@ def prepare_device(
 
 
 def memory_format(run: Run) -> torch.memory_format:
-    """How images and weights lie in memory."""
+    """The memory format of images and weights."""
     return torch.channels_last if run.train.channels_last else torch.contiguous_format
 
 
 def to_device(model: nn.Module, device: torch.device, run: Run) -> nn.Module:
-    """The model on its device, its weights lying as the Run says."""
+    """Move the model to its device, in the Run's memory format."""
     placed: nn.Module = model.to(device=device, memory_format=memory_format(run))  # type: ignore[call-overload]
     return placed
 
 
 def seed_stream(device: torch.device, key: int) -> None:
-    """For randomness inside a module or loss that we cannot key by name: a stream a lane or block."""
+    """Seed torch's generator for one lane or block, for random numbers that we cannot key by name."""
     if device.type == "cuda":
         torch.cuda.manual_seed(key)
     else:
@@ -67,13 +68,13 @@ def seed_stream(device: torch.device, key: int) -> None:
 
 
 def half_precision(device: torch.device, enabled: bool) -> torch.autocast:
-    """Autocast to bf16. Its cache is off: inside `plain_torch` it would keep the casts of old weights."""
+    """Autocast to bf16, without its cache, which would keep the casts of old weights inside `plain_torch`."""
     return torch.autocast(device.type, torch.bfloat16, enabled=enabled, cache_enabled=False)
 
 
 @contextmanager
 def plain_torch() -> Iterator[None]:
-    """Torch as a fresh process has it, whatever modes and defaults the caller is in; his come back."""
+    """Run the block with the modes and defaults of a fresh process, then restore the caller's."""
     with ExitStack() as stack:
         stack.callback(torch.set_default_dtype, torch.get_default_dtype())
         stack.callback(torch.set_num_threads, torch.get_num_threads())
@@ -88,7 +89,7 @@ def plain_torch() -> Iterator[None]:
 
 
 def _keep_memory() -> None:
-    """Let malloc keep what a step frees for the next one, which saves its page faults on a CPU."""
+    """Let malloc keep the memory that a step frees, which saves the next step's page faults on a CPU."""
     libc = ctypes.CDLL(None)
     if sys.platform == "linux" and hasattr(libc, "mallopt"):
         libc.mallopt(_MMAP_THRESHOLD, 32 << 20)

@@ -1,9 +1,9 @@
-"""Keyed random bits: a pure function of its keys, with no stream that anyone advances.
+"""Keyed random bits: a pure function of a key and a counter, without the state of a generator.
 
-Order, augmentation, dropout and the procedural data all draw from here, so that what a sample gets
-depends on its keys alone: not on the worker, the batch, the device or what was drawn before.
+Order, augmentation, dropout and the procedural data all draw from here. So the random values of a sample
+depend on its keys alone: not on the worker, the batch, the device or earlier draws.
 
-Integers are int64 tensors whose arithmetic wraps, which is the same on every device.
+Integers are int64 tensors. Their arithmetic wraps around, in the same way on every device.
 """
 
 from __future__ import annotations

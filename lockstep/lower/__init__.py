@@ -1,1 +1,1 @@
-"""A model becomes a program over lanes: lane by lane, batched, fused or compiled; which one, and why."""
+"""How a model's lanes are computed: lane by lane, batched, fused or compiled, and how that is chosen."""

@@ -1,9 +1,9 @@
-"""All lanes of a small chain of layers batched in one call, with stock kernels: what a CPU is fast with.
+"""Batched lanes: all lanes of a small chain of layers in one call with stock kernels, which is fast on a CPU.
 
-Forward and the data gradient run over all lanes in one call; only what reduces over samples, the weight
-gradients and the loss, is computed lane by lane and summed in the lane tree. On small layers the calls
-cost more than the arithmetic, so this is what keeps lanes cheap there. It rests on a sample's result not
-depending on the batch it is in, which stock kernels do not promise: `same_bits` finds out.
+The forward pass and the data gradients take all lanes in one call. Weight gradients and the loss, which
+reduce over samples, are computed lane by lane and summed by the lane tree. On small layers a call costs more
+than its arithmetic, so fewer calls make lanes cheap. This gives the right bits only if a sample's result does
+not depend on its batch. Stock kernels do not promise that, so `same_bits` checks it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lockstep.kernels.stock.batched_linear import batched_linear
 from lockstep.lower.lane_by_lane import LaneByLane, LaneOutput, OnGradient
 from lockstep.models.block import BlockModel
 
-_SMALL_BYTES = 16 << 20  # of the largest activation; above it one lane at a time stays in the cache
+_SMALL_BYTES = 16 << 20  # of the largest activation; larger ones fit the cache only one lane at a time
 _PER_SAMPLE = (nn.ReLU, nn.Sigmoid, nn.Tanh, nn.MaxPool2d, nn.AvgPool2d, nn.Flatten, nn.Identity)
 
 
@@ -50,7 +50,7 @@ class BatchedLanes(LaneByLane):
         pairs = zip(torch.split(logits, size), torch.split(lanes.labels, size), strict=True)
         losses = []
         for lane, (part, labels) in enumerate(pairs, lanes.first):
-            seed_stream(part.device, random.key("lane", self._seed, step, lane))  # a loss may draw
+            seed_stream(part.device, random.key("lane", self._seed, step, lane))  # if the loss draws
             losses.append(self.loss(part.float(), labels))
         grads = self._gradients(losses, early)
         tree = LaneTree()
@@ -70,7 +70,7 @@ class BatchedLanes(LaneByLane):
 
 
 def chain_of(model: nn.Module, with_dropout: bool = False) -> list[nn.Module] | None:
-    """The layers of a model that is nothing but known layers in a row; None for any other."""
+    """The layers of a model that is a plain sequence of known layers; None for any other model."""
     layers: list[nn.Module] = []
     for _, module in model.named_modules(remove_duplicate=False):
         if not is_untouched(module):
@@ -87,10 +87,10 @@ def chain_of(model: nn.Module, with_dropout: bool = False) -> list[nn.Module] | 
 
 
 def same_bits(batched: BatchedLanes, reference: LaneByLane, sample: Lanes) -> bool:
-    """Whether both ways give every bit of loss, logits and gradients alike, at the shapes of `sample`.
+    """Whether both ways give the same bits of loss, logits and gradients at the shapes of `sample`.
 
-    Weights and images are fixed values: zeros would hide a difference, and a resumed run must choose as
-    the first one did.
+    Weights and images are set to fixed values: zeros would hide a difference, and a resumed run must make
+    the same choice as the first one.
     """
     images = torch.empty_like(sample.images).copy_(_values("images", sample.images) * 4)
     probe = Lanes(images, sample.labels, sample.num_lanes, sample.first)
@@ -115,20 +115,20 @@ def _sums(way: LaneByLane, lanes: Lanes) -> list[Tensor]:
 
 
 def is_untouched(module: nn.Module) -> bool:
-    """Without hooks, on it or on its parameters, and without a forward of its owner's."""
+    """Whether a module has no hooks, none on its parameters, and no forward that the user replaced."""
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     on_params = any(p._backward_hooks for p in module.parameters(recurse=False))
     return not (any(getattr(module, name) for name in hooks) or on_params or not _is_own(module))
 
 
 def _is_own(module: nn.Module) -> bool:
-    """Whether it has the forward of its class, or our dropout's."""
+    """Whether a module has the forward of its class, or that of our keyed dropout."""
     forward = vars(module).get("forward")
     return forward is None or hasattr(forward, "keyed")
 
 
 def _is_known(layer: nn.Module) -> bool:
-    """A stock layer of a kind whose samples do not mix."""
+    """Whether a layer is a stock layer that computes every sample by itself."""
     if isinstance(layer, nn.Conv2d) and (layer.padding_mode != "zeros" or isinstance(layer.padding, str)):
         return False
     return type(layer) in (nn.Conv2d, nn.Linear, *_PER_SAMPLE)

@@ -1,7 +1,8 @@
-"""Which kernel set runs a model's lanes, and why: a lookup, never a timing.
+"""Chooses the kernel set that computes a model's lanes: a lookup by model, device and precision, no timing.
 
-Through the host: the reference, one lane after another, or all lanes of a small chain batched. On the device:
-fused or compiled kernels. Every way must give the bits of the reference.
+Through the host, stock kernels compute one lane after another, which is the reference, or all lanes of a
+small chain batched, if that gives the bits of the reference. On the device, fused or compiled kernels compute
+whole steps.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from lockstep.spec import Run
 
 @dataclass(frozen=True)
 class Sample:
-    """A step's lanes, for their shapes; and what was found out in earlier generations."""
+    """Reads a step's lanes, for their shapes, and remembers what earlier generations found."""
 
     read: Callable[[], Lanes]
-    # whether lanes that make these subtrees (their heights) give the reference's bits when batched
+    # heights of a worker's subtrees → whether its lanes give the bits of the reference when batched
     known: dict[tuple[int, ...], bool] = field(default_factory=dict)
 
 
@@ -45,8 +46,8 @@ def lower_for_host(
 ) -> LaneByLane:
     """Choose how a model's lanes run with stock kernels.
 
-    A small chain of stock layers runs all lanes batched if, on fixed values, every bit is the reference's.
-    With a wire type that `rounds` every node of the tree, only the reference does.
+    A small chain of stock layers runs batched if, on fixed values, it gives every bit of the reference.
+    Batched lanes give sums over subtrees, so a wire type that `rounds` every node needs the reference.
     """
     reference = LaneByLane(model, loss, seed, bf16)
     chain = chain_of(model)
@@ -70,8 +71,8 @@ def lower_for_device(
 ) -> DeviceLowering | None:
     """How whole steps run on the device; None for stock kernels through the host.
 
-    `auto` takes fused kernels where they are known to pay, else lets torch compile what it can. What is for a
-    run that `trains` no more is for evaluation only.
+    `auto` takes fused kernels where they are known to be faster, else compiled ones if torch can compile the
+    model. Without `trains`, the result is for evaluation only.
     """
     wanted, found = run.kernels.set, None
     sets = _auto_sets(run, device) if wanted == "auto" else (wanted,)
@@ -97,7 +98,7 @@ def lower_for_device(
 
 
 def _auto_sets(run: Run, device: torch.device) -> tuple[str, ...]:
-    """What `auto` tries, in order: a lookup by device and precision."""
+    """The kernel sets that `auto` tries, in order, by device and precision."""
     if device.type != "cuda" or run.train.precision == "fp32":
         return ()
     return ("fused", "compiled") if run.train.precision == "bf16" else ("fused",)
@@ -120,6 +121,6 @@ def _find_lowering(
         raise ModelError(f"its kernels do not run on {device.type}")
     if not isinstance(loss, CrossEntropy):
         raise ModelError("it has no loss but cross_entropy")
-    kernel_set = import_module(f"lockstep.lower.{kernels}")  # each is a folder here
+    kernel_set = import_module(f"lockstep.lower.{kernels}")  # a folder for each
     found: DeviceLowering = kernel_set.find_lowering(run, model, shape, device, trains)
     return found

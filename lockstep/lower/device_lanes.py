@@ -1,6 +1,6 @@
-"""Lanes with kernels that take all lanes of a worker at once.
+"""Runs the lanes of a worker with fused or compiled kernels, all lanes at once, in the buffers of a network.
 
-A gradient starts here: backward → lane tree → bucket → … → optimizer. Lanes run on the buffers of a network.
+A gradient starts here: backward → lane tree → bucket → … → optimizer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lockstep.lower.program import DeviceLowering, fill_weights
 
 
 class DeviceLanes(LaneByLane):
-    """Runs the lanes of a model on the buffers of a network."""
+    """Runs the lanes of a model in the buffers of a network."""
 
     def __init__(
         self, model: nn.Module, lowering: DeviceLowering, seed: int, group: Group | None = None
@@ -31,7 +31,7 @@ class DeviceLanes(LaneByLane):
         self.program, self._lowering, self._group = lowering.program, lowering, group or Group()
 
     def network(self, lanes: int) -> DeviceNetwork:
-        """Buffers and kernels for so many lanes."""
+        """The network, with its buffers, for this number of lanes."""
         network = self._lowering.network(lanes)
         network.all_lanes = self._all_lanes
         return network
@@ -48,7 +48,7 @@ class DeviceLanes(LaneByLane):
             yield self._output(network, range(first - own.start, first - own.start + (1 << height)), height)
 
     def roots(self, own: range) -> list[tuple[int, int]]:
-        """What a worker sums by itself; with a wire type that rounds every node, nothing."""
+        """The subtrees that a worker sums by itself; single lanes if the wire type rounds every node."""
         return subtrees(own) if self._lowering.train.wire == "fp32" else [(lane, 0) for lane in own]
 
     def _all_lanes(self, own: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ class DeviceLanes(LaneByLane):
         return torch.cat([rows[:count] for rows, count in zip(every, counts, strict=True)])
 
     def _fill(self, network: DeviceNetwork, lanes: Lanes, keys: Tensor) -> None:
-        """Images, labels, weights and keys to where the kernels read them."""
+        """Copy images, labels, weights and dropout keys to the buffers that the kernels read."""
         images, x = lanes.images.permute(0, 2, 3, 1), network.x[0]
         high, wide, channels = images.shape[1:]
         if x.shape[3] == channels:
@@ -89,7 +89,7 @@ class DeviceLanes(LaneByLane):
         return LaneOutput(flat[layout.loss].clone(), logits, grads, floats, counts, height)
 
     def dropout_keys(self, lanes: range, step: int) -> Tensor:
-        """A key for each layer and lane of a step."""
+        """A dropout key for each layer and lane of a step."""
         keys = [
             [random.key("dropout", self._seed, step, lane, name) if name else 0 for lane in lanes]
             for name in self.program.drops

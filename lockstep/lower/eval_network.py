@@ -1,6 +1,6 @@
-"""A network in eval mode: images in, logits out, and the loss of each sample.
+"""The interface of a network in eval mode, from images to logits and each sample's loss, and its buffers.
 
-Evaluation and prediction use it; every program makes one, or has a training network that is one too.
+Evaluation and prediction use it. Every program builds one, or its training network has this interface too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class EvalNetwork(Protocol):
 
     lanes: int
     lane_size: int
-    x: list[Tensor]  # the first is the images, N H W C, in a border of `pad`
+    x: list[Tensor]  # the first tensor is the images, N H W C, inside a border of `pad` zeros
     labels: Tensor
     logits: Tensor
     loss: Tensor

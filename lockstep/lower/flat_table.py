@@ -1,7 +1,7 @@
-"""The flat tables of a network on a device: weights, their copy in the kernels' type, gradients lane by lane.
+"""A network on a device with its flat tables: weights, their copy in the kernels' type, gradients by lane.
 
-A gradient's way begins here: backward → lane tree. A network's tensors lie one after another in a table; so
-do the parts of their gradients, a row for each chunk of each lane.
+A gradient's path begins here: backward → lane tree. A flat table holds all tensors of a network, one after
+another. The parts of their gradients have the same order, with a row for each chunk of each lane.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from lockstep.kernels.triton.lane_tree_sum import lane_tree_sum
 from lockstep.kernels.triton.softmax_loss import cross_entropy, lane_means
 from lockstep.spec import Train
 
-_ALIGN = 64  # elements; a load of 16 bytes must not straddle two tensors
+_ALIGN = 64  # elements; so that no load of 16 bytes reaches into the next tensor
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A tensor of so many values; a lane's part of it is computed in so many chunks.
+    """A tensor of `size` values; each lane computes a result for it, in `chunks` chunks.
 
-    The part of a parameter is its gradient; that of a `statistic` its new value.
+    The result is the gradient of a parameter, or the new value of a statistic (a running mean or variance).
     """
 
     size: int
@@ -38,7 +38,7 @@ class Slot:
 
 @dataclass
 class _Group:
-    """Neighbours in the flat tables whose parts are cut into equally many chunks a lane."""
+    """Adjacent tensors in the flat tables that have the same number of chunks for each lane."""
 
     chunks: int
     first: int
@@ -46,7 +46,7 @@ class _Group:
 
 
 class Layout:
-    """Where every tensor lies in the flat tables: parameters; statistics; the loss and the right answers."""
+    """The place of every tensor in the flat tables: parameters, statistics, the loss, the right answers."""
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         self.size = 0
@@ -68,11 +68,11 @@ class Layout:
 
 
 class DeviceNetwork(ABC):
-    """A network for `lanes` lanes: its flat tables, and images, labels and logits beside them."""
+    """A network for `lanes` lanes: its flat tables, and buffers for images, labels and logits."""
 
-    x: list[Tensor]  # the first is the images, in a border of `pad`
+    x: list[Tensor]  # the first tensor is the images, inside a border of `pad` zeros
     pad: tuple[int, int]
-    keys: Tensor  # of dropout, for each layer and lane
+    keys: Tensor  # dropout keys, one for each layer and lane
     copy: Tensor  # the weights in the kernels' type
 
     def __init__(
@@ -88,26 +88,26 @@ class DeviceNetwork(ABC):
         self.logits = self.zeros(count, classes, dtype=single)
         self.loss, self.right = self.zeros(count, dtype=single), self.zeros(count, dtype=single)
         self.weights = self.zeros(self.layout.size, dtype=single)  # the master weights
-        self.all_lanes: Callable[[Tensor], Tensor] = lambda own: own  # [L, …] → [V, …] of all workers
+        self.all_lanes: Callable[[Tensor], Tensor] = lambda own: own  # [L, …] → [V, …] of all lanes
 
     @abstractmethod
     def compute(self) -> None:
-        """Images, labels, keys and weights → what `sum_lanes` sums."""
+        """Compute what `sum_lanes` sums, from images, labels, keys and weights."""
 
     @abstractmethod
     def sum_lanes(self, lanes: range, out: Tensor, bad: Tensor) -> None:
-        """The lane tree over gradients, statistics, loss and right answers of a power of two of lanes."""
+        """Sum gradients, statistics, loss and right answers of a power of two of lanes by the lane tree."""
 
     def zeros(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """A buffer, in the kernels' type unless said."""
+        """A buffer of zeros, in the kernels' type by default."""
         return torch.zeros(shape, dtype=dtype or self.dtype, device=self._device)
 
 
 class KernelNetwork(DeviceNetwork):
-    """A network of fused layers; gradients lie in parts, a row for each chunk of each lane."""
+    """A network of fused layers, with a table of parts of gradients: a row for each chunk of each lane."""
 
     layers: list[Layer]
-    tiles: list[dict[str, Tile]]  # of each layer's operations
+    tiles: list[dict[str, Tile]]  # for each layer, a tile for each operation
 
     def __init__(
         self, slots: Sequence[Slot], classes: int, lanes: int, train: Train, device: torch.device
@@ -130,7 +130,7 @@ class KernelNetwork(DeviceNetwork):
 
     @abstractmethod
     def run(self, operation: str, i: int) -> None:
-        """One operation of layer i by itself."""
+        """Launch one operation of layer i."""
 
     @abstractmethod
     def score(self) -> None:
@@ -152,7 +152,7 @@ class KernelNetwork(DeviceNetwork):
         )  # fmt: skip
 
     def average_scores(self) -> None:
-        """Each lane's mean loss and its right answers, to where its gradients are."""
+        """Write each lane's mean loss and right answers to the parts, beside its gradients."""
         ends = [self.part(slice(at, at + 1)).squeeze(1) for at in (self.layout.loss, self.layout.right)]
         lane_means(self.loss, self.right, *ends)
 
@@ -169,4 +169,4 @@ class KernelNetwork(DeviceNetwork):
         raise AssertionError(place)
 
 
-Make = Callable[[int, Train, torch.device, Table], DeviceNetwork]  # for so many lanes
+Make = Callable[[int, Train, torch.device, Table], DeviceNetwork]  # the first argument: number of lanes

@@ -1,7 +1,7 @@
 """The reference way to run the lanes of a step: one after another, each at its own fixed shape.
 
-A gradient starts here: backward → lane tree → optimizer. It works with any `nn.Module`; every other way
-to run lanes must give its bits.
+A gradient starts here: backward → lane tree → optimizer. It works with any `nn.Module`. Every other way to
+run lanes with the same kernels must give the same bits.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DROPOUTS: dict[type[nn.Module], Drop] = {
 
 @dataclass
 class LaneOutput:
-    """What one lane gives, or the sum over a whole subtree of lanes: the lane tree may write into it."""
+    """The results of one lane, or their sum over a subtree of lanes; the lane tree may write into them."""
 
     loss: Tensor
     logits: Tensor
@@ -56,9 +56,9 @@ class LaneByLane:
         self._key_dropout()
 
     def run(self, lanes: Lanes, step: int, early: OnGradient | None = None) -> Iterator[LaneOutput]:
-        """The lanes in order; afterwards the model's buffers are again those of the step's start.
+        """Yield the output of each lane in order; the model's buffers end as they were at the step's start.
 
-        During the last one, `early` gets each gradient as soon as it is known.
+        During the last lane, `early` gets each gradient as soon as it is known.
         """
         self.model.train()
         before = [b.clone() for b in self.buffers()]
@@ -72,7 +72,7 @@ class LaneByLane:
             yield output
 
     def first_bad(self, lanes: Lanes, step: int) -> str | None:
-        """Where a value first stops being finite: a parameter, an output, the loss or a gradient."""
+        """Where a value is first not finite: the images, a parameter, an output, the loss or a gradient."""
         for lane in range(lanes.num_lanes):
             if not lanes.lane(lane)[0].isfinite().all():
                 return f"the images of lane {lanes.first + lane}"
@@ -117,8 +117,8 @@ class LaneByLane:
     def _gradients(self, losses: list[Tensor], early: OnGradient | None) -> tuple[Tensor, ...]:
         """The backward pass; `early` gets each gradient when it is complete.
 
-        The hooks live for this call alone, and come after any of the model's own: a model or loss may itself
-        ask for gradients on the way.
+        The hooks exist only during this call, because a model or loss may itself compute gradients in the
+        forward pass. They come after the model's own hooks.
         """
         params: list[Any] = list(self.params.values())
         handles = [p.register_hook(partial(_hand_over, early, i)) for i, p in enumerate(params) if early]
@@ -148,11 +148,11 @@ class LaneByLane:
         return [table[key] for table, key in self._int_slots.values()]
 
     def _key_dropout(self) -> None:
-        """Give every dropout layer a mask keyed by its name in place of the one from a stream."""
+        """Replace the forward of every dropout layer by one whose mask is keyed by the layer's name."""
         for name, module in self.model.named_modules():
             drop = _DROPOUTS.get(type(module))
             replaced = module.__dict__.get("forward")
-            if drop and (replaced is None or hasattr(replaced, "keyed")):  # else its owner's, not ours
+            if drop and (replaced is None or hasattr(replaced, "keyed")):  # else the user replaced it
                 module.forward = self._keyed(drop, module, name)
                 self._keyed_modules.append(module)
 
@@ -166,13 +166,13 @@ class LaneByLane:
         return forward
 
     def release(self) -> None:
-        """Give the dropout layers their own forward back."""
+        """Restore the forward of the dropout layers."""
         for module in self._keyed_modules:
             module.__dict__.pop("forward", None)
 
 
 def _buffer_slots(model: nn.Module, floating: bool) -> dict[str, tuple[dict[str, Any], str]]:
-    """Where each buffer hangs, not the tensor itself: a module may put another one in its place."""
+    """The dictionary and key of each buffer, not the tensor itself, which a module may replace."""
     return {
         name: (model.get_submodule(name.rpartition(".")[0])._buffers, name.rpartition(".")[2])
         for name, buffer in model.named_buffers()

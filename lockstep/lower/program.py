@@ -1,7 +1,7 @@
-"""A program: a model in the form that the kernels of the device take. A network is what executes it.
+"""The interface of a program: a model in the form that kernels on the device need; a network executes it.
 
-Each kernel set has its own: a fused chain, a fused residual network, a compiled model. `DeviceLowering` makes
-the networks of a program: for training, and for evaluation.
+There are three programs: a fused chain, a fused residual network, a compiled model. `DeviceLowering` builds
+the networks of a program, for training and for evaluation.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from lockstep.lower.eval_network import EvalNetwork
     from lockstep.lower.flat_table import DeviceNetwork, Layout, Make
 
-Load = Callable[[nn.Module], None]  # lets a network compute with the weights of a model
+Load = Callable[[nn.Module], None]  # copies the weights of a model into a network
 
 
 class Program(Protocol):
-    """What to compute, and how a model's tensors lie in the flat tables of a network.
+    """The layers to compute, and the place of a model's tensors in the flat tables of a network.
 
-    Tensors are the parameters in their order, or those and then the floating buffers. The only other buffers
-    are counts of batches.
+    `tensors` are the parameters in their order, or the parameters and then the floating buffers. The only
+    other buffers are counts of batches.
     """
 
     @property
     def kernels(self) -> str:
-        """The kernel set that it is for."""
+        """The name of its kernel set."""
 
     @property
     def drops(self) -> tuple[str, ...]:
-        """The names of the dropout layers; an empty name for a layer without."""
+        """The names of the dropout layers; an empty name for a layer without dropout."""
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -52,17 +52,17 @@ class Program(Protocol):
         """Makes a network for a number of lanes."""
 
     def make_eval(self, lowering: DeviceLowering, lanes: int) -> tuple[EvalNetwork, Load]:
-        """A network in eval mode for so many blocks at once, or fewer."""
+        """A network in eval mode for up to `lanes` blocks at once, and a function that sets its weights."""
 
     def facts(self, table: Table, precision: str) -> dict[str, str]:
-        """What of it may change bits, beside the model itself."""
+        """What may change bits, besides the model itself: entries of the identity."""
 
     def to_flat(self, layout: Layout, tensors: Sequence[Tensor], flat: Tensor) -> None: ...
     def from_flat(self, layout: Layout, flat: Tensor, tensors: Sequence[Tensor]) -> None: ...
 
 
 class _Tables(Protocol):
-    """The weights of a network and their copy, and where each lies."""
+    """The weights of a network, their copy, and the place of each tensor in them."""
 
     layout: Layout
     weights: Tensor
@@ -70,7 +70,7 @@ class _Tables(Protocol):
 
 
 def fill_weights(program: Program, network: _Tables, model: nn.Module) -> None:
-    """Let a network compute with a model's parameters and statistics."""
+    """Copy a model's parameters and statistics into a network."""
     floats = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
     program.to_flat(network.layout, [*(p.detach() for p in model.parameters()), *floats], network.weights)
     network.copy.copy_(network.weights)
@@ -87,14 +87,14 @@ class DeviceLowering:
     _networks: dict[int, DeviceNetwork] = field(default_factory=dict)
 
     def network(self, lanes: int) -> DeviceNetwork:
-        """What executes so many lanes; the evaluation of a chain shares it."""
+        """The network for this number of lanes; a chain is evaluated with the same one."""
         if lanes not in self._networks:
             self._networks.clear()
             self._networks[lanes] = self.program.make(lanes, self.train, self.device, self.table)
         return self._networks[lanes]
 
     def eval_network(self, lanes: int) -> tuple[EvalNetwork, Load]:
-        """What evaluates so many blocks at once, or fewer, and how it takes a model's weights."""
+        """A network that evaluates up to `lanes` blocks at once, and the function that sets its weights."""
         return self.program.make_eval(self, lanes)
 
     @property
@@ -102,7 +102,7 @@ class DeviceLowering:
         return self.program.kernels == "fused"
 
     def facts(self) -> dict[str, str]:
-        """What of it may change bits."""
+        """What may change bits: the entries of the identity about kernels."""
         import triton
 
         version = triton.__version__ + (" interpreted" if triton.knobs.runtime.interpret else "")

@@ -45,7 +45,7 @@ class AlexNet(BlockModel):
 
 
 def _normalization() -> LRN:
-    """The paper's constants; its alpha of 1e-4 multiplies the sum itself, ours the mean of 5 channels."""
+    """LRN with the paper's constants; its alpha of 1e-4 multiplies a sum, ours a mean over 5 channels."""
     return LRN(5, alpha=5e-4, beta=0.75, k=2.0)
 
 
@@ -54,7 +54,7 @@ def _pooling() -> nn.MaxPool2d:
 
 
 def _last_side(side: int, padding: int) -> int:
-    """Pixels after the first convolution and three poolings; the other convolutions keep them."""
+    """The side in pixels after the first convolution and three poolings; the other convolutions keep it."""
     side = out_side(side, 11, 4, padding)
     for _ in range(3):
         side = out_side(side, 3, 2)

@@ -1,7 +1,4 @@
-"""What every model is made of: named blocks in order, whose composition is the model.
-
-A pipeline cuts a model between its blocks and a profile measures them one by one; both ask `blocks`.
-"""
+"""The base class of all models, which is a sequence of named blocks, and the layers that models share."""
 
 from __future__ import annotations
 
@@ -25,9 +22,9 @@ class BlockModel(nn.Module):
 
 
 def blocks(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The named modules whose composition in order is the model's eval forward.
+    """The named modules that, applied in order, are the model's forward pass in eval mode.
 
-    Another class's attribute `blocks` says nothing of the kind (timm's transformers have one).
+    The attribute `blocks` of other classes is not used: it may mean something else (timm's transformers).
     """
     chain = model.blocks if isinstance(model, BlockModel) else model
     if isinstance(chain, nn.Sequential):
@@ -37,12 +34,12 @@ def blocks(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def conv_relu(in_channels: int, out_channels: int, kernel: int, **conv_options: Any) -> list[nn.Module]:
-    """A convolution and its ReLU, in place since the convolution's backward does not read its output."""
+    """A convolution and a ReLU, in place because the convolution's backward does not read its output."""
     return [nn.Conv2d(in_channels, out_channels, kernel, **conv_options), nn.ReLU(inplace=True)]
 
 
 def hidden(in_features: int, out_features: int, dropout: float) -> nn.Sequential:
-    """A fully connected layer with ReLU, and dropout after it where there is any."""
+    """Flatten, a fully connected layer and a ReLU, then dropout unless it is 0."""
     layers: list[nn.Module] = [nn.Flatten(), nn.Linear(in_features, out_features), nn.ReLU(inplace=True)]
     if dropout > 0:
         layers.append(nn.Dropout(dropout))
@@ -50,14 +47,15 @@ def hidden(in_features: int, out_features: int, dropout: float) -> nn.Sequential
 
 
 def out_side(side: int, kernel: int, stride: int = 1, padding: int = 0) -> int:
-    """Pixels that a convolution or a pooling leaves of `side`."""
+    """The output side in pixels of a convolution or pooling whose input side is `side`."""
     return (side + 2 * padding - kernel) // stride + 1
 
 
 def init_for_relu(model: nn.Module) -> None:
-    """He initialization with zero biases: deep nets without normalization do not start from torch's own.
+    """He initialization with zero biases: with torch's default, deep nets without norms do not learn.
 
-    A linear layer that no ReLU follows is a classifier; small weights keep the first loss near ln(classes).
+    A linear layer without a ReLU after it is a classifier. Its small weights keep the first loss near
+    ln(classes).
     """
     chains = [module for module in model.modules() if isinstance(module, nn.Sequential)]
     before_relu = {

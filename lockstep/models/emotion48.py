@@ -1,4 +1,4 @@
-"""The small network of the founding papers: three convolution blocks for 48x48 grey faces.
+"""Emotion48, the small network of the founding papers: three convolution blocks for 48x48 grey faces.
 
 Built by registry.build. Shapes: N samples, C channels, H, W pixels.
 """

@@ -12,7 +12,7 @@ from lockstep.kernels.global_average import GlobalAverage
 from lockstep.kernels.lrn import LRN
 from lockstep.models.block import BlockModel, conv_relu, hidden, init_for_relu, out_side
 
-_INCEPTIONS = {  # input channels; then filters of 1x1, 3x3 after its reduction, 5x5 after its, pooling
+_INCEPTIONS = {  # input channels; then filters: 1x1, 3x3 reduce, 3x3, 5x5 reduce, 5x5, pool projection
     "inception3a": (192, 64, 96, 128, 16, 32, 32),
     "inception3b": (256, 128, 128, 192, 32, 96, 64),
     "inception4a": (480, 192, 96, 208, 16, 48, 64),
@@ -25,7 +25,7 @@ _INCEPTIONS = {  # input channels; then filters of 1x1, 3x3 after its reduction,
 }
 _POOLED_BEFORE = {"inception4a": "pool3", "inception5a": "pool4"}
 _AUX_CHANNELS = {"inception4a": 512, "inception4d": 528}
-_INCEPTION_SIDE = 12  # pixels that the first inception module wants at least
+_INCEPTION_SIDE = 12  # the fewest pixels, along a side, that the first inception module may get
 
 
 class Inception(nn.Module):
@@ -94,10 +94,10 @@ class GoogLeNet(BlockModel):
 
 
 def _stem_halvings(side: int) -> int:
-    """How many of the stem's three halvings leave enough pixels; the last one always stays.
+    """How many of the stem's three halvings leave enough pixels; there is always at least one.
 
-    All three from 96 pixels on; smaller images keep the first convolution at stride 1, then also
-    do without the first pooling. Parameters are the same.
+    Images of 96 pixels and more get all three. Smaller ones have stride 1 in the first convolution, and the
+    smallest have no first pooling either. The parameters are the same.
     """
     return max(1, min(3, (side // _INCEPTION_SIDE).bit_length() - 1))
 
@@ -131,7 +131,7 @@ def _aux_head(channels: int, size: tuple[int, int], num_classes: int) -> nn.Sequ
 
 
 def _aux_side(side: int, num_halvings: int) -> int:
-    """Pixels of the maps in inception4a to 4d: after the stem and one more pooling."""
+    """The side in pixels of the maps in inception4a to 4d, after the stem and one more pooling."""
     if num_halvings == 3:
         side = out_side(side, 7, 2, 3)
     num_poolings = min(num_halvings, 2) + 1

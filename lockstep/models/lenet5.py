@@ -1,4 +1,4 @@
-"""LeNet-5 (LeCun et al., 1998), with the activation and the pooling to choose.
+"""LeNet-5 (LeCun et al., 1998), with a choice of activation and pooling.
 
 Built by registry.build. Shapes: N samples, C channels, H, W pixels.
 """

@@ -1,6 +1,6 @@
-"""The options of a model, read from its builder's signature, and the check of values against them.
+"""The options of a model, read from its builder's signature, and the check of given values against them.
 
-registry.build asks here first, so that a model's own code only ever sees values of the declared type.
+registry.build checks options here first, so that a model's code only gets values of the declared type.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def broken_rule(hint: Any, value: Any) -> str | None:
 
 
 def unknown_key(model_name: str, key: str, known: tuple[str, ...]) -> str:
-    """One line for an option that does not exist: the nearest right key, then all of them."""
+    """The error line for an option that does not exist: the most similar key, then all keys."""
     if not known:
         return f"model.{key}: unknown key: {model_name} has no options, remove it"
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)

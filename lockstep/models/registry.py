@@ -1,6 +1,6 @@
-"""Models by name: from a Run's `[model]` table and the shape of the data to an initialized module.
+"""Builds models by name: from a Run's `[model]` table and the shape of the data to an initialized module.
 
-Initialization draws from torch's default generator, which the caller seeds; nothing else is read.
+Initialization draws from torch's default generator, which the caller seeds, and from nothing else.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _MODELS = {
     "resnet34": ModelEntry(resnet34, 8),
     "resnet50": ModelEntry(resnet50, 8),
 }
-_SMALL = ("lenet5", "emotion48")  # what to offer for images that a model cannot take
+_SMALL = ("lenet5", "emotion48")  # models to suggest if the images are too small for another
 _TIMM = "timm:"
 
 
 def model_names() -> tuple[str, ...]:
-    """Every model of ours; `timm:NAME` names timm's beside them."""
+    """The names of all our models; `timm:NAME` names one of timm's."""
     return tuple(_MODELS)
 
 
@@ -81,7 +81,7 @@ def build(
 
 
 def build_model(run: Run, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-    """The network a Run names, its weights a pure function of the seed."""
+    """The model that a Run names; its weights are a pure function of the seed."""
     with torch.random.fork_rng():
         torch.manual_seed(random.key("init", run.seed))
         return build(
@@ -110,14 +110,14 @@ def _too_small(name: str, min_side: int, image_size: tuple[int, int]) -> str:
 
 
 def _build_timm(name: str, in_channels: int, num_classes: int, options: Mapping[str, Any]) -> nn.Module:
-    """Through timm, imported only now since few runs need it."""
+    """Build one of timm's models; timm is imported only here because few runs need it."""
     try:
         timm = importlib.import_module("timm")
     except ModuleNotFoundError as error:
         raise ModelError(
             f"model.name={name} needs {error.name}, not installed: pip install 'lockstep-train[timm]'"
         ) from None
-    except Exception as error:  # torchvision, which timm imports, fails so beside another build of torch
+    except Exception as error:  # timm imports torchvision, which fails with another build of torch
         raise ModelError(
             f"model.name={name}: timm cannot be imported ({error}): are torch and torchvision of one build?"
         ) from None

@@ -1,6 +1,6 @@
-"""What the identity says of a module or a loss of the user's own.
+"""Describes a user's own module or loss for the identity of a run, with hashes.
 
-A description changes when the source, the structure, a plain attribute or the computed values do.
+A description changes when the source, the structure, a plain attribute or the computed values change.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ def describe_module(model: nn.Module) -> dict[str, str]:
 
 
 def describe_loss(loss: Loss, num_classes: int) -> str:
-    """Its name and source, and what it computes on fixed values: a partial or a closure may hold more."""
+    """A loss's name, and hashes of its source and of its results, since a closure may hold values."""
     counter = torch.arange(8 * num_classes)
     logits = (random.uniform(random.key("loss"), counter) * 6 - 3).view(8, num_classes).requires_grad_()
-    torch.manual_seed(0)  # for a loss that draws
+    torch.manual_seed(0)  # for a loss that draws random numbers
     try:
         value = loss(logits, torch.arange(8) % num_classes)
         (grad,) = torch.autograd.grad(value, logits)
         values = [value.tolist(), grad.tolist()]
-    except Exception:  # it will fail again, and be refused, when a lane is tried
+    except Exception:  # the loss fails again, with an error for the user, when a lane is tried
         return describe_callable(loss)
     return f"{describe_callable(loss)} {_sha256(repr(values))}"
 

@@ -1,4 +1,4 @@
-"""The tensors of a model by name, and their hash."""
+"""The tensors of a model by name, and the SHA-256 over them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name; also the buffers that a state_dict leaves out, as they may change."""
+    """Parameters and buffers by name, also buffers that a state_dict leaves out, since they may change."""
     return {**model.state_dict(), **{name: buffer.detach() for name, buffer in model.named_buffers()}}
 
 
@@ -20,7 +20,7 @@ def trainable(model: nn.Module) -> list[str]:
 
 
 def float_state(model: nn.Module, copy: bool = False) -> dict[str, Tensor]:
-    """Parameters and floating buffers by name: what weight averaging averages."""
+    """Parameters and floating buffers by name: the tensors that weight averaging averages."""
     items = {k: v.detach() for k, v in model.state_dict().items() if v.is_floating_point()}
     return {name: tensor.clone() if copy else tensor for name, tensor in items.items()}
 

@@ -1,6 +1,6 @@
-"""Given weights into a model: a safetensors file, matched by name and checked before anything is copied.
+"""Loads a model's weights from a safetensors file: matched by name, checked before anything is copied.
 
-Comes after registry.build, for `model.weights`. Takes a checkpoint's state file, where the model's
+It follows registry.build, for `model.weights`. The file is a checkpoint's state file, where the model's
 tensors are named "model.NAME" beside other groups, or a plain export with bare names.
 """
 
@@ -21,7 +21,7 @@ _GROUP, _AVERAGED = "model.", "ema."
 
 
 def load_weights(model: nn.Module, path: Path) -> list[str]:
-    """Load parameters and buffers by name; return the names of a head of another size, left as it was."""
+    """Load parameters and buffers by name; return the names of head tensors skipped for their other size."""
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
         raise ModelError(f"model.weights={path}: {what}: give the path of a .safetensors file")
@@ -56,10 +56,10 @@ def _load(model: nn.Module, path: Path, file: Any) -> list[str]:
 
 
 def _stored_names(keys: Iterable[str], own: dict[str, torch.Tensor]) -> dict[str, str]:
-    """The model's name of each of its tensors in the file → its name in the file.
+    """Maps each tensor's name in the model to its name in the file.
 
-    "model." marks a checkpoint's group, unless it is how the model itself names things. Averaged weights,
-    where the run kept them, are the ones it was evaluated with, and are taken.
+    The prefix "model." marks a checkpoint's group, unless the model's own names have it. If the run kept
+    averaged weights, these are taken, because the run was evaluated with them.
     """
     keys = list(keys)
     if any(key.startswith(_GROUP) and key not in own for key in keys):
@@ -70,7 +70,7 @@ def _stored_names(keys: Iterable[str], own: dict[str, torch.Tensor]) -> dict[str
 
 
 def _differing(own: dict[str, torch.Tensor], stored: dict[str, str], file: Any) -> list[str]:
-    """Names, in the model's order, of tensors whose shape in the file is another."""
+    """The names of tensors that have another shape in the file, in the model's order."""
     return [
         name
         for name, tensor in own.items()
@@ -79,9 +79,9 @@ def _differing(own: dict[str, torch.Tensor], stored: dict[str, str], file: Any) 
 
 
 def head_names(model: nn.Module) -> set[str]:
-    """Names of the tensors whose size the number of classes decides: the last layer's of each head.
+    """The names of the tensors whose size depends on the number of classes: the last layer of each head.
 
-    A head is the end of the chain of blocks, each auxiliary head, or the end of any other module.
+    A head is a BlockModel's sequence of blocks, or another module as a whole, and each auxiliary head.
     """
     heads: dict[str, nn.Module] = {"blocks": model.blocks} if isinstance(model, BlockModel) else {"": model}
     aux = getattr(model, "aux", None)

@@ -1,8 +1,9 @@
-"""A trained model as a fast function of images.
+"""The predictor: a trained model as a fast function from images to the probabilities of the classes.
 
-Where whole steps run on the device, every batch size is one CUDA graph from the bytes of the images to the
-probabilities: a chain, and many images of a residual network, by fused kernels, all else by stock ones.
-Elsewhere it is the model itself. With stock kernels each batch norm is folded into the convolution before it.
+For a run whose steps stay on the device, every batch size is one CUDA graph, from the bytes of the images to
+the probabilities. Fused kernels compute chains, and large batches of residual networks. Stock kernels compute
+all other models, with each batch norm folded into the convolution before it. For any other run the predictor
+calls the model itself, folded in the same way.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from lockstep.runs.trained_run import Trained
 if TYPE_CHECKING:
     from lockstep.lower.eval_network import EvalNetwork
 
-_MOST = 8192  # images at a time
-_CHAIN_VALUES = 2**31 - 1  # of a layer for all of them: kernels count in 32 bits
-_OTHER_VALUES = 2**28  # enough to keep a GPU busy, with buffers that leave room for those of other sizes
-_MANY = 32  # images of a residual network that keep fused kernels busy, in the precisions where these pay
-_PAYS = ("bf16",)
+_MOST = 8192  # the largest batch; more images are split
+_CHAIN_VALUES = 2**31 - 1  # most values of a chain's layer in a batch: kernels index them with 32 bits
+_OTHER_VALUES = 2**28  # the same for other models: keeps a GPU busy, and leaves memory for other batch sizes
+_MANY = 32  # the smallest batch of a residual network for which fused kernels are faster,
+_PAYS = ("bf16",)  # in these precisions
 _KEPT = 8  # batch sizes whose buffers are kept
 _Run = Callable[[Tensor], Tensor]
 
 
 class Predictor:
-    """Probabilities of the classes; made for a run that was opened, on its device."""
+    """Computes the probabilities of the classes with an opened run, on the run's device."""
 
     def __init__(self, trained: Trained) -> None:
         self._trained = trained
@@ -88,7 +89,7 @@ class Predictor:
 
 
 class Batch:
-    """So many images at once by kernels on the device; on a GPU as one graph."""
+    """Computes batches of one size with a network on the device; on a GPU as one CUDA graph."""
 
     def __init__(self, trained: Trained, network: EvalNetwork) -> None:
         device, size = trained.device, network.lane_size
@@ -122,7 +123,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class _Way:
-    """Makes what computes so many images: so many at a time at most, and if there are so many at least."""
+    """A way to compute on the device: `make(n)` builds a network for n images, from `least` to `most`."""
 
     make: Callable[[int], EvalNetwork]
     most: int
@@ -131,13 +132,13 @@ class _Way:
 
 def _find_lowering(trained: Trained) -> DeviceLowering | None:
     run, loss = trained.run, make_loss(trained.run.train)
-    with suppress(ModelError):  # a run may be used where its kernels do not run
+    with suppress(ModelError):  # the run's kernels may not run on this device
         return lower_for_device(run, trained.model, loss, trained.shape, trained.device, trains=False)
     return None
 
 
 def _find_ways(trained: Trained, lowering: DeviceLowering | None) -> tuple[nn.Module, list[_Way]]:
-    """The model as it is used, and its ways on the device, the best first."""
+    """The model to call if no way fits, and the ways to compute on the device, the best first."""
     if lowering is None or trained.takes_floats:
         return fold_norms(trained.model), []
     if lowering.is_fused and not lowering.program.shares_norms:
@@ -176,7 +177,7 @@ def _stock_ways(trained: Trained, folded: nn.Module) -> list[_Way]:
 
 
 def fold_norms(model: nn.Module) -> nn.Module:
-    """A copy in which a batch norm that follows a convolution is part of it."""
+    """A copy of the model in which every batch norm after a convolution is folded into that convolution."""
     folded = deepcopy(model).eval()
     for module in list(folded.modules()):
         if not isinstance(module, nn.Sequential) or type(module).forward is not nn.Sequential.forward:

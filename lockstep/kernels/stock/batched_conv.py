@@ -1,4 +1,4 @@
-"""A convolution over several lanes: one forward, one data gradient, weight gradients by lane."""
+"""The convolution of `lower/batched`: all lanes in one call, except weight gradients, which are by lane."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lockstep.comm.tree import LaneTree
 
 
 def batched_conv2d(x: Tensor, layer: nn.Conv2d, lanes: int) -> Tensor:
-    """x [lanes · n, C, H, W] through `layer`; its weight gradient is the sum in the lane tree."""
+    """Apply `layer` to x [lanes · n, C, H, W]; the lane tree sums its weight gradients over lanes."""
     result: Tensor = _BatchedConv2d.apply(x, layer.weight, layer.bias, layer, lanes)
     return result
 

@@ -1,4 +1,4 @@
-"""A fully connected layer over several lanes: one forward, one data gradient, weight gradients by lane."""
+"""The linear layer of `lower/batched`: all lanes in one call, except weight gradients, which are by lane."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lockstep.comm.tree import LaneTree
 
 
 def batched_linear(x: Tensor, weight: Tensor, bias: Tensor | None, lanes: int) -> Tensor:
-    """x [lanes · n, in] → [lanes · n, out]; its weight gradient is the sum in the lane tree."""
+    """x [lanes · n, in] → [lanes · n, out]; the lane tree sums the weight gradients over lanes."""
     result: Tensor = _BatchedLinear.apply(x, weight, bias, lanes)
     return result
 

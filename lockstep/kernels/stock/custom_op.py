@@ -1,9 +1,9 @@
-"""Operations that torch's compiler takes as they are: stock kernels by lane, and sums of ours over a lane.
+"""Custom ops, which torch's compiler cannot look into: stock kernels lane by lane, and our sums over a lane.
 
-Stock kernels are called lane by lane, or at once where that is known to be the same; sums are cut alike for
-any number of lanes.
+Stock kernels run lane by lane, or over all lanes in one call where that is known to give the same bits. A sum
+over a lane is cut into the same chunks for any number of lanes.
 
-Shapes: x [L · n, C, …], L lanes of n samples, lying channels last; a lane's statistics are [L, C].
+Shapes: x [L · n, C, …] in channels-last format, L lanes of n samples; statistics of lanes are [L, C].
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def conv_forward(
     x: Tensor, w: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int,
     lane_size: int, at_once: bool,
 ) -> Tensor:  # fmt: skip
-    """The convolution without bias."""
+    """A convolution without bias, lane by lane, or all lanes in one call with `at_once`."""
     options = stride, padding, dilation, groups
     lanes = zip(x.split(len(x) if at_once else lane_size))
     return _joined(side_by_side(lambda part: stock_conv(part, w, options), lanes))
@@ -44,7 +44,7 @@ def conv_data_grad(
     g: Tensor, x: Tensor, w: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int,
     lane_size: int, at_once: bool,
 ) -> Tensor:  # fmt: skip
-    """The gradient of its input."""
+    """The gradient of the input of `conv_forward`."""
     size, options = len(g) if at_once else lane_size, (stride, padding, dilation, groups)
     lanes = zip(lying_last(g).split(size), x.split(size), strict=True)
     return _joined(side_by_side(lambda grad, part: stock_conv_backward(grad, part, w, options, 0), lanes))
@@ -55,7 +55,7 @@ def conv_weight_grad(
     g: Tensor, x: Tensor, w: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int,
     lane_size: int,
 ) -> Tensor:  # fmt: skip
-    """The gradient of its weight in fp32, lane by lane, summed in the lane tree."""
+    """The weight gradient of `conv_forward` in fp32, lane by lane, summed by the lane tree."""
     options = stride, padding, dilation, groups
     lanes = zip(lying_last(g).split(lane_size), x.split(lane_size), strict=True)
     grads = side_by_side(lambda grad, part: stock_conv_backward(grad, part, w, options, 1), lanes)
@@ -65,7 +65,7 @@ def conv_weight_grad(
 
 @torch.library.custom_op("lockstep::stem_forward", mutates_args=())
 def stem_forward(x: Tensor, w: Tensor, stride: list[int], padding: list[int]) -> Tensor:
-    """The convolution without bias by a kernel of ours, which gives a sample its bits in any batch."""
+    """The first convolution, without bias, by our own kernel: a sample has the same bits in any batch."""
     layer = _stem_of(x, w, stride, padding)
     z, tile = x.new_empty(len(x), *layer.out_shape), tile_rule("forward", layer, _PRECISIONS[x.dtype])
     lying = F.pad(w.permute(2, 3, 0, 1), (0, layer.in_channels - w.shape[1])).contiguous()
@@ -77,7 +77,7 @@ def stem_forward(x: Tensor, w: Tensor, stride: list[int], padding: list[int]) ->
 def stem_weight_grad(
     g: Tensor, x: Tensor, w: Tensor, stride: list[int], padding: list[int], lane_size: int, total_lanes: int
 ) -> Tensor:
-    """The gradient of its weight in fp32, all lanes in one launch, summed in the lane tree."""
+    """The weight gradient of `stem_forward` in fp32, all lanes in one launch, summed by the lane tree."""
     layer, lanes = _stem_of(x, w, stride, padding), len(x) // lane_size
     tile = tile_rule("weight_grad", layer, _PRECISIONS[x.dtype])
     chunks = lane_chunks(tile.parts, total_lanes, lane_size)
@@ -89,14 +89,14 @@ def stem_weight_grad(
 
 @torch.library.custom_op("lockstep::product", mutates_args=())
 def product(x: Tensor, w: Tensor, lane_size: int, is_forward: bool) -> Tensor:
-    """x times w, transposed in a forward pass, lane by lane."""
+    """x · wᵀ in the forward pass and x · w in the backward pass, lane by lane."""
     other = w.t() if is_forward else w
     return torch.cat([part @ other for part in x.split(lane_size)])
 
 
 @torch.library.custom_op("lockstep::product_weight_grad", mutates_args=())
 def product_weight_grad(g: Tensor, x: Tensor, lane_size: int) -> Tensor:
-    """The gradient of a product's weight in fp32, lane by lane, summed in the lane tree."""
+    """The gradient of a product's weight in fp32, lane by lane, summed by the lane tree."""
     each = x.new_empty(len(x) // lane_size, g.shape[1], x.shape[1])
     for out, grad, part in zip(each, g.split(lane_size), x.split(lane_size), strict=True):
         torch.mm(grad.t(), part, out=out)
@@ -108,9 +108,10 @@ def lane_statistics(
     x: Tensor, gamma: Tensor, beta: Tensor, mean: Tensor, var: Tensor, lane_size: int, total_lanes: int,
     eps: float, momentum: float,
 ) -> list[Tensor]:  # fmt: skip
-    """Of each lane the mean, rate, and what they make of x: factor, shift, [4, L, C].
+    """Each lane's mean, rate, factor and shift [4, L, C], and the new running mean and variance [2, C].
 
-    Then the running mean and variance, summed over lanes, [2, C].
+    The rate is 1 / standard deviation; the norm's output is x · factor + shift. The running statistics are
+    summed over lanes.
     """
     z, norm, lanes = _lying(x), _norm_of(x, lane_size, total_lanes, eps, momentum), len(x) // lane_size
     parts, found = _table(x, 2, lanes * norm.part_rows()), _table(x, 4, lanes)
@@ -124,9 +125,9 @@ def lane_statistics(
 def lane_norm_sums(
     g: Tensor, x: Tensor, stats: Tensor, lane_size: int, total_lanes: int, relu: bool
 ) -> list[Tensor]:
-    """Of each lane Σ g · x̂ and Σ g, [L, 2, C]; then the sums of both over all lanes, [2, C].
+    """Each lane's Σ g · x̂ and Σ g [L, 2, C], and the sums of both over all lanes [2, C].
 
-    `stats` are as `lane_statistics` has them; with `relu`, g is the gradient of what leaves it.
+    `stats` come from `lane_statistics`. With `relu`, g is the gradient of the ReLU's output.
     """
     norm, lanes = _norm_of(x, lane_size, total_lanes), len(x) // lane_size
     parts, sums = _table(x, 2, lanes * norm.part_rows()), _table(x, lanes, 2)
@@ -137,7 +138,7 @@ def lane_norm_sums(
 
 @torch.library.custom_op("lockstep::bias_grad", mutates_args=())
 def bias_grad(g: Tensor, lane_size: int, total_lanes: int) -> Tensor:
-    """Σ g for every channel, lane by lane, summed in the lane tree."""
+    """Σ g for every channel, lane by lane, summed by the lane tree."""
     return _tree_sum(_lane_sums(g, lane_size, total_lanes))
 
 
@@ -148,7 +149,7 @@ def pixel_sums(x: Tensor) -> Tensor:
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
-    """All lanes, in memory of their own, channels last."""
+    """Concatenate the results of all lanes, channels last."""
     return lying_last(parts[0] if len(parts) == 1 else torch.cat(parts))
 
 
@@ -160,24 +161,24 @@ def _lane_sums(g: Tensor, lane_size: int, total_lanes: int) -> Tensor:
 
 
 def _tree_sum(each: Tensor) -> Tensor:
-    """[lanes, …] → their sum in fp32."""
+    """Sum [lanes, …] over lanes by the lane tree, in fp32."""
     out = torch.empty(each.shape[1:], device=each.device)
     lane_tree_sum(each.flatten(1), out.view(-1))
     return out
 
 
 def _lying(x: Tensor) -> Tensor:
-    """N C H W as N H W C, copied only if it does not lie so."""
+    """N C H W → N H W C, copied only if x is not in channels-last format."""
     return x.permute(0, 2, 3, 1).contiguous()
 
 
 def _table(like: Tensor, *rows: int) -> Tensor:
-    """[…, C] in fp32."""
+    """An uninitialized fp32 tensor [*rows, C]."""
     return torch.empty(*rows, like.shape[1], device=like.device)
 
 
 def _stem_of(x: Tensor, w: Tensor, stride: list[int], padding: list[int]) -> Layer:
-    """With channels in fours, so that they are read together."""
+    """The first convolution as a fused layer, with channels padded to a multiple of 4 for wider loads."""
     (out_channels, channels, *kernel), (height, width) = w.shape, x.shape[2:]
     return Layer(
         height, width, -(-channels // 4) * 4, out_channels, (kernel[0], kernel[1]), (padding[0], padding[1]),
@@ -186,7 +187,7 @@ def _stem_of(x: Tensor, w: Tensor, stride: list[int], padding: list[int]) -> Lay
 
 
 def _bordered(x: Tensor, layer: Layer) -> Tensor:
-    """N C H W as N H W C with zeros around, and for channels that are not there."""
+    """N C H W → N H W C, padded with zeros around the image and in the channels."""
     high, wide = layer.pad
     ends = (0, layer.in_channels - x.shape[1], wide, wide, high, high)
     return F.pad(x.permute(0, 2, 3, 1), ends).contiguous()
@@ -198,7 +199,7 @@ def _norm_of(x: Tensor, lane_size: int, total_lanes: int, eps: float = 0.0, mome
     return Norm(height, width, channels, lane_size, chunks, eps, momentum, relu=False)
 
 
-# what torch's compiler is to know of them: shapes, types and how they lie
+# Fake implementations tell torch's compiler the shape, type and memory format of each result.
 conv_forward.register_fake(
     lambda x, w, stride, padding, dilation, groups, *_: torch.empty_like(
         F.conv2d(x, w, None, stride, padding, dilation, groups), memory_format=_LAST

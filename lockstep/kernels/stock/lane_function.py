@@ -1,9 +1,9 @@
-"""Convolutions, products and batch norm over the samples of several lanes, with gradients.
+"""Autograd functions over several lanes: convolution, linear layer, batch norm and mean over pixels.
 
-Gradients of parameters are summed over lanes, as pairs. Products and sums are closed operations; what is left
-to torch's compiler is pointwise, and it may fuse that as it likes.
+Gradients of parameters are summed over lanes by the lane tree. Products and sums are custom ops. The rest is
+pointwise and left to torch's compiler, which may fuse it freely.
 
-Shapes: as in `closed`.
+Shapes: as in `custom_op`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _Tensors = tuple[Tensor, Tensor]
 
 
 class Conv(NamedTuple):
-    """How a convolution runs: all lanes at once where a sample's result is known to be the lane's."""
+    """How a convolution runs: lane by lane, or all lanes at once where the bits are known to be the same."""
 
     stride: _Pair
     padding: _Pair
@@ -43,17 +43,17 @@ class Conv(NamedTuple):
     total_lanes: int
     forward_at_once: bool = False
     gradient_at_once: bool = False
-    own: bool = False  # by kernels of ours, but for the gradient of its input
+    own: bool = False  # uses our own kernels, except for the gradient of the input
 
 
 def lane_conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, conv: Conv) -> Tensor:
-    """x through a convolution in the type of x; weight and bias get fp32 gradients, summed over lanes."""
+    """Convolve x in its own type; gradients of weight and bias are fp32 and summed over lanes."""
     y: Tensor = _Conv.apply(x, weight, x.requires_grad, *conv)
     return y if bias is None else _Bias.apply(y, bias, conv.lane_size, conv.total_lanes)
 
 
 def lane_linear(x: Tensor, weight: Tensor, bias: Tensor | None, lane_size: int, total_lanes: int) -> Tensor:
-    """x [L · n, features] through a fully connected layer, lane by lane."""
+    """Apply a fully connected layer to x [L · n, features], lane by lane."""
     y: Tensor = _Linear.apply(x, weight, x.requires_grad, lane_size)
     return y if bias is None else _Bias.apply(y, bias, lane_size, total_lanes)
 
@@ -61,16 +61,16 @@ def lane_linear(x: Tensor, weight: Tensor, bias: Tensor | None, lane_size: int, 
 def lane_norm(
     x: Tensor, gamma: Tensor, beta: Tensor, running: _Tensors, norm: tuple[int, int, float, float, bool]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Batch norm by each lane's statistics; `norm`: n, a run's lanes, eps, momentum, whether a ReLU ends it.
+    """Batch norm with each lane's own statistics; also returns the running statistics, summed over lanes.
 
-    Gives the running mean and variance too, summed over lanes.
+    `norm` is (samples of a lane, lanes of the run, eps, momentum, whether a ReLU follows).
     """
     found: tuple[Tensor, Tensor, Tensor] = _Norm.apply(x, gamma, beta, *running, *norm)
     return found
 
 
 def pixel_mean(x: Tensor) -> Tensor:
-    """[N, C, H, W] → [N, C], each sample by itself."""
+    """The mean over pixels, [N, C, H, W] → [N, C], each sample by itself."""
     found: Tensor = _PixelMean.apply(x)
     return found
 
@@ -152,7 +152,7 @@ class _Norm(torch.autograd.Function):
         mean_gamma, mean_beta = (_wide(values, lane_size) for values in means.unbind(1))
         normal = (widen(x) - centre) * rate
         through = widen(g)
-        if relu:  # found again from x, which is at hand
+        if relu:  # its mask is recomputed from x, which is saved anyway
             through = torch.where(widen(x) * factor + shift > 0, through, 0.0)
         away = through - mean_beta - normal * mean_gamma
         return in_type_of(x, factor * away), totals[0], totals[1], *[None] * 7
@@ -172,5 +172,5 @@ class _PixelMean(torch.autograd.Function):
 
 
 def _wide(values: Tensor, lane_size: int) -> Tensor:
-    """[L, C] for all pixels of a lane's samples."""
+    """Repeat [L, C] for every sample of a lane: [L · n, C, 1, 1]."""
     return values[:, None].expand(-1, lane_size, -1).reshape(-1, values.shape[1], 1, 1)

@@ -1,4 +1,4 @@
-"""Stock convolutions and their gradients, channels last; a few wide groups are computed one by one."""
+"""PyTorch's convolution and its gradients, channels last; a few wide groups run one by one."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 _Options = tuple[Sequence[int], Sequence[int], Sequence[int], int]  # stride, padding, dilation, groups
-_FEW, _WIDE = 4, 32  # groups, and channels of one
+_FEW, _WIDE = 4, 32  # at most this many groups, each of at least this many channels, run one by one
 
 
 def stock_conv(x: Tensor, w: Tensor, options: _Options) -> Tensor:
-    """A convolution without bias; few groups are as many convolutions, for which stock kernels are faster."""
+    """A convolution without bias; a few wide groups run as separate convolutions, which is faster."""
     if not _takes_apart(w, options):
         return F.conv2d(x, w, None, *options)
     groups = options[3]
@@ -22,7 +22,7 @@ def stock_conv(x: Tensor, w: Tensor, options: _Options) -> Tensor:
 
 
 def stock_conv_backward(g: Tensor, x: Tensor, w: Tensor, options: _Options, which: int) -> Tensor:
-    """The gradient of the input, 0, or of the weight, 1."""
+    """The gradient of the input (`which` = 0) or of the weight (`which` = 1)."""
     if _takes_apart(w, options):
         groups = options[3]
         parts = zip(g.chunk(groups, 1), x.chunk(groups, 1), w.chunk(groups), strict=True)
@@ -44,5 +44,5 @@ def _takes_apart(w: Tensor, options: _Options) -> bool:
 
 
 def lying_last(x: Tensor) -> Tensor:
-    """Channels last, copied only if it does not lie so."""
+    """x in channels-last format, copied only if it has another format."""
     return x.contiguous(memory_format=torch.channels_last)

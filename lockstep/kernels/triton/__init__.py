@@ -1,7 +1,7 @@
-"""Kernels of our own in Triton, each with what launches it: all lanes of a worker in one launch.
+"""Our own kernels in Triton and the functions that launch them: all lanes of a worker in one launch.
 
-A sample's forward and data gradient do not depend on the batch it is in, because every row of a tile is
-summed over K alone, in one order; what reduces over samples is written lane by lane.
+A sample's forward pass and data gradient do not depend on its batch, because every row of a tile is summed
+over K alone, in one order. Sums over samples are kept separate for each lane.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 
 
 def is_usable(device: torch.device) -> bool:
-    """Whether the kernels run there: on a GPU, or anywhere by Triton's interpreter."""
+    """Whether the kernels run on this device: a GPU, or any device with Triton's interpreter."""
     import triton
 
     return device.type == "cuda" or bool(triton.knobs.runtime.interpret)

@@ -1,6 +1,6 @@
-"""A step's images from device memory: gathered by the order, moved, normalized and laid out in one launch.
+"""Gathers a step's images from device memory, augments, normalizes and lays them out, in one launch.
 
-The way of a batch on the device: store → order → augment → layer. It gives the bits of `Augment.apply`.
+The path of a batch on the device: store → order → augment → layer. The bits are those of `Augment.apply`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def _gather(
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr,
     CROP: tl.constexpr, FLIP: tl.constexpr, CUTOUT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """An image begins every IMAGE values, a label every LABEL."""
+    """IMAGE and LABEL are the strides from one image, and from one label, to the next."""
     sample = tl.program_id(0)
     step = tl.load(cursor)
     spot = step.to(tl.int64) * count + sample
     place, number = tl.load(places + spot), tl.load(order + spot)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    good = tl.load(bad) == 0  # else the images of the step that failed stay
+    good = tl.load(bad) == 0  # otherwise the images of the failed step stay in place
     inside = (i < C * H * W) & good
     c, pixel = i % C, i // C
     y, x = pixel // W, pixel % W
@@ -56,7 +56,7 @@ def _gather(
 
 @dataclass(frozen=True)
 class Move:
-    """What augmentation does to a pixel's place."""
+    """How augmentation moves pixels: the largest shift of a crop, whether it flips, the side of a cutout."""
 
     crop: int = 0
     flip: bool = False
@@ -68,11 +68,11 @@ def gather_batch(
     normal: tuple[Tensor, Tensor], out: Tensor, out_labels: Tensor, move: Move,
     border: tuple[int, int] = (0, 0),
 ) -> None:  # fmt: skip
-    """Step `cursor` of an epoch → out [count, H, W, C] in its border, unless a step was `bad`.
+    """Write the images of step `cursor` to out [count, H, W, C], inside its border, unless a step was `bad`.
 
-    order [steps, count] has the numbers of the samples, places [steps, count] where each lies in the images
-    [·, C, H, W] and labels, which may lie apart, each image in one piece; keys of the epoch: crop row, crop
-    column, flip, cutout row, cutout column.
+    order [steps, count] holds the numbers of the samples, and places [steps, count] their indices in images
+    [·, C, H, W] and labels. Each image must be contiguous, but there may be gaps between images. keys holds
+    the keys of the epoch: crop row, crop column, flip, cutout row, cutout column.
     """
     _, channels, height, width = images.shape
     count = len(out_labels)

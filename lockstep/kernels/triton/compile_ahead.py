@@ -1,4 +1,4 @@
-"""Kernels compiled beside each other, before a first step would compile them one after another."""
+"""Compiles all kernels of a step in parallel, before the first step would compile them one by one."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _one_at_a_time = threading.RLock()
 
 
 def compile_ahead(launch: Callable[[], object]) -> None:
-    """Compile all kernels that `launch` starts in Triton, but start none: what it computes means nothing.
+    """Compile all Triton kernels that `launch` would start, without starting them; its results are garbage.
 
-    A kernel that cannot be compiled says so where it is started.
+    A kernel that cannot be compiled raises its error later, when it is started.
     """
     executor = ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), _MOST_THREADS))
     try:
-        copy_context().run(_compile, launch, executor)  # Triton's mode ends with the context, come what may
+        copy_context().run(_compile, launch, executor)  # the context ends Triton's mode even after an error
     finally:
         executor.shutdown(wait=False, cancel_futures=True)
 
@@ -41,7 +41,7 @@ def _compile(launch: Callable[[], object], executor: Executor) -> None:
 
 @contextmanager
 def nothing_started() -> Iterator[None]:
-    """Kernels of this thread are compiled where they would be started."""
+    """Inside the block, launches of this thread compile their kernels but do not start them."""
     with _one_at_a_time:
         own: Any = JITFunction.run
         owner, seen = threading.get_ident(), {}
@@ -62,7 +62,7 @@ def nothing_started() -> Iterator[None]:
 
 
 def _forget_unfinished(function: Any) -> None:
-    """What failed or was not awaited is compiled again where it is started."""
+    """Drop kernels that failed or were not awaited, so that they are compiled again when they are started."""
     for kernels, *_ in function.device_caches.values():
         for key in [key for key, kernel in list(kernels.items()) if isinstance(kernel, triton.FutureKernel)]:
             kernels.pop(key, None)

@@ -1,9 +1,9 @@
-"""No kernel runs that the compiler may have got wrong.
+"""Refuses kernels whose compiled code contains an instruction that ptxas is known to get wrong.
 
-LLVM narrows a division whose operands it knows to be small to 8 bits, with all that is done to the result,
-and packs two such additions into one of 16x2 bits. ptxas (12.8, which comes with Triton) loses the constant
-of such an addition where only 8 bits of the result are used: the kernel then reads the wrong values. Where
-it was found, kernels avoid it by `divide`; what still has such code is refused.
+If LLVM knows that the operands of a division are small, it narrows the division and the arithmetic on its
+result to 8 bits, and packs two such additions into one 16x2-bit instruction. ptxas 12.8, which comes with
+Triton, loses the constant of such an addition if only 8 bits of the result are used. The kernel then reads
+wrong values. Kernels in which this was found use `exact_division.divide`, whose code is not narrowed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PACKED = re.compile(r"\.[su]16x2\b")
 
 
 def watch_compiler() -> None:
-    """Check every kernel of ours from now on, whether it is compiled or found in Triton's cache."""
+    """Check every kernel of Lockstep from now on, whether it is compiled or found in Triton's cache."""
     knobs = triton.knobs.compilation
     if not isinstance(knobs.listener, _Watch):
         knobs.listener = _Watch(knobs.listener)
@@ -36,7 +36,7 @@ def check_code(name: str, ptx: str) -> None:
 
 
 class _Watch:
-    """Hears of every kernel, and tells who listened before."""
+    """A listener of Triton's compiler that checks our kernels; it calls the previous listener first."""
 
     def __init__(self, before: Any) -> None:
         self._before = before

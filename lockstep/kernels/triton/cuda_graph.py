@@ -1,4 +1,4 @@
-"""Kernel launches as a CUDA graph, which starts them all at once."""
+"""Captures kernel launches as a CUDA graph, so that one call starts them all."""
 
 from __future__ import annotations
 

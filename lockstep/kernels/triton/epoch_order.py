@@ -1,4 +1,4 @@
-"""The order of an epoch on the device: the same as `lockstep.data.order`, every position in one launch."""
+"""The order of an epoch, computed on the device in one launch; the same as `lockstep.data.order`."""
 
 from __future__ import annotations
 

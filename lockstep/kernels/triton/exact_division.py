@@ -1,4 +1,4 @@
-"""Division of small numbers by constants, as a product: see `watch` for why."""
+"""Division of small integers by a constant as a multiplication; `compiler_watch` explains why."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import triton.language as tl
 
 @triton.jit
 def divide(x, D: tl.constexpr, LIMIT: tl.constexpr):
-    """x // D and x % D of a block of numbers [0, LIMIT); for others, anything."""
-    # Powers of two are shifts, by which Triton also sees what lies side by side. Large numbers are not
-    # narrowed, and a product of 32 bits is not exact for them.
+    """x // D and x % D for a block of integers in [0, LIMIT); undefined for others."""
+    # A power of two becomes a shift, from which Triton also sees which addresses are contiguous. Large
+    # numbers are not narrowed, and a 32-bit product would not be exact for them.
     if D & (D - 1) == 0 or LIMIT * D >= 2**32:
         quotient, rest = x // D, x % D
     else:

@@ -1,4 +1,4 @@
-"""Keyed random bits on the device: the same as `lockstep.kernels.random`, element by element."""
+"""Keyed random bits inside Triton kernels: the same bits as `lockstep.kernels.random`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The lane tree over the parts of all gradients: [lanes · chunks, size] → [size], as balanced pairs.
+"""Sums gradients in the order of the lane tree, in one launch: [lanes · chunks, size] → [size].
 
-A gradient's way: backward → lane tree → bucket → … → optimizer. A lane's chunks are summed as pairs too.
+A gradient's path: backward → lane tree → bucket → … → optimizer. The chunks of a lane are summed pairwise
+too, as a subtree below the lane.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def _tree_sum(parts, out, size, scale, bad, ROWS: tl.constexpr, BLOCK: tl.conste
 
 
 def lane_tree_sum(parts: Tensor, out: Tensor, bad: Tensor | None = None, scale: float = 1.0) -> None:
-    """Sum `parts` [rows, size], a power of two of rows, in fp32, times `scale`; sets `bad` if not finite."""
+    """Sum `parts` [rows, size] over a power of two of rows, times `scale`; set `bad` if not finite."""
     rows, size = parts.shape
     block = max(4096 // rows, 32)
     _tree_sum[(triton.cdiv(size, block),)](

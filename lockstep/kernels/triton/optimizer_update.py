@@ -1,6 +1,7 @@
-"""The optimizer over all parameters in one launch, and the weights' copy for the kernels.
+"""The optimizer's update of all parameters in one launch, with their copy in the type of the kernels.
 
-Every operation rounds once, as `train.optimizer` says; a step that is not finite changes nothing.
+Every operation rounds once, so the bits are those of `train.optimizer`. A step that is not finite changes
+nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from lockstep.spec import Optimizer
 from lockstep.spec.optimizer_rule import RULES
 
 _BLOCK = 1024
-# what the interpreter calls from a kernel is Python anyway
+# Triton's interpreter calls plain Python functions
 _compile = (lambda direction: direction) if triton.knobs.runtime.interpret else triton.jit
 _DIRECTIONS = {name: _compile(rule.direction) for name, rule in RULES.items()}
 
@@ -24,7 +25,7 @@ def _update(
     DIRECTION: tl.constexpr, MEMORY: tl.constexpr, AVERAGES: tl.constexpr, DECAY: tl.constexpr,
     DECAYS_WEIGHTS: tl.constexpr, A: tl.constexpr, B: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`values` [steps, 6]: see `step_values`. The first `trained` of `size` values are no statistics."""
+    """`values` [steps, 6]: see `step_values`; the values of p after the first `trained` are statistics."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     values += tl.load(cursor) * 6
     inside = (i < size) & (tl.load(bad) == 0)
@@ -37,7 +38,7 @@ def _update(
             weight = weight * tl.load(values + 3)
         else:
             grad = grad + weight * DECAY
-    one, two = grad, grad  # where the rule remembers nothing
+    one, two = grad, grad  # placeholders for a rule without memory
     if MEMORY > 0:
         one = tl.load(first + i, mask=inside, other=0.0)
     if MEMORY > 1:
@@ -59,7 +60,7 @@ def _update(
 
 @triton.jit
 def _advance(cursor, bad, loss, right, results):
-    """Write the step's results down and go on to the next, unless it was not finite."""
+    """Store the step's loss and right answers; advance the cursor if the step was finite."""
     step = tl.load(cursor)
     tl.store(results + step * 2, tl.load(loss))
     tl.store(results + step * 2 + 1, tl.load(right))
@@ -71,10 +72,10 @@ def update_flat(
     optimizer: Optimizer, p: Tensor, g: Tensor, memory: list[Tensor], average: Tensor | None, copy: Tensor,
     values: Tensor, cursor: Tensor, bad: Tensor, trained: int,
 ) -> None:  # fmt: skip
-    """Change the flat table `p`, its `memory`, `average` and `copy` by the gradient `g`, unless `bad`.
+    """Update the flat table `p`, its `memory`, `average` and `copy` by the gradient `g`, unless `bad` is set.
 
-    `values` has a `row` for each step, read at the `cursor`. What lies behind the first `trained` values are
-    statistics, and `g` has their new values.
+    `values` has one row of `step_values` for each step; the `cursor` is the number of the row. After the
+    first `trained` values of `p` come statistics, whose new values are in `g`.
     """
     rule = RULES[optimizer.name]
     first, second = (*memory, None, None)[:2]
@@ -88,11 +89,11 @@ def update_flat(
 
 
 def step_values(optimizer: Optimizer, lr: float, ema: float, step: int) -> list[float]:
-    """What the update reads of a step: the rate, what corrects averages, what decays weights and averages."""
+    """A step's learning rate, two bias corrections, factor of weight decay and two factors of averaging."""
     corrections = RULES[optimizer.name].corrections(optimizer.options, step)
     return [lr, *corrections, 1.0 - lr * optimizer.weight_decay, ema, 1.0 - ema]
 
 
 def advance_cursor(cursor: Tensor, bad: Tensor, loss: Tensor, right: Tensor, results: Tensor) -> None:
-    """End a step on the device."""
+    """Store the results of a step on the device, and go to the next step if it was finite."""
     _advance[(1,)](cursor, bad, loss, right, results)

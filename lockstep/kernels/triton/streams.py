@@ -1,6 +1,6 @@
-"""Kernels side by side: one often does not fill a GPU, or only one of its parts.
+"""Runs kernels on several CUDA streams at the same time, because one kernel often does not fill a GPU.
 
-Steps are captured on a stream of high priority, and so are all streams here but the one that gives way.
+The stream that steps are captured on has high priority. So have all streams here except the background one.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from torch import Tensor
 
 _Launch = Callable[[Callable[[], None]], None]
 _STREAMS = 4
-_BACKGROUND = _STREAMS  # the number of a stream whose kernels take what others leave
+_BACKGROUND = _STREAMS  # the number of the stream with low priority
 
 
 def side_by_side(compute: Callable[..., Tensor], lanes: Iterable[tuple[Tensor, ...]]) -> list[Tensor]:
-    """`compute` of every lane, on a GPU by several streams in turn; what comes later waits for all.
+    """Call `compute` for every lane, on a GPU by several streams in turn; the current stream waits for all.
 
-    What a stream of these allocates is given to that stream again, and not before the current stream is done
-    with it: every call of this begins by waiting for the current stream, which is always the same one, or one
+    torch's allocator gives freed memory back to the stream that allocated it. A side stream could therefore
+    overwrite a freed result while the current stream still reads it. This cannot happen, because every call
+    first lets the side streams wait for the current stream. The current stream is always the same one, or one
     that waits for it.
     """
     each = list(lanes)
@@ -45,9 +46,10 @@ def side_by_side(compute: Callable[..., Tensor], lanes: Iterable[tuple[Tensor, .
 
 @contextmanager
 def beside(device: torch.device, *, gives_way: bool = False) -> Iterator[_Launch]:
-    """What launches kernels beside those of the current stream; what comes after the block waits for all.
+    """Yield a function that launches kernels on a second stream; after the block the current stream waits.
 
-    They read results that are there, and write what nothing else reads or writes in the block.
+    A kernel that is launched so may read everything that was computed before. Nothing else in the block may
+    read or write its output. With `gives_way` the second stream has low priority.
     """
     if device.type != "cuda":
         yield lambda compute: compute()
@@ -67,5 +69,5 @@ def beside(device: torch.device, *, gives_way: bool = False) -> Iterator[_Launch
 
 @cache
 def stream(device: torch.device, number: int = 0) -> torch.cuda.Stream:
-    """The one with this number; 0 is what a step is captured on."""
+    """The CUDA stream with this number; steps are captured on number 0."""
     return torch.cuda.Stream(device, priority=0 if number == _BACKGROUND else -1)

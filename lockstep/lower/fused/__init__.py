@@ -1,4 +1,4 @@
-"""Kernel set `fused`: kernels of ours take all lanes in one launch, for chains and residual networks."""
+"""Kernel set `fused`: our own kernels, all lanes in one launch, for chains and residual networks."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from lockstep.spec import Run
 def find_lowering(
     run: Run, model: nn.Module, shape: tuple[int, int, int], device: torch.device, trains: bool
 ) -> DeviceLowering:
-    """The model as fused layers; a ModelError says why it is none."""
-    # a residual network's kernels pay with copies by boxes, which are for bf16
+    """The model as a program of fused layers; a ModelError says why it cannot be one."""
+    # a residual network's kernels are faster than others only with TMA boxes, which are for bf16
     residual = run.kernels.set == "fused" or (run.train.precision == "bf16" and moves_boxes(device))
     program = find_chain(model, shape) or (find_residual(model, shape) if residual else None)
     if program is None:

@@ -1,6 +1,6 @@
-"""Fused chain, what executes it: layers and a loss at the end, forward and backward of all lanes.
+"""Executes a fused chain, in training and eval mode: forward pass, loss and backward pass of all lanes.
 
-A gradient's way begins here: backward → lane tree.
+A gradient's path begins here: backward → lane tree.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ChainNetwork(KernelNetwork):
                     self.run("input_grad", i)
 
     def run(self, operation: str, i: int, training: bool = True) -> None:
-        """One launch, of layer i."""
+        """Launch one operation of layer i."""
         layer, tile, precision = self.layers[i], self.tiles[i][operation], self.precision
         weight, bias = self.layout.places[2 * i : 2 * i + 2]
         is_last = i == len(self.layers) - 1

@@ -1,4 +1,4 @@
-"""Fused chain, the program: which fused layers a model is, and how its tensors lie in flat tables.
+"""The program of a fused chain: finds the fused layers of a model, and maps its tensors to flat tables.
 
 `chain_network` executes it.
 """
@@ -48,11 +48,11 @@ class ChainProgram:
 
     @property
     def make(self) -> Make:
-        """Makes buffers and kernels for a number of lanes."""
+        """Makes the network for a number of lanes."""
         return partial(ChainNetwork, self.layers)
 
     def make_eval(self, lowering: DeviceLowering, lanes: int) -> tuple[EvalNetwork, Load]:
-        """The network that trains, with its dropout off."""
+        """The training network, which is evaluated with dropout off."""
         network = lowering.network(lanes)
         assert isinstance(network, ChainNetwork)
         return network, partial(fill_weights, self, network)
@@ -89,7 +89,7 @@ def _pairs(layout: Layout) -> list[tuple[slice, slice]]:
 
 
 def find_chain(model: nn.Module, shape: _Shape) -> ChainProgram | None:
-    """The fused layers of a model, or None if it is no chain of them; `shape` is an image's C, H, W."""
+    """The fused layers of a model, or None if it is not a chain of them; `shape` is an image's C, H, W."""
     parts = chain_of(model, with_dropout=True)
     if parts is None:
         return None
@@ -98,7 +98,7 @@ def find_chain(model: nn.Module, shape: _Shape) -> ChainProgram | None:
     modules: list[nn.Conv2d | nn.Linear] = []
     drops: list[str] = []
     seen: list[_Shape | None] = []
-    image: _Shape | None = shape  # what the next layer gets, while it is one
+    image: _Shape | None = shape  # the input of the next layer, while it is an image
     flat = False
     for part in parts:
         if isinstance(part, nn.Conv2d) and image and not flat and _is_plain(part):
@@ -125,7 +125,7 @@ def find_chain(model: nn.Module, shape: _Shape) -> ChainProgram | None:
     if last is None or last.height * last.width > 1 or last.relu or last.dropout or image:
         return None
     pairs = [id(p) for module in modules for p in (module.weight, module.bias)]
-    if pairs != [id(p) for p in model.parameters()]:  # a bias may have been registered first
+    if pairs != [id(p) for p in model.parameters()]:  # if a module registered its bias first
         return None
     return ChainProgram(tuple(layers), tuple(modules), tuple(drops), tuple(seen))
 
@@ -149,7 +149,7 @@ def _image(layer: Layer) -> _Shape:
 
 
 def _extend(layer: Layer, part: nn.Module) -> Layer | None:
-    """A layer with what follows it; None if kernels cannot do both in one."""
+    """A layer fused with the module after it; None if the kernels cannot fuse the two."""
     done, is_flat = layer.pool > 1 or layer.dropout, layer.height * layer.width == 1
     if isinstance(part, nn.Identity):
         return layer

@@ -1,7 +1,7 @@
-"""Fused residual network in eval mode: fixed weights and statistics, images to logits.
+"""Executes a fused residual network in eval mode, with fixed weights and statistics: images to logits.
 
-A unit whose tile is a box is one launch, with its norm, residual and ReLU; others are two. What no later unit
-reads is written over by one of the same shape.
+A unit whose tile is a TMA box takes one launch, with its norm, residual and ReLU; other units take two. The
+output buffer of a unit is reused by a later unit of the same shape once no other unit reads it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ResidualEval(ScoreBuffers):
         return self._units[0].layer.pad
 
     def fold(self) -> None:
-        """What each norm makes of its convolution's result: a factor and a shift, for its gamma and beta."""
+        """Replace each norm's gamma and beta by the factor and shift that it applies to its convolution."""
         for i, unit in enumerate(self._units):
             _, gamma, beta, mean, var = (self.weights[place] for place in self._places(i))
             gamma /= torch.sqrt(var + unit.eps)
@@ -86,16 +86,17 @@ class ResidualEval(ScoreBuffers):
         forward(self._head, *given, None, tile, precision=self._precision)
 
     def _share_buffers(self, count: int) -> tuple[list[Tensor], dict[int, Tensor]]:
-        """What each unit gives, and what the convolution of one without boxes gives."""
+        """Buffers for the outputs of all units, and for the convolutions of units without boxes."""
         given: list[Tensor] = []
-        readers = {  # the last one of each unit
+        readers = {  # the last reader of each unit's output
             before: i
             for i, unit in enumerate(self._units)
             for before in (unit.source, unit.residual)
             if before is not None and before != IMAGES
         }
         between: dict[int, Tensor] = {}
-        free: dict[tuple[_Shape, _Shape], list[Tensor]] = defaultdict(list)  # borders stay zero
+        # Unused buffers by the shapes of their image without and with border: no kernel writes a border.
+        free: dict[tuple[_Shape, _Shape], list[Tensor]] = defaultdict(list)
         shapes = [
             (unit.layer.out_shape, with_border(self._units, i, unit.layer.out_shape))
             for i, unit in enumerate(self._units)

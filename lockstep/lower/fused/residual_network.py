@@ -1,10 +1,11 @@
-"""Fused residual network, what executes it: units and a loss at the end, forward and backward of all lanes.
+"""Executes a fused residual network in training: forward pass, loss and backward pass of all lanes.
 
-A gradient's way begins here: backward → lane tree. A network is units in order, each a convolution, a batch
-norm by lane, perhaps another unit's output added, perhaps a ReLU; then the mean over pixels and a classifier.
+A gradient's path begins here: backward → lane tree. A network is a sequence of units, then the mean over
+pixels and a classifier. A unit is a convolution and a batch norm by lane, optionally with the output of
+another unit added, optionally with a ReLU.
 
-Legend: z is what a convolution gives, y what a unit gives, g the gradient of what enters its ReLU, dz that
-of z. A unit that is only added to another (a projection) has that one's g.
+Legend: z is the output of a convolution, y the output of a unit, g the gradient of the input of its ReLU, dz
+the gradient of z. A unit that is only added to another unit (a projection) shares the g of that unit.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ class ResidualNetwork(KernelNetwork):
         self._norms = [make_norm(unit, lane_size, train.lanes) for unit in units]
         every = range(len(units))
         self._box_sizes = [self._summed("forward", i) for i in every]
-        enders = [next(iter(readers(units, i)), None) for i in every]  # who find the g of each
+        # The backward pass runs through the units in reverse, so the first unit that reads unit i is the last
+        # one to add to the g of unit i.
+        enders = [next(iter(readers(units, i)), None) for i in every]
         self._sum_sizes = [self._summed("input_grad", end) for end in enders]
         self._stats = [self._statistics(i) for i in every]
         first = units[0].layer
@@ -87,24 +90,24 @@ class ResidualNetwork(KernelNetwork):
         self._g_head = self.zeros(count, 1, 1, head.out_channels)
 
     def _fit_boxes(self, lane_size: int, chunks: Sequence[int]) -> None:
-        """Leave boxes to tiles that go with the shapes."""
+        """Switch boxes off in tiles that do not fit the shapes."""
         for i, (unit, tiles) in enumerate(zip(self._units, self.tiles, strict=False)):
             for name in OPERATIONS:
                 tile = tiles[name]
                 fits = tile.boxes and takes_boxes(name, unit.layer, tile, lane_size, chunks[i])
-                if name == "weight_grad":  # boxes know no border
+                if name == "weight_grad":  # with boxes it reads a dz without border
                     fits = fits and not self._has_border(i)
                 tiles[name] = replace(tile, boxes=fits)
 
     def _summed(self, operation: str, i: int | None) -> int:
-        """The pixels of a lane's box, if an operation of a unit sums over such by the way, or 0."""
+        """The pixels of a box if this operation of unit i also sums over boxes, each of one lane; else 0."""
         if i is None:
             return 0
         layer, tile = self._units[i].layer, self.tiles[i][operation]
         return tile.rows if tile.boxes and holds_lanes(operation, layer, tile, self.lane_size) else 0
 
     def forward(self) -> None:
-        """x[0] and the weights' copy → logits, by the statistics of lanes."""
+        """x[0] and the weights' copy → logits, with the statistics of each lane."""
         for i in range(len(self._units)):
             self.run("forward", i)
             self.norm(i)
@@ -112,7 +115,7 @@ class ResidualNetwork(KernelNetwork):
         self.run("forward", len(self._units))
 
     def norm(self, i: int) -> None:
-        """The statistics of a unit's z, and z → y."""
+        """Compute the statistics of a unit's z, then y from z."""
         norm, z, stats, residual = self._norms[i], self._z[i], self._stats[i], self._units[i].residual
         _, gamma, beta, mean, var = (self.weights[place] for place in self._places(i))
         out = [self.part(place) for place in self._places(i)[-2:]]
@@ -128,7 +131,8 @@ class ResidualNetwork(KernelNetwork):
     def backward(self) -> None:
         self.score()
         self.average_scores()
-        with beside(self._device, gives_way=True) as launch:  # in the time that norms leave to products
+        # Norms wait for memory; weight gradients use that time, on a stream of low priority.
+        with beside(self._device, gives_way=True) as launch:
             launch(partial(self.run, "weight_grad", len(self._units)))
             self.run("input_grad", len(self._units))
             spread(self._norms[-1], self._g_pooled, self._y[-1], self._g[-1])
@@ -139,7 +143,7 @@ class ResidualNetwork(KernelNetwork):
                     self.run("input_grad", i)
 
     def norm_grad(self, i: int) -> None:
-        """A unit's g and z → dz, and the gradients of gamma and beta."""
+        """Compute a unit's dz and the gradients of gamma and beta, from g and z."""
         _, gamma, beta, _, _ = self._places(i)
         parts = self.part(gamma), self.part(beta)
         norm, dz, size = self._norms[i], self._dz[i], self._sum_sizes[i]
@@ -147,7 +151,7 @@ class ResidualNetwork(KernelNetwork):
         norm_grad(norm, self._g[i], self._z[i], self._stats[i], *parts, dz, self._shared, known)
 
     def run(self, operation: str, i: int) -> None:
-        """One operation of a unit's convolution, or of the classifier behind the last one."""
+        """Launch one operation of the convolution of unit i, or of the classifier, which comes last."""
         tile, precision = self.tiles[i][operation], self.precision
         if i == len(self._units):
             self._run_head(operation, tile)
@@ -193,16 +197,16 @@ class ResidualNetwork(KernelNetwork):
 
     @property
     def _shared(self) -> AllLanes | None:
-        """How batch norms see all lanes of a step, if they are to."""
+        """The function that gathers the statistics of all lanes of a step, if batch norms share them."""
         return self.all_lanes if self._sync_norm else None
 
     def _added_to(self, source: int) -> Tensor | None:
-        """The gradient that comes to a unit's output as it is, from the unit that it is added to."""
+        """The gradient that a unit's output gets through the residual: the g of the unit it is added to."""
         found = [i for i, unit in enumerate(self._units) if unit.residual == source]
         return self._g[found[0]] if found else None
 
     def _make_dz(self, i: int) -> Tensor:
-        """Where nobody reads past its edge it takes the place of z, which nobody reads after it."""
+        """The buffer of dz: that of z, which is not read any more, unless dz needs a border."""
         count, layer = len(self.labels), self._units[i].layer
         return self.zeros(count, *layer.grad_shape) if self._has_border(i) else self._z[i]
 
@@ -215,7 +219,7 @@ class ResidualNetwork(KernelNetwork):
         return self.layout.places[PER_UNIT * i : PER_UNIT * (i + 1)]
 
     def _statistics(self, i: int) -> Statistics:
-        """With room for chunks, and for boxes, forward and backward."""
+        """The buffers of a unit's statistics, with room for its chunks and boxes, forward and backward."""
         lanes, norm = self.lanes, self._norms[i]
         boxes = [
             -(-norm.rows // min(size, LEAST)) for size in (self._box_sizes[i], self._sum_sizes[i]) if size

@@ -1,6 +1,6 @@
-"""Fused residual network, the program: which units a ResNet is, and how its tensors lie in flat tables.
+"""The program of a fused residual network: finds the units of a ResNet, and maps its tensors to flat tables.
 
-`residual_network` executes it, `residual_eval` in eval mode.
+`residual_network` executes it in training, `residual_eval` in eval mode.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _Shape = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class ResidualProgram:
-    """A model as units and a classifier; which slot of the layout each parameter and buffer has."""
+    """A model as units and a classifier, and the slot of each parameter and statistic in the layout."""
 
     units: tuple[Unit, ...]
     head: Layer
@@ -38,7 +38,7 @@ class ResidualProgram:
 
     @property
     def layers(self) -> tuple[Layer, ...]:
-        """Of all units and the classifier."""
+        """The layers of all units, then the classifier."""
         return (*(unit.layer for unit in self.units), self.head)
 
     @property
@@ -55,7 +55,7 @@ class ResidualProgram:
         return True
 
     def make_eval(self, lowering: DeviceLowering, lanes: int) -> tuple[EvalNetwork, Load]:
-        """A network whose batch norms are part of its convolutions."""
+        """A network whose batch norms are a fixed factor and shift of each convolution."""
         train, device, table = lowering.train, lowering.device, lowering.table
         network = ResidualEval(self.units, self.head, lanes, train, device, table)
 
@@ -70,7 +70,7 @@ class ResidualProgram:
 
     @property
     def make(self) -> Make:
-        """Makes buffers and kernels for a number of lanes."""
+        """Makes the network for a number of lanes."""
         return partial(ResidualNetwork, self.units, self.head)
 
     def to_flat(self, layout: Layout, tensors: Sequence[Tensor], flat: Tensor) -> None:
@@ -89,7 +89,7 @@ class ResidualProgram:
             lying.copy_(flat[layout.places[slot]].view(lying.shape))
 
     def _slots(self, tensors: Sequence[Tensor]) -> tuple[int, ...]:
-        """Of the parameters, or of those and the statistics."""
+        """The slots of the parameters, or of the parameters and the statistics."""
         return self.params if len(tensors) == len(self.params) else (*self.params, *self.statistics)
 
 
@@ -131,7 +131,7 @@ class _Builder:
     slots: dict[int, int] = field(default_factory=dict)  # of parameters and buffers, by their id
 
     def add_chain(self, chain: nn.Module, source: int, image: _Shape) -> int:
-        """Units of convolution, norm and perhaps ReLU; the number of the last one."""
+        """Add units of convolution, norm and optional ReLU; return the number of the last one."""
         conv, first = None, len(self.units)
         for part in chain if isinstance(chain, nn.Sequential) else ():
             if isinstance(part, nn.Conv2d) and conv is None and _is_plain(part):
@@ -148,10 +148,11 @@ class _Builder:
         return source
 
     def add_block(self, block: nn.Module, source: int) -> int:
-        """A block's units, its projection before the last of them if it has one; the number of the last one.
+        """Add a block's units, a projection before the last of them; return the number of the last one.
 
-        So a projection's data gradient comes before that of the unit beside it, which has to pass over all
-        pixels anyway: it ends the sum, and finds what the norm before wants.
+        A projection and the first unit of its block read the same input. The backward pass runs in reverse,
+        so the first unit adds its data gradient last. Its kernel visits all pixels, unlike that of a strided
+        projection, so it can complete the sum and also compute the sums for the gradient of the norm before.
         """
         if not isinstance(block, Residual) or not isinstance(block.main, nn.Sequential):
             raise _Unfit
@@ -168,7 +169,7 @@ class _Builder:
         return last
 
     def finish(self, model: nn.Module, classifier: nn.Module) -> ResidualProgram:
-        """All of it, if the classifier ends it and every tensor has its slot."""
+        """The whole program, if it ends with the known classifier and every tensor has a slot."""
         parts = list(classifier.children())
         if list(map(type, parts)) != [GlobalAverage, nn.Linear]:
             raise _Unfit
@@ -196,7 +197,7 @@ class _Builder:
     def _give_slots(self, tensors: Sequence[Tensor | None]) -> None:
         first = len(self.slots)
         self.slots |= {id(tensor): first + n for n, tensor in enumerate(tensors)}
-        if len(self.slots) != first + len(tensors):  # one of them is used twice
+        if len(self.slots) != first + len(tensors):  # a tensor is used twice
             raise _Unfit
 
     def _image(self, number: int) -> _Shape:

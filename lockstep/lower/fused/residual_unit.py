@@ -1,4 +1,4 @@
-"""Fused residual network, its units: what each reads, and what its tensors and norm are."""
+"""The units of a fused residual network: which units each one reads, its tensors, and its norm."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from lockstep.kernels.triton.conv.fused_layer import Layer
 from lockstep.kernels.triton.norm.norm_forward import Norm, norm_chunks
 from lockstep.lower.flat_table import Slot
 
-IMAGES = -1  # as a source: what the network is given
+IMAGES = -1  # as a source: the images, the input of the network
 PER_UNIT = 5  # tensors of a unit: weight, gamma, beta, and the running mean and variance
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A convolution without bias and the norm after it; `source` and `residual` are numbers of units."""
+    """A convolution without bias and its norm; it reads unit `source` and adds unit `residual`."""
 
     layer: Layer
     source: int
@@ -26,12 +26,15 @@ class Unit:
 
 
 def readers(units: Sequence[Unit], source: int) -> list[int]:
-    """The units that convolve a unit's output; the first one is the last to add to its gradient."""
+    """The numbers of the units whose convolution reads the output of unit `source`, in rising order.
+
+    The backward pass runs in reverse, so the first of them is the last to add to the gradient of that output.
+    """
     return [i for i, unit in enumerate(units) if unit.source == source]
 
 
 def make_slots(units: Sequence[Unit], head: Layer, chunks: Sequence[int]) -> list[Slot]:
-    """The tensors of all units, then the classifier's weight and bias."""
+    """Slots for the tensors of all units, then for the classifier's weight and bias."""
     slots = []
     for unit, count in zip(units, chunks, strict=False):
         channels = unit.layer.out_channels
@@ -47,7 +50,7 @@ def make_norm(unit: Unit, lane_size: int, total_lanes: int) -> Norm:
 
 
 def with_border(units: Sequence[Unit], source: int, shape: tuple[int, int, int]) -> tuple[int, int, int]:
-    """A sample's image (H, W, C) with the zeros that those who read it want around it."""
+    """The shape (H, W, C) of a unit's output with the border of zeros that the units which read it need."""
     pads = [unit.layer.pad for unit in units if unit.source == source]
     high, wide = (max((pad[side] for pad in pads), default=0) for side in (0, 1))
     return shape[0] + 2 * high, shape[1] + 2 * wide, shape[2]

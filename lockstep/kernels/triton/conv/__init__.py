@@ -1,1 +1,1 @@
-"""Convolutions in Triton: fused layers, gradients with strides, copies by TMA, and the tiles they use."""
+"""Convolutions in Triton: fused layers, strided data gradients, kernels that load by TMA, and their tiles."""

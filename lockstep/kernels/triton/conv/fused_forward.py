@@ -14,7 +14,7 @@ from lockstep.kernels.triton.keyed_bits import keep_element
 
 @triton.jit
 def columns(k, K: tl.constexpr, CI: tl.constexpr, KW: tl.constexpr, ROW: tl.constexpr):
-    """Where column k of K of im2col lies, from the upper left pixel of its window."""
+    """The offset of im2col column k, of K columns, from the upper left pixel of its window."""
     tap, channel = divide(k, CI, K)
     row, col = divide(tap, KW, K)
     return row * ROW + col * CI + channel
@@ -31,10 +31,10 @@ def _forward(
     POOL: tl.constexpr, RELU: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """One tile: BM pixels of the convolution, BN channels.
+    """One tile: BM pixels of the convolution by BN channels.
 
-    With pooling, the four pixels of a window are the rows that one thread of a warp group holds
-    (a, b below), so that the largest is found in registers.
+    With pooling, the rows are ordered so that one thread of a warp group holds all four pixels of a window
+    (row a, column b). The largest is then found in registers.
     """
     K: tl.constexpr = KH * KW * CI
     rows = tl.arange(0, BM)
@@ -53,7 +53,7 @@ def _forward(
     inside = co < CO
     acc = tl.zeros((BM, BN), tl.float32)
     for k0 in range(0, K, BK):
-        if CI % BK == 0:  # one tap: its place is a number, not a vector
+        if CI % BK == 0:  # all BK columns belong to one tap, so its offset is a scalar
             tap = k0 // CI
             k = tl.multiple_of(k0 % CI, BK) + tl.arange(0, BK)
             here = (tap // KW) * (WP * CI) + (tap % KW) * CI + k
@@ -110,7 +110,7 @@ def _forward(
 
 @triton.jit
 def _larger(best, which, value, number):
-    """The larger of two, the first of equal ones; a NaN wins."""
+    """The larger of two values, and its number; the first one if they are equal; a NaN wins."""
     wins = (value > best) | (value != value)
     return tl.where(wins, value, best), tl.where(wins, number, which)
 
@@ -120,10 +120,11 @@ def forward(
     tile: Tile, *, out_border: tuple[int, int] = (0, 0), keys: Tensor | None = None, lane_size: int = 1,
     precision: str = "ieee",
 ) -> None:  # fmt: skip
-    """x [N, *in_shape] → out [N, PH, PW, CO] inside its border, and which pixel was taken (4: none).
+    """Compute out [N, PH, PW, CO], inside its border, from x [N, *in_shape].
 
-    `weight` is [KH · KW, CO, CI] in the type of x; `keys` has a key for each lane's dropout. x may have
-    a wider border than the layer reads.
+    `code` gets the pixel of each window that max pooling took, or 4 if the ReLU let none through. `weight` is
+    [KH · KW, CO, CI] in the type of x. `keys` has a dropout key for each lane. x may have a wider border than
+    the layer reads.
     """
     (ph, pw), ci, co = layer.out_size, layer.in_channels, layer.out_channels
     hp, wp, top, left = layer.place_in(x.shape)

@@ -1,7 +1,8 @@
-"""The gradients of a fused layer: of its input, ready for the layer before; of its weight, lane by lane.
+"""The backward pass of a fused layer: gradients of its input, and of its weight and bias lane by lane.
 
-Both read the gradient of the convolution's output, before ReLU and pooling. Who writes it (the layer after,
-or the loss) puts each value where its pixel was taken, so that it can be read without a mask.
+Both kernels read the gradient of the convolution's output, before ReLU and pooling. The kernel that wrote it
+(the input gradient of the next layer, or the loss) put each value at the pixel that pooling took, so that it
+can be read without a mask.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ def _input_grad(
     POOL: tl.constexpr, RELU: tl.constexpr, SCALE: tl.constexpr, COMPACT: tl.constexpr,
     PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """BM pixels of the input, BN channels; out is the gradient [N, OH, OW, PC] of the layer before.
+    """One tile: BM input pixels by BN channels; out is the gradient [N, OH, OW, PC] of the layer before.
 
-    PW, PC, POOL, RELU, SCALE are of that layer, whose output the input is.
+    PW, PC, POOL, RELU and SCALE describe the layer before, whose output is the input of this layer.
     """
     K: tl.constexpr = KH * KW * CO
     q = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -60,7 +61,8 @@ def _input_grad(
             wt = tl.load(w + k[:, None] * CI + ci[None, :], mask=known[:, None] & inside[None, :], other=0.0)
         acc = tl.dot(gt, wt, acc, input_precision=PRECISION)
     mask = real[:, None] & inside[None, :]
-    # The pixel and channel of the layer before: the columns of a fully connected layer hold them all.
+    # The pixel and channel in the layer before. In a fully connected layer that flattens an image, `ci`
+    # counts the pixels and channels of that image.
     spot = ci // PC
     py, px, channel = (
         y[:, None] + (spot // PW)[None, :],
@@ -101,7 +103,7 @@ def _weight_grad(
     COMPACT: tl.constexpr, LANE: tl.constexpr, CHUNKS: tl.constexpr, PRECISION: tl.constexpr,
     STRIDE: tl.constexpr, BIAS: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """BC channels by BK columns of im2col, summed over the pixels of one chunk of one lane."""
+    """One tile: BC channels by BK im2col columns, summed over the pixels of one chunk of one lane."""
     K: tl.constexpr = KH * KW * CI
     GH: tl.constexpr = OH + 2 * BH
     GW: tl.constexpr = OW + 2 * BW
@@ -130,7 +132,7 @@ def _weight_grad(
         real = m < count
         n, pixel = lane * LANE + tl.minimum(first + m // (MH * MW), LANE - 1), m % (MH * MW)
         y, x_ = pixel // MW, pixel % MW
-        if COMPACT:  # a pooled pixel at a time: its gradient goes to one of four places
+        if COMPACT:  # g has one value for each pooled pixel, which belongs to one of its four pixels
             place = ((n * PH + y) * PW + x_) * CO
             mask = real[:, None] & inside[None, :]
             value = tl.load(g + place[:, None] + co[None, :], mask=mask, other=0.0)
@@ -166,9 +168,9 @@ def input_grad(
     layer: Layer, before: Layer, g: Tensor, weight: Tensor, x: Tensor, code: Tensor | None, out: Tensor,
     tile: Tile, *, compact: bool = False, precision: str = "ieee",
 ) -> None:  # fmt: skip
-    """g [N, *grad_shape] → the gradient of the layer before, whose output `x` is.
+    """Compute the gradient of the layer `before`, whose output is `x`, from g [N, *grad_shape].
 
-    It is written with its border, or as small as that layer's output if `compact`.
+    It has the size of that layer's convolution and a border, or with `compact` the size of its pooled output.
     """
     (gh, gw, co), (oh, ow), (bh, bw) = layer.grad_shape, before.conv_size, before.grad_border
     total = len(g) * layer.height * layer.width
@@ -190,8 +192,8 @@ def weight_grad(
 ) -> None:  # fmt: skip
     """Parts of each lane's gradient: out [lanes · chunks, KH · KW · CO · CI], out_bias [lanes · chunks, CO].
 
-    Both are columns of one table of parts. g is [N, OH, OW, CO] in any border, or with `compact`
-    [N, *out_shape], placed by `code`.
+    Both are columns of one table of parts. g is [N, OH, OW, CO] inside any border. With `compact` it is
+    [N, *out_shape], and `code` has the pixel that each value belongs to.
     """
     (oh, ow), ci, co = layer.conv_size, layer.in_channels, layer.out_channels
     hp, wp, top, left = layer.place_in(x.shape)

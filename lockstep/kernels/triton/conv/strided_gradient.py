@@ -1,9 +1,11 @@
-"""The data gradient of a convolution with any stride, added to what comes another way, through a ReLU.
+"""The data gradient of a convolution with any stride, with a residual's gradient added and a ReLU's mask.
 
-With stride S a pixel of the input is reached by every S-th tap only, and which ones depends on its row and
-column modulo S: pixels of one kind are one launch, so that no product with zero is computed.
+With stride S, only every S-th tap of the kernel reaches a given pixel of the input. Which taps these are
+depends on the pixel's row and column modulo S. Pixels with the same remainders (RY, RX) are of one kind, and
+every kind has its own launch. So no product with zero is computed.
 
-Legend: as in `layer`; U, V count the pixels of one kind (RY, RX); NY, NX its taps, TY, TX the first of them.
+Legend: as in `fused_layer`. A kind (RY, RX) has U rows and V columns of pixels. NY by NX taps reach each of
+them, the first of which is (TY, TX).
 """
 
 from __future__ import annotations
@@ -27,9 +29,9 @@ def _data_grad(
     HAS_OTHER: tl.constexpr, RELU: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """BM pixels of one kind, BN channels: out = (products + other) where y > 0.
+    """One tile, BM pixels of one kind by BN channels: out = products + other where y > 0, else 0.
 
-    GY, GX: where in dz the first tap of the first pixel lies.
+    GY, GX are the row and column of dz that the first tap of the first pixel reads.
     """
     K: tl.constexpr = NY * NX * CO
     q = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -43,7 +45,7 @@ def _data_grad(
     acc = tl.zeros((BM, BN), tl.float32)
     if K > 0:
         for k0 in range(0, K, BK):
-            if CO % BK == 0:  # one tap: its place is a number, not a vector
+            if CO % BK == 0:  # all BK columns belong to one tap, so its offset is a scalar
                 spot = k0 // CO
                 co = tl.multiple_of(k0 % CO, BK) + tl.arange(0, BK)
                 gt = tl.load(dz + corner[:, None] + (co - (spot // NX * GW + spot % NX) * CO)[None, :])
@@ -78,7 +80,7 @@ def data_grad(
     layer: Layer, dz: Tensor, weight: Tensor, out: Tensor, tile: Tile, *, other: Tensor | None = None,
     y: Tensor | None = None, precision: str = "ieee",
 ) -> None:  # fmt: skip
-    """dz [N, *grad_shape] → out [N, H, W, CI], `other` added; only where y, in its border, is positive."""
+    """Compute out [N, H, W, CI] from dz [N, *grad_shape], plus `other`; 0 where y, with a border, is ≤ 0."""
     (gh, gw, co), (bh, bw), stride = layer.grad_shape, layer.grad_border, layer.stride
     high, wide = layer.height, layer.width
     border = (0, 0) if y is None else ((y.shape[1] - high) // 2, (y.shape[2] - wide) // 2)
@@ -101,6 +103,6 @@ def data_grad(
 
 
 def taps(kind: int, kernel: int, pad: int, stride: int) -> tuple[int, int]:
-    """The first tap that reaches pixels of a kind, and how many do."""
+    """The first tap that reaches the rows or columns of this kind, and the number of such taps."""
     first = (kind + pad) % stride
     return first, max(0, -(-(kernel - first) // stride))

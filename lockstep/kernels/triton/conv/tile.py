@@ -1,4 +1,4 @@
-"""How a kernel cuts its work: a value of the tuning table."""
+"""A tile: how a kernel cuts its work into programs; the tuning table has one for each operation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-# the type that kernels compute a precision in, and what Triton calls the precision of its products
+# for each precision: the type of the kernels' tensors, and Triton's name for the precision of products
 KERNEL_TYPES = {
     "fp32": (torch.float32, "ieee"),
     "tf32": (torch.float32, "tf32"),
@@ -16,10 +16,10 @@ KERNEL_TYPES = {
 
 @dataclass(frozen=True)
 class Tile:
-    """Rows and columns of the result that one program computes, and how deep it reads at a time.
+    """Rows and columns of the result that one program computes, and the depth that it loads at a time.
 
-    A weight gradient's sum over samples is cut into `parts` for all lanes of a run together. With `boxes`
-    the pixels of a tile are a box that the GPU's copy engine moves.
+    The sum over samples of a weight gradient is cut into `parts`, counted over all lanes of the run. With
+    `boxes`, the pixels of a tile are a TMA box, which the GPU's copy engine moves.
     """
 
     rows: int
@@ -41,7 +41,7 @@ class Tile:
 
 
 def lane_chunks(parts: int, total_lanes: int, lane_size: int) -> int:
-    """Chunks of a lane: a power of two, never more than samples, the same for any number of workers."""
+    """Chunks of a lane: a power of two, at most its samples, and the same for any number of workers."""
     chunks = max(parts // total_lanes, 1)
     while chunks > lane_size:
         chunks //= 2

@@ -1,4 +1,4 @@
-"""The tuning table: which tile each operation of a layer uses; looked up by its shapes, never timed here."""
+"""The tuning table: which tile each operation of a layer uses, looked up by its shapes, never timed here."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from lockstep.kernels.triton.conv.tile import Tile
 from lockstep.kernels.triton.conv.tma_box import takes_boxes
 
 _TABLES = Path(__file__).parent / "tables"
-_HOPPER = 9, 0  # the first that has an engine for copies of boxes
-_BOX_PROGRAMS = 512  # of one by boxes, of which a multiprocessor holds one or two
-_PROGRAMS = 2048  # of a weight gradient: more parts than give so many only have to be summed
+_HOPPER = 9, 0  # the first compute capability with TMA
+_BOX_PROGRAMS = 512  # of a weight gradient with boxes; a multiprocessor holds one or two of them
+_PROGRAMS = 2048  # of other weight gradients; more parts would only lengthen the sum over parts
 OPERATIONS = ("forward", "input_grad", "weight_grad")
 
 
 @dataclass(frozen=True)
 class Table:
-    """Tiles by key; what is not in it gets the tile of a rule, of boxes if a device can move them."""
+    """Tiles by key; a missing key gets its tile from `tile_rule`, with boxes if the device has TMA."""
 
     entries: Mapping[str, Tile] = field(default_factory=dict)
     boxes: bool = True
@@ -68,12 +68,12 @@ def find_table(device: torch.device, path: Path | None = None) -> Table:
 
 
 def moves_boxes(device: torch.device) -> bool:
-    """Whether boxes pay: a GPU without an engine for their copies computes them, but slowly."""
+    """Whether to use boxes on this device: a GPU without TMA can compute with them, but slowly."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= _HOPPER
 
 
 def _read(numbers: list[int]) -> Tile:
-    """Rows, columns, depth, and perhaps warps, stages, parts, and 1 for boxes."""
+    """A tile from its numbers: rows, columns, depth; optionally warps, stages, parts, and 1 for boxes."""
     sizes = [*map(int, numbers)]
     if sizes[6:] not in ([], [0], [1]):
         raise ValueError(f"{sizes[6:]} after the first six numbers of a tile must be 0 or 1, for boxes")
@@ -81,7 +81,7 @@ def _read(numbers: list[int]) -> Tile:
 
 
 def tile_key(operation: str, layer: Layer, precision: str) -> str:
-    """What a tile is looked up by."""
+    """The key of a tile in the table."""
     kh, kw = layer.kernel
     shape = f"{layer.height}x{layer.width}x{layer.in_channels}-{layer.out_channels}"
     stride = f" stride{layer.stride}" if layer.stride > 1 else ""
@@ -89,10 +89,10 @@ def tile_key(operation: str, layer: Layer, precision: str) -> str:
 
 
 def tile_rule(operation: str, layer: Layer, precision: str, boxes: bool = True) -> Tile:
-    """A tile that fits: powers of two near the shapes, at most as large as pays.
+    """The tile for shapes that are not in the table: powers of two near the shapes, up to a useful size.
 
-    IEEE fp32 has no matrix units: its products are written out one by one, and a large tile takes minutes
-    to compile.
+    There are no matrix units for IEEE fp32. Its products are unrolled, so a large tile takes minutes to
+    compile.
     """
     ci, co = layer.in_channels, layer.out_channels
     rows, cols, deepest = (64, 32, 16) if precision == "fp32" else (128, 64, 64)
@@ -109,7 +109,7 @@ def tile_rule(operation: str, layer: Layer, precision: str, boxes: bool = True) 
 
 
 def _in_boxes(operation: str, layer: Layer) -> Tile | None:
-    """A tile of boxes for channels that are multiples of 64, if it goes with the shapes of an image."""
+    """A tile with boxes, if channels are multiples of 64 and the boxes fit the images; else None."""
     ci, co = layer.in_channels, layer.out_channels
     if ci % 64 or co % 64:
         return None
@@ -130,7 +130,7 @@ def _near(size: int, least: int, most: int) -> int:
 
 
 def _divisor(channels: int, depth: int, most: int) -> int:
-    """Columns read at a time: within one tap where channels allow it."""
+    """The depth to load at a time: within one tap if the number of channels allows it."""
     for step in (64, 32, 16):
         if channels % step == 0 and step <= most:
             return step

@@ -1,4 +1,4 @@
-"""Which boxes of pixels a convolution's tiles are: so many images, rows and columns."""
+"""TMA boxes: the images, rows and columns that make up a tile of pixels, and which layers can use boxes."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from dataclasses import dataclass
 from lockstep.kernels.triton.conv.fused_layer import Layer
 from lockstep.kernels.triton.conv.tile import Tile
 
-LEAST = 128  # pixels that `lockstep bench tune` tries
+LEAST = 128  # the fewest pixels of a box that `lockstep bench tune` tries
 
 
 @dataclass(frozen=True)
 class Box:
-    """Images, rows and columns of a tile of pixels."""
+    """The number of images, rows and columns in a tile of pixels."""
 
     images: int
     rows: int
     cols: int
 
     def is_run(self, height: int, width: int) -> bool:
-        """Whether its pixels lie one after another."""
+        """Whether its pixels are contiguous in images of this height and width."""
         return (self.cols == width or self.images * self.rows == 1) and (
             self.rows == height or self.images == 1
         )
 
 
 def find_box(pixels: int, height: int, width: int) -> Box:
-    """A box of so many pixels that fills the images: as wide as can be, then as high."""
+    """A box of this many pixels that divides the images evenly: as wide as possible, then as high."""
     cols = min(width & -width, pixels)
     rows = min(height & -height, pixels // cols)
     return Box(pixels // cols // rows, rows, cols)
@@ -35,12 +35,12 @@ def find_box(pixels: int, height: int, width: int) -> Box:
 def takes_boxes(
     operation: str, layer: Layer, tile: Tile, lane_size: int | None = None, chunks: int = 1
 ) -> bool:
-    """Whether a tile goes with these shapes; a weight gradient's sum is cut into chunks of a lane."""
+    """Whether boxes of this tile fit the layer; a weight gradient's boxes must also fit a lane's chunks."""
     (high, wide), ci, co, stride = layer.conv_size, layer.in_channels, layer.out_channels, layer.stride
     if stride > 2 or layer.height % stride or layer.width % stride or not layer.is_plain:
-        return False  # in a border of equal sides, whole pairs of rows stay so
+        return False  # with stride 2 the sides must be even; a border, equal on both sides, keeps them so
     if ci % 8 or co % 8:
-        return False  # copies want lines of 16 bytes
+        return False  # TMA copies multiples of 16 bytes
     if operation == "forward":
         return co % tile.cols == 0 and ci % tile.depth == 0
     if operation == "input_grad":
@@ -51,7 +51,7 @@ def takes_boxes(
 
 
 def holds_lanes(operation: str, layer: Layer, tile: Tile, lane_size: int) -> bool:
-    """Whether no box has images of two lanes, so that what is summed over a box belongs to one."""
+    """Whether every box has images of one lane only, so that a sum over a box belongs to that lane."""
     high, wide = layer.conv_size
     if operation == "input_grad":
         high, wide = layer.height // layer.stride, layer.width // layer.stride
@@ -59,5 +59,5 @@ def holds_lanes(operation: str, layer: Layer, tile: Tile, lane_size: int) -> boo
 
 
 def neighbours(layer: Layer, tile: Tile) -> int:
-    """Taps of a row that one program takes: sums for three fit into registers if columns are few."""
+    """How many neighbouring taps one program computes: 3 if their sums fit into registers, else 1."""
     return 3 if layer.kernel[1] == 3 and tile.rows * tile.cols <= 64 * 32 * tile.warps else 1

@@ -1,4 +1,4 @@
-"""The forward pass of a convolution whose tiles are boxes of pixels; see `boxed`."""
+"""The forward pass of a convolution that loads its pixels as TMA boxes; `tma_gradient` explains boxes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from lockstep.kernels.triton.conv.tma_gradient import as_boxes, as_matrix, box_p
 
 @dataclass(frozen=True)
 class Ending:
-    """What a unit with known statistics does to its convolution: ReLU(z · factor + shift + residual)."""
+    """What follows a convolution whose norm has known statistics: ReLU(z · factor + shift + residual)."""
 
     factor: Tensor  # [F]
     shift: Tensor
-    residual: Tensor | None  # in a border of its own
+    residual: Tensor | None  # with a border of its own
     relu: bool
 
 
@@ -34,9 +34,10 @@ def _box_conv(
     MOMENTS: tl.constexpr, ENDS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, RELU: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """out = w · x for one box and BN channels; perhaps their mean and squared deviations over the box.
+    """out = w · x for one box and BN channels.
 
-    If it ENDS, with what comes after, and in a border (BH, BW).
+    With MOMENTS, also each channel's mean and squared deviations over the box. With ENDS, also what follows
+    the convolution (see `Ending`); out then has a border (BH, BW).
     """
     BM: tl.constexpr = BI * BY * BX
     box = tl.program_id(0) // (F // BN)
@@ -73,9 +74,10 @@ def box_conv(
     layer: Layer, x: Tensor, weight: Tensor, out: Tensor, tile: Tile, *,
     moments: tuple[Tensor, Tensor] | None = None, ending: Ending | None = None, precision: str = "ieee",
 ) -> None:  # fmt: skip
-    """x [N, *in_shape], perhaps in a wider border → out [N, OH, OW, CO]; and `moments` of each box.
+    """Compute out [N, OH, OW, CO] from x [N, *in_shape], which may have a wider border.
 
-    With an `ending`, which is rounded as `norm.apply` is, `out` may be in a border.
+    `moments` are two tables for the mean and squared deviations of each box. With an `ending`, `out` may have
+    a border; the ending rounds as `norm_forward.apply` does.
     """
     (high, wide), stride = layer.conv_size, layer.stride
     box, (_, _, top, left) = find_box(tile.rows, high, wide), layer.place_in(x.shape)

@@ -1,11 +1,12 @@
-"""The gradients of convolutions whose tiles are boxes of pixels, which the GPU's own copy engine moves.
+"""The data and weight gradients of a convolution that loads its pixels as TMA boxes.
 
-A box is so many images, rows and columns; what lies outside of an image reads as zero and is not written. The
-channels are the rows of a product and the pixels its columns, since only the second operand of a product may
-be reshaped where it lies.
+A box is a number of images, rows and columns of pixels that the GPU's copy engine (TMA) moves in one copy.
+Pixels outside of an image read as zero and are not written. Channels are the rows of a product and pixels its
+columns, because only the second operand of a product can be reshaped in shared memory without a copy.
 
-Legend: as in `layer`. Images are seen as [N, H / S, S, W / S, S · C], so that every S-th pixel is a box too.
-A box is BI images, BY rows, BX columns. C is the depth that is summed over, F the channels of the result.
+Legend: as in `fused_layer`. Images are viewed as [N, H / S, S, W / S, S · C], so that a box can also hold
+every S-th pixel. A box has BI images, BY rows and BX columns. C is the depth that is summed over, F the
+channels of the result.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from lockstep.kernels.triton.norm.norm_moments import Statistics
 def box_place(
     box, HIGH: tl.constexpr, WIDE: tl.constexpr, BI: tl.constexpr, BY: tl.constexpr, BX: tl.constexpr
 ):
-    """The first image, row and column of a box; HIGH by WIDE boxes are an image."""
+    """The first image, row and column of a box; HIGH by WIDE boxes cover an image."""
     return box // (HIGH * WIDE) * BI, box // WIDE % HIGH * BY, box % WIDE * BX
 
 
@@ -40,9 +41,10 @@ def _box_data(
     BI: tl.constexpr, BY: tl.constexpr, BX: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     HAS_OTHER: tl.constexpr, RELU: tl.constexpr, LANE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """out = (products + other) where y > 0, for a box of pixels of one kind and BN channels; see `data`.
+    """out = products + other where y > 0, for one box and BN channels; `strided_gradient` explains RY to GX.
 
-    If LANE, the images of a lane, is given: the box's Σ out and Σ out · x̂, too, where x̂ is z normalized.
+    LANE is the number of images of a lane. If it is not 0, the box's Σ out and Σ out · x̂ are also written,
+    where x̂ is z normalized.
     """
     BM: tl.constexpr = BI * BY * BX
     BOXES: tl.constexpr = LANE // BI * HIGH * WIDE
@@ -83,7 +85,7 @@ def _box_weight(
     BI: tl.constexpr, BY: tl.constexpr, BX: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """BC channels by BK of each of TAPS neighbours, 1 or 3, summed over a chunk of a lane: SIZE images."""
+    """BC by BK channels of each of TAPS neighbouring taps, 1 or 3, summed over a chunk of SIZE images."""
     BM: tl.constexpr = BI * BY * BX
     BOXES: tl.constexpr = SIZE // BI * HIGH * WIDE
     tap = tl.program_id(0) // (CI // BK) * TAPS
@@ -118,9 +120,10 @@ def box_data_grad(
     layer: Layer, dz: Tensor, weight: Tensor, out: Tensor, tile: Tile, *, other: Tensor | None = None,
     y: Tensor | None = None, norm: tuple[Tensor, Statistics] | None = None, precision: str = "ieee",
 ) -> None:  # fmt: skip
-    """dz [N, OH, OW, CO] → out [N, H, W, CI], `other` added; only where y, in its border, is positive.
+    """Compute out [N, H, W, CI] from dz [N, OH, OW, CO], plus `other`; 0 where y, with a border, is ≤ 0.
 
-    With the z and the statistics of the `norm` before, also parts of what its gradient sums, to its tables.
+    `norm` is the z and the statistics of the norm before. If it is given, partial sums for the gradient of
+    that norm are also written, to its tables of parts.
     """
     stride = layer.stride
     high, wide = layer.height // stride, layer.width // stride
@@ -155,7 +158,7 @@ def box_data_grad(
 def box_weight_grad(
     layer: Layer, g: Tensor, x: Tensor, out: Tensor, tile: Tile, *, precision: str = "ieee"
 ) -> None:
-    """g [N, OH, OW, CO] → parts of each lane's gradient: out [lanes · chunks, KH · KW · CO · CI]."""
+    """Compute the parts of each lane's gradient, out [lanes · chunks, KH · KW · CO · CI], from g and x."""
     (high, wide), (_, _, top, left) = layer.conv_size, layer.place_in(x.shape)
     box, together = find_box(tile.depth, high, wide), neighbours(layer, tile)
     columns = layer.depth // tile.cols // together
@@ -169,7 +172,7 @@ def box_weight_grad(
 
 
 def box_sizes(box: Box, high: int, wide: int, tile: Tile, fuses: bool = True) -> dict[str, int | bool]:
-    """What all kernels of boxes are told."""
+    """The launch arguments that all kernels with boxes share."""
     sizes = {"HIGH": high // box.rows, "WIDE": wide // box.cols, "BI": box.images, "BY": box.rows}
     options = {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": fuses}
     return {**sizes, "BX": box.cols, **options}
@@ -180,12 +183,12 @@ def count_boxes(box: Box, samples: int, high: int, wide: int) -> int:
 
 
 def as_boxes(images: Tensor, box: Box, channels: int, stride: int = 1) -> TensorDescriptor:
-    """[N, H, W, C] by boxes of every `stride`-th pixel."""
+    """A TMA descriptor for boxes of every `stride`-th pixel of images [N, H, W, C]."""
     count, high, wide, depth = images.shape
     seen = images.view(count, high // stride, stride, wide // stride, stride * depth)
     return TensorDescriptor.from_tensor(seen, [box.images, box.rows, 1, box.cols, channels])
 
 
 def as_matrix(values: Tensor, width: int, rows: int, cols: int) -> TensorDescriptor:
-    """[…, width] by blocks."""
+    """A TMA descriptor for blocks, rows by cols, of a matrix [·, width]."""
     return TensorDescriptor.from_tensor(values.view(-1, width), [rows, cols])

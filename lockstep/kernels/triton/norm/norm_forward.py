@@ -1,11 +1,11 @@
-"""Batch norm of all lanes, each by its own statistics, with ReLU and a residual: the forward pass.
+"""Batch norm of all lanes, forward pass: applies each lane's statistics, a residual and a ReLU.
 
-A lane's rows are cut into chunks, which depend on the Run but not on how many lanes a worker has; `moments`
-finds their mean and squared deviations and joins them.
+A lane's rows are cut into chunks. Their number depends on the Run, but not on how many lanes a worker has.
+`norm_moments` finds the mean and the squared deviations of every chunk and joins them.
 
-Legend: z is what is normalized, y the result, g the gradient of what enters the ReLU, dz that of z. Rows
-are pixels, R of them in a lane; C channels; L lanes. Means and factors are [L, C]. Images lie as N H W C; y
-and dz have a border of zeros (BH, BW) for the convolutions that read them.
+Legend: z is the input of the norm, y the output, g the gradient of the ReLU's input, dz the gradient of z.
+Rows are pixels, R of them in a lane; C channels; L lanes. Means and factors are [L, C]. Images are stored as
+N H W C; y and dz have a border of zeros (BH, BW) for the convolutions that read them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_PROGRAMS = 2048  # that a kernel is cut into, about
+_PROGRAMS = 2048  # about how many programs a kernel is cut into
 ROWS, _COLS = 64, 64  # of a block
 JOINED = 64  # parts that one program joins
 
 
 @dataclass(frozen=True)
 class Norm:
-    """The shapes of one batch norm, for one lane of so many samples."""
+    """The shapes and options of one batch norm, for one lane of `lane_size` samples."""
 
     height: int
     width: int
@@ -40,7 +40,7 @@ class Norm:
         return self.lane_size * self.height * self.width
 
     def part_rows(self, parts: int | None = None) -> int:
-        """Rows that one lane takes of a table of parts: those, and room for what they are joined to."""
+        """Rows of one lane in a table of parts: the parts, and room for the results of joining them."""
         parts = parts or self.chunks
         return parts if parts == 1 else parts + self.part_rows(triton.cdiv(parts, JOINED))
 
@@ -60,7 +60,7 @@ def norm_chunks(rows: int, channels: int, total_lanes: int) -> int:
 
 @triton.jit
 def image_place(q, c, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr):
-    """Where pixels q and channels c lie."""
+    """The offsets of pixels q and channels c in images with a border (BH, BW)."""
     n, pixel = q // (H * W), q % (H * W)
     row = (n * (H + 2 * BH) + pixel // W + BH) * (W + 2 * BW) + pixel % W + BW
     return row[:, None] * C + c[None, :]
@@ -68,7 +68,7 @@ def image_place(q, c, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, BH: tl.
 
 @triton.jit
 def chunk_rows(part, R: tl.constexpr, CHUNKS: tl.constexpr):
-    """The first row of a chunk among those of all lanes, and how many it has."""
+    """The first row of a chunk, counted over all lanes, and the chunk's number of rows."""
     SIZE: tl.constexpr = (R + CHUNKS - 1) // CHUNKS
     first = part % CHUNKS * SIZE
     return part // CHUNKS * R + first, tl.maximum(tl.minimum(SIZE, R - first), 0)
@@ -76,7 +76,7 @@ def chunk_rows(part, R: tl.constexpr, CHUNKS: tl.constexpr):
 
 @triton.jit
 def lane_rows(q, total, R: tl.constexpr, BR: tl.constexpr):
-    """The lane of each row of a block, as a column; one for all if no block has rows of two lanes."""
+    """The lane of each row of a block, as a column; a single value if no block has rows of two lanes."""
     if R % BR == 0:
         lanes = tl.program_id(0) * BR // R + tl.zeros((1, 1), tl.int32)
     else:
@@ -109,7 +109,7 @@ def _apply(
 def apply(
     norm: Norm, z: Tensor, factor: Tensor, shift: Tensor, y: Tensor, residual: Tensor | None, rows: int
 ) -> None:
-    """y [N, H + 2 BH, W + 2 BW, C] of z and perhaps a residual; `rows` of z share a row of the factors."""
+    """Write y [N, H + 2 BH, W + 2 BW, C] from z and an optional residual; every `rows` rows share factors."""
     total = z.numel() // norm.channels
     border, theirs = border_of(norm, y), border_of(norm, y if residual is None else residual)
     _apply[(triton.cdiv(total, ROWS), triton.cdiv(norm.channels, norm.block))](

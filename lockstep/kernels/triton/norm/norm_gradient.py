@@ -1,6 +1,6 @@
-"""The gradients of a batch norm by lane: of gamma and beta lane by lane, and of what was normalized.
+"""Batch norm of all lanes, backward pass: gradients of gamma and beta by lane, and of the norm's input.
 
-Legend: as in `norm`; g is the gradient of what enters the ReLU, dz that of z.
+Legend: as in `norm_forward`; x̂ is z normalized: (z − mean) · rate.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def _sums(
     R: tl.constexpr, C: tl.constexpr, CHUNKS: tl.constexpr, HAS_Z: tl.constexpr, RELU: tl.constexpr,
     BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """A chunk's Σ g, and Σ g · x̂ where x̂ is z normalized; if RELU, of the g that come through it."""
+    """A chunk's Σ g, and with HAS_Z its Σ g · x̂; with RELU, only over values that the ReLU let through."""
     SIZE: tl.constexpr = (R + CHUNKS - 1) // CHUNKS
     part = tl.program_id(0)
     first, count = chunk_rows(part, R, CHUNKS)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
-    gamma = tl.zeros((BR, BC), tl.float32)  # summed over rows at the end: that takes a barrier
+    gamma = tl.zeros((BR, BC), tl.float32)  # summed over rows once, at the end, since that needs a barrier
     beta = tl.zeros((BR, BC), tl.float32)
     own = part // CHUNKS * C + c
     if HAS_Z:
@@ -72,7 +72,7 @@ def _sums(
 
 @triton.jit
 def _total(parts, place, real, BC: tl.constexpr):
-    """Rows as pairs."""
+    """Sum rows pairwise."""
     value = tl.load(parts + place, mask=real, other=0.0)
     for _ in tl.static_range(16):
         if value.shape[0] > 1:
@@ -86,7 +86,7 @@ def _totals(
     first, second, out_first, out_second, row,
     C: tl.constexpr, PARTS: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Every BP parts of a lane as pairs, in one table or two: [L · PARTS, C] → rows of out."""
+    """Sum each group of BP parts of a lane pairwise, in one table or two: [L · PARTS, C] → rows of out."""
     lane, group = tl.program_id(1), tl.program_id(2)
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     _, place, real = part_places(lane, group, c, C, PARTS, BP)
@@ -102,7 +102,7 @@ def _dz(
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, R: tl.constexpr,
     COUNT: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """dz = factor · (g − mean of g − x̂ · mean of g · x̂); the sums are over COUNT rows."""
+    """dz = factor · (g − mean(g) − x̂ · mean(g · x̂)), with means over COUNT rows."""
     q = tl.program_id(0) * BR + tl.arange(0, BR)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     mask = (q < total)[:, None] & (c < C)[None, :]
@@ -122,9 +122,10 @@ def _dz(
 def norm_sums(
     norm: Norm, g: Tensor, z: Tensor, stats: Sequence[Tensor], tables: _Pair, out: _Pair, *, relu: bool
 ) -> None:  # fmt: skip
-    """g, z [N, H, W, C] → each lane's Σ g · x̂ and Σ g into `out`, columns of tables of one width.
+    """Write each lane's Σ g · x̂ and Σ g, for g and z [N, H, W, C], to `out`.
 
-    `stats` are each lane's mean, rate, factor and shift; with `relu`, g is the gradient of what leaves it.
+    The two tensors of `out` may be columns of larger tables, with the same row stride. `stats` are each
+    lane's mean, rate, factor and shift. With `relu`, g is the gradient of the ReLU's output.
     """
     lanes, width = len(out[0]), triton.cdiv(norm.channels, norm.block)
     _sums[(lanes * norm.chunks, width)](
@@ -136,7 +137,7 @@ def norm_sums(
 
 
 def column_sums(norm: Norm, g: Tensor, chunks: Tensor, out: Tensor) -> None:
-    """g [N, H, W, C] → each lane's Σ g [L, C], as `norm_sums` has it."""
+    """Write each lane's Σ g [L, C], for g [N, H, W, C], in the same order of summation as `norm_sums`."""
     _sums[(len(out) * norm.chunks, triton.cdiv(norm.channels, norm.block))](
         g, *[None] * 6, chunks,
         R=norm.rows, C=norm.channels, CHUNKS=norm.chunks, HAS_Z=False, RELU=False, BR=ROWS, BC=norm.block,
@@ -146,7 +147,7 @@ def column_sums(norm: Norm, g: Tensor, chunks: Tensor, out: Tensor) -> None:
 
 
 def _join_parts(norm: Norm, tables: _Tables, parts: int, out: _Tables) -> None:
-    """So many parts of each lane in one table or two → a row of out [L, C]."""
+    """Sum the `parts` parts of each lane, in one table or two, to one row of out [L, C]."""
     lanes = len(out[0])
     while parts > JOINED:
         groups, first, second = triton.cdiv(parts, JOINED), *tables
@@ -167,9 +168,10 @@ def norm_grad(
     norm: Norm, g: Tensor, z: Tensor, stats: Statistics, by_gamma: Tensor, by_beta: Tensor, dz: Tensor,
     all_lanes: AllLanes | None = None, parts: int = 0,
 ) -> None:  # fmt: skip
-    """g [N, H, W, C] → the lanes' gradients of gamma and beta, columns of a table, and dz in its border.
+    """Write each lane's gradients of gamma and beta, columns of a table, and dz inside its border.
 
-    If so many `parts` of their sums are known for each lane, in the tables of `stats`, they are joined.
+    If `parts` is not 0, the tables of `stats` already hold that many partial sums for each lane, and these
+    are only joined. With `all_lanes`, dz uses the sums over all lanes of the step.
     """
     total, row, border, count = z.numel() // norm.channels, by_gamma.stride(0), border_of(norm, dz), norm.rows
     assert row == by_beta.stride(0)
@@ -190,7 +192,7 @@ def norm_grad(
 
 
 def _lane_sum(every: Tensor) -> Tensor:
-    """[V, C] → [C], in the lane tree."""
+    """Sum [V, C] over lanes by the lane tree."""
     out = every.new_empty(every.shape[1])
     lane_tree_sum(every, out)
     return out

@@ -1,6 +1,6 @@
-"""Mean and variance of every lane, from parts: blocks of its rows, joined as pairs.
+"""Batch norm of all lanes, statistics: each lane's mean and variance, from parts of its rows joined pairwise.
 
-Legend: as in `norm`. A part is SIZE rows, the last ones fewer or none; a lane has PARTS of them.
+Legend: as in `norm_forward`. A lane has PARTS parts of SIZE rows; its last parts may have fewer rows or none.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import Tensor
 from lockstep.kernels.triton.norm.norm_forward import JOINED, ROWS, Norm, chunk_rows
 
 COLS = 16  # channels that one program joins
-AllLanes = Callable[[Tensor], Tensor]  # [L, …] of a worker's lanes → [V, …] of all workers'
+AllLanes = Callable[[Tensor], Tensor]  # gathers [L, …] of a worker's lanes to [V, …] of all lanes
 
 
 @triton.jit
 def _join(left_count, left_mean, left_square, right_count, right_mean, right_square):
-    """Mean and squared deviations of two sets together; the left ones if the right set is empty."""
+    """Mean and squared deviations of the union of two sets; those of the left set if the right is empty."""
     count = tl.maximum(left_count + right_count, 1).to(tl.float32)
     share = tl.div_rn(right_count.to(tl.float32), count)
     away = right_mean - left_mean
@@ -33,7 +33,7 @@ def _moments(
     z, mean, square,
     R: tl.constexpr, C: tl.constexpr, CHUNKS: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """A chunk's mean and sum of squared deviations: of every BR-th row first, then of these together."""
+    """A chunk's mean and sum of squared deviations: first of every BR-th row, then of these sets joined."""
     SIZE: tl.constexpr = (R + CHUNKS - 1) // CHUNKS
     part = tl.program_id(1)
     first, count = chunk_rows(part, R, CHUNKS)
@@ -57,15 +57,15 @@ def _moments(
 
 @triton.jit
 def halves(x):
-    """Rows 0, 2, 4, … and 1, 3, 5, …"""
+    """The even rows and the odd rows."""
     return tl.split(tl.permute(tl.reshape(x, (x.shape[0] // 2, 2, x.shape[1])), (0, 2, 1)))
 
 
 @triton.jit
 def part_places(lane, group, c, C: tl.constexpr, PARTS: tl.constexpr, BP: tl.constexpr):
-    """Numbers of the parts in a group of BP, where they lie, and which of them there are."""
+    """For a group of BP parts: their numbers, their offsets in the table, and which of them exist."""
     number = group * BP + tl.arange(0, BP)
-    place = (lane.to(tl.int64) * PARTS + number)[:, None] * C + c[None, :]  # the table may be large
+    place = (lane.to(tl.int64) * PARTS + number)[:, None] * C + c[None, :]  # a large table needs 64 bits
     return number, place, (number < PARTS)[:, None] & (c < C)[None, :]
 
 
@@ -75,7 +75,7 @@ def _joined(
     R: tl.constexpr, C: tl.constexpr, SIZE: tl.constexpr, PARTS: tl.constexpr,
     BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """BP parts of a lane as pairs."""
+    """Join BP parts of a lane pairwise."""
     number, place, real = part_places(lane, group, c, C, PARTS, BP)
     centre = tl.load(mean + place, mask=real, other=0.0)
     total = tl.load(square + place, mask=real, other=0.0)
@@ -97,7 +97,7 @@ def _join_some(
     R: tl.constexpr, C: tl.constexpr, SIZE: tl.constexpr, PARTS: tl.constexpr,
     BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Every BP parts of a lane to one."""
+    """Join each group of BP parts of a lane to one part."""
     lane, group = tl.program_id(1), tl.program_id(2)
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     centre, total = _joined(mean, square, lane, group, c, R, C, SIZE, PARTS, BP, BC)
@@ -112,9 +112,9 @@ def _finish(
     C: tl.constexpr, R: tl.constexpr, SIZE: tl.constexpr, PARTS: tl.constexpr,
     EPS: tl.constexpr, MOMENTUM: tl.constexpr, SHARED: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """All parts to a lane's mean and rate, what they make of z, and the lane's running statistics.
+    """Join all parts to a lane's mean and rate; then find its factor, shift and running statistics.
 
-    If SHARED, the parts are of all lanes together.
+    With SHARED, every lane uses the parts of all lanes together.
     """
     lane = tl.program_id(1).to(tl.int64)
     c = tl.program_id(0) * BC + tl.arange(0, BC)
@@ -138,7 +138,7 @@ def _finish(
 
 @dataclass(frozen=True)
 class Statistics:
-    """Buffers of one norm: two values of each part, [L · part_rows, C]; [L, C] a lane."""
+    """Buffers of one norm: two tables of parts [L · part_rows, C], then values of each lane [L, C]."""
 
     first_parts: Tensor
     second_parts: Tensor
@@ -149,12 +149,12 @@ class Statistics:
 
 
 def exchange(all_lanes: AllLanes, first: Tensor, second: Tensor) -> Tensor:
-    """Two tables [L, C] of this worker's lanes → both [V, C] of all lanes, by one exchange."""
+    """Gather two tables [L, C] of this worker's lanes to [2, V, C] of all lanes, in one exchange."""
     return all_lanes(torch.stack([first, second], 1)).transpose(0, 1).contiguous()
 
 
 def find_moments(norm: Norm, z: Tensor, stats: Statistics) -> None:
-    """Each chunk's mean and squared deviations of z [N, H, W, C]."""
+    """Write each chunk's mean and squared deviations of z [N, H, W, C] to the tables of parts."""
     grid = triton.cdiv(norm.channels, norm.block), len(stats.mean) * norm.chunks
     _moments[grid](
         z, stats.first_parts, stats.second_parts,
@@ -166,10 +166,10 @@ def statistics(
     norm: Norm, box: int, gamma: Tensor, beta: Tensor, running: tuple[Tensor, Tensor],
     out: tuple[Tensor, Tensor], stats: Statistics, all_lanes: AllLanes | None = None,
 ) -> None:  # fmt: skip
-    """Each lane's mean and rate from boxes of so many rows, if any, else from chunks.
+    """Find each lane's mean, rate, factor and shift from its parts: boxes of `box` rows, or chunks if 0.
 
-    `out`, columns of a table, gets its running ones. With `all_lanes` all are those of all lanes of the step
-    together, the same for each.
+    The new running mean and variance are written to `out`, columns of a table. With `all_lanes`, the
+    statistics are over all lanes of the step together, the same for each lane.
     """
     lanes, rows, parts = len(stats.mean), norm.rows, norm.rows // box if box else norm.chunks
     size = box or triton.cdiv(rows, parts)  # the last chunks may be empty

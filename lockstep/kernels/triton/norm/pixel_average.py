@@ -1,4 +1,4 @@
-"""The mean over an image's pixels, before a classifier, and its gradient."""
+"""Global average pooling in Triton, the mean over an image's pixels before a classifier, and its gradient."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _spread(
 
 
 def average(norm: Norm, y: Tensor, out: Tensor) -> None:
-    """y [N, H, W, C] in its border, as a norm has left it → out [N, 1, 1, C]."""
+    """Average y [N, H, W, C], the output of a norm inside its border, over pixels to out [N, 1, 1, C]."""
     border = border_of(norm, y)
     _average[(triton.cdiv(len(y), _SAMPLES), triton.cdiv(norm.channels, _CHANNELS))](
         y, out, len(y), H=norm.height, W=norm.width, C=norm.channels, BH=border[0], BW=border[1],
@@ -53,7 +53,7 @@ def average(norm: Norm, y: Tensor, out: Tensor) -> None:
 
 
 def spread(norm: Norm, grad: Tensor, y: Tensor, g: Tensor) -> None:
-    """grad [N, 1, 1, C] → g [N, H, W, C], the gradient of what entered the norm's ReLU."""
+    """Spread grad [N, 1, 1, C] over pixels to g [N, H, W, C], the gradient of the norm's ReLU's input."""
     border, total = border_of(norm, y), len(y) * norm.height * norm.width
     _spread[(triton.cdiv(total, _ROWS), triton.cdiv(norm.channels, _CHANNELS))](
         grad, y, g, total, H=norm.height, W=norm.width, C=norm.channels, BH=border[0], BW=border[1],
