@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from lockstep.data import Store, open_store
-from lockstep.data.catalog import _SOURCES, data_names, data_options
-from lockstep.data.fetch import PUBLISHED
+from lockstep.data.catalog import _find, data_names, data_options
 from lockstep.errors import DataError
 
 
@@ -17,7 +16,7 @@ def test_names_and_options() -> None:
     assert data_names() == ("shapes", "mnist", "fashion", "cifar10", "folder")
     assert data_options("shapes") == ("size", "channels", "classes", "num_train", "num_test", "seed")
     assert data_options("mnist") == ()
-    assert {name for name, source in _SOURCES.items() if source.fetchable} == set(PUBLISHED)
+    assert data_names(fetchable=True) == tuple(name for name in data_names() if _find(name).published)
 
 
 def test_options_reach_the_set() -> None:

@@ -21,6 +21,7 @@ FLAGS = {
     "verify": "RUN_A RUN_B --json --runs-dir",
     "data get": "NAME --dir --mirror",
     "data info": "NAME --dir --json --override -o",
+    "data check": "NAME --dir --json --override -o",
     "doctor": "--comm --data-dir --json",
     "bench tune": "RECIPE --config --output --override -c -o",
     "bench lanes": "--config --override -c -o RECIPE",
