@@ -123,8 +123,8 @@ def open_images(
     roots = find_roots(folder)
     choices = [split] if split else ["test", "val"]
     root = next((roots[name] for name in choices if name in roots), None)
-    if root is None and roots:
-        there = ", ".join(f"{path.name}/" for path in roots.values())
+    if root is None and (roots or split):
+        there = ", ".join(f"{path.name}/" for path in roots.values()) or "classes"
         raise DataError(f"{folder}: has no {' or '.join(choices)} images, only {there}")
     files = list_files(root or folder, Counter())
     extra = sorted({file.label for file in files} - set(classes))

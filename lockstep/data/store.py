@@ -62,10 +62,14 @@ class Store:
     notices: tuple[str, ...] = ()  # what a user should know of how it was read
     warnings: tuple[str, ...] = ()
 
+    @property
+    def chosen_by(self) -> tuple[str, Split]:
+        """The images that every epoch is evaluated on, and their name."""
+        return (self.test_name, self.test) if self.val is None else ("val", self.val)
+
     def eval_splits(self) -> dict[str, Split]:
-        """What can be evaluated on, by name; the first is evaluated after every epoch."""
-        first = {} if self.val is None else {"val": self.val}
-        return {**first, self.test_name: self.test}
+        """All that can be evaluated on, by name."""
+        return dict([self.chosen_by, (self.test_name, self.test)])
 
     def facts(self) -> dict[str, Any]:
         """What the identity says of it; enough to use a trained model without it."""
