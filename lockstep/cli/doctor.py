@@ -134,10 +134,10 @@ def _extra(modules: tuple[str, ...]) -> str:
 
 
 def _data(name: str, directory: Path | None) -> str:
-    from lockstep.data.catalog import locate, open_store
+    from lockstep.data.catalog import find_files, open_store
     from lockstep.errors import DataError
 
-    found, usual = locate(name, directory), (directory or Path("data")) / name
+    found, usual = find_files(name, directory), (directory or Path("data")) / name
     if found is None:
         return f"not in {directory or usual} (lockstep data get {name} --dir {usual})"
     try:

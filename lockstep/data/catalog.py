@@ -61,7 +61,7 @@ def published_as(name: str) -> Published:
     return published
 
 
-def locate(name: str, dir: Path | None) -> Path | None:
+def find_files(name: str, dir: Path | None) -> Path | None:
     """The folder that holds the files of a data set, at or below `dir` or where data sets lie; None if none.
 
     `open_store` finds the same.
@@ -137,7 +137,7 @@ def _folders(name: str, dir: Path | None) -> tuple[Path, ...]:
 
 def _find_folder(found: DataSet, dir: Path | None) -> Path:
     """`dir` itself, which the data set looks through, or the first of the usual ones that has it."""
-    folder = dir or (locate(found.name, None) if found.find else None) or _folders(found.name, None)[0]
+    folder = dir or (find_files(found.name, None) if found.find else None) or _folders(found.name, None)[0]
     if folder.is_dir():
         return folder
     fault = "not a folder" if folder.exists() else "no such folder"
