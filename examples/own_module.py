@@ -38,7 +38,7 @@ def focal_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 def show(event: object) -> None:
     if isinstance(event, EpochDone):
-        print(f"epoch {event.epoch + 1}: test accuracy {100 * event.test_accuracy:.1f} %")
+        print(f"epoch {event.epoch + 1}: test accuracy {100 * event.eval_accuracy:.1f} %")
 
 
 torch.manual_seed(0)  # your module starts from the weights it has when you hand it over

@@ -1,54 +1,70 @@
-"""`lockstep data`: fetch a published data set, or say what lies in a folder."""
+"""`lockstep data`: fetch a published data set, say what lies in a folder, or read all of it."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.cli.flag import add_json
+from lockstep.data.catalog import data_names
 from lockstep.errors import SpecError
 from lockstep.spec import Run
 from lockstep.spec.run_file import from_table, parse_overrides
 
 if TYPE_CHECKING:
+    from lockstep.data import Store
+
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_WORDS = {"train": "training", "val": "validation", "test": "test"}
 
 
 def add_parser(verbs: Verbs) -> None:
-    """Add the verb, its two actions and their flags."""
-    parser = verbs.add_parser("data", help="fetch data sets, or say what is there")
-    actions = parser.add_subparsers(dest="action", metavar="get|info", required=True)
+    """Add the verb, its actions and their flags."""
+    parser = verbs.add_parser("data", help="fetch data sets, say what is there, or check it")
+    actions = parser.add_subparsers(dest="action", metavar="get|info|check", required=True)
     get = actions.add_parser("get", help="fetch a published data set, with checksum and resume")
-    get.add_argument("name", metavar="NAME", help="mnist, fashion or cifar10")
+    get.add_argument("name", metavar="NAME", help=_names(fetchable=True))
     get.add_argument("--dir", type=Path, metavar="DIR", help="default: data/NAME")
     get.add_argument(
         "--mirror", metavar="URL", help="a folder that holds the same files: http, https or file"
     )
     get.set_defaults(handler=get_data)
-    info = actions.add_parser("info", help="what a data set holds")
-    info.add_argument("name", metavar="NAME", help="shapes, mnist, fashion, cifar10 or folder")
-    info.add_argument("--dir", type=Path, metavar="DIR", help="default: data/NAME")
-    info.add_argument(
-        "-o",
-        "--override",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="keys of data as in `lockstep train`, like data.size=64",
-    )
-    add_json(info)
-    info.set_defaults(handler=show_info)
+    for name, text, handler in (
+        ("info", "what a data set holds", show_info),
+        ("check", "read all of a data set; exit code 1 if a file is bad", check_files),
+    ):
+        action = actions.add_parser(name, help=text, description=text.capitalize() + ".")
+        action.add_argument("name", metavar="NAME", help=_names())
+        action.add_argument("--dir", type=Path, metavar="DIR", help="default: data/NAME")
+        action.add_argument(
+            "-o",
+            "--override",
+            action="append",
+            default=[],
+            metavar="KEY=VALUE",
+            help="keys of data as in `lockstep train`, like data.size=64",
+        )
+        add_json(action)
+        action.set_defaults(handler=handler)
+
+
+def _names(fetchable: bool = False) -> str:
+    *first, last = data_names(fetchable)
+    return f"{', '.join(first)} or {last}"
 
 
 def get_data(options: argparse.Namespace) -> int:
     """Fetch with a progress bar a file."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from lockstep.data.catalog import published_as
     from lockstep.data.fetch import fetch
 
-    directory = options.dir or Path("data") / options.name
+    directory, published = options.dir or Path("data") / options.name, published_as(options.name)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns) as bar:
         tasks: dict[str, int] = {}
@@ -58,7 +74,7 @@ def get_data(options: argparse.Namespace) -> int:
                 tasks[file] = bar.add_task(file)
             bar.update(tasks[file], completed=done, total=total or None)  # type: ignore[arg-type]
 
-        fetch(options.name, directory, options.mirror, show)
+        fetch(published, directory, options.mirror, show)
     print(f"{options.name} is in {directory}: lockstep train {options.name} -o data.dir={directory}")
     return 0
 
@@ -67,7 +83,9 @@ def _find_run(options: argparse.Namespace) -> Run:
     """A Run of this data set, so that its keys are checked as those of a training."""
     table = parse_overrides(options.override)
     if others := sorted(table.keys() - {"data"}):
-        raise SpecError(f"-o {others[0]}: data info takes keys of data only, like -o data.size=64")
+        raise SpecError(
+            f"-o {others[0]}: data {options.action} takes keys of data only, like -o data.size=64"
+        )
     given = {"name": options.name, **({"dir": str(options.dir)} if options.dir else {})}
     row = table.get("data", {})
     if isinstance(row, dict):
@@ -86,21 +104,50 @@ def show_info(options: argparse.Namespace) -> int:
 
     torch.set_num_threads(1)  # as in training: more of them only wait for each other
     store = open_data(_find_run(options))
-    facts = {
-        "name": store.name,
-        "train": len(store.train),
-        "test": len(store.test),
-        "shape": list(store.shape),
-        "classes": list(store.classes),
-        "manifest": dict(store.manifest),
-    }
+    counts = {"train": len(store.train), **{name: len(split) for name, split in store.eval_splits().items()}}
     if options.json:
+        facts = {
+            "name": store.name,
+            **counts,
+            "shape": list(store.shape),
+            "classes": list(store.classes),
+            "manifest": dict(store.manifest),
+            "notices": list(store.notices),
+            "warnings": list(store.warnings),
+        }
         print(json.dumps(facts))
-        return 0
+    else:
+        _print_info(store, counts)
+    return 0
+
+
+def _print_info(store: Store, counts: dict[str, int]) -> None:
+    *first, last = (f"{count:,} {_WORDS[name]}" for name, count in counts.items())
+    print(f"{store.name}: {', '.join(first)} and {last} images")
     channels, height, width = store.shape
-    print(f"{store.name}: {len(store.train):,} training and {len(store.test):,} test images")
     print(f"  {channels} × {height} × {width} (channels, height, width), {len(store.classes)} classes")
     print(f"  {', '.join(store.classes)}")
+    for text in (*store.notices, *(f"warning: {text}" for text in store.warnings)):
+        print(f"  {text}")
     for key, value in store.manifest.items():
-        print(f"  {key}: {value}")
-    return 0
+        if not key.startswith("num_"):  # said above
+            print(f"  {key}: {value}")
+
+
+def check_files(options: argparse.Namespace) -> int:
+    """Read everything with a bar, then list what is bad."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from lockstep.data.catalog import check_data
+
+    run = _find_run(options)
+    columns = (TextColumn("reading"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
+        task = bar.add_task("", total=None)
+        bad = check_data(run, lambda done, total: bar.update(task, completed=done, total=total))
+    if options.json:
+        print(json.dumps({"name": options.name, "bad": bad}))
+    else:
+        print("\n".join(bad) if bad else f"{options.name}: all of it can be read")
+    return 1 if bad else 0

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep import __version__
 from lockstep.cli.comm import COLUMNS, examine_comm
 from lockstep.cli.flag import add_json
+from lockstep.data.catalog import data_names
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +36,7 @@ def add_parser(verbs: Verbs) -> None:
     """Add the verb and its flags."""
     text = "versions, devices, backends, data found, fingerprint"
     parser = verbs.add_parser("doctor", help=text, description=text.capitalize() + ".")
-    parser.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="default: data")
+    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where data sets lie; default: data")
     parser.add_argument(
         "--comm",
         nargs="?",
@@ -64,7 +65,7 @@ def examine(options: argparse.Namespace) -> int:
     return 0
 
 
-def gather_facts(data_dir: Path) -> dict[str, dict[str, Any]]:
+def gather_facts(data_dir: Path | None) -> dict[str, dict[str, Any]]:
     """Everything the doctor looks at."""
     import torch
 
@@ -90,7 +91,7 @@ def gather_facts(data_dir: Path) -> dict[str, dict[str, Any]]:
             for name in ("gloo", "nccl")
         },
         "kernels": _kernels(device),
-        "data": {name: _data(name, data_dir / name) for name in ("mnist", "fashion", "cifar10")},
+        "data": {name: _data(name, data_dir) for name in data_names(fetchable=True)},
         f"fingerprint on {device.type}": fingerprint(device),
     }
 
@@ -132,14 +133,15 @@ def _extra(modules: tuple[str, ...]) -> str:
     return f"missing {', '.join(missing)}" if missing else "installed"
 
 
-def _data(name: str, directory: Path) -> str:
-    from lockstep.data import open_store
+def _data(name: str, directory: Path | None) -> str:
+    from lockstep.data.catalog import find_files, open_store
     from lockstep.errors import DataError
 
-    if not directory.is_dir():
-        return f"not in {directory} (lockstep data get {name})"
+    found, usual = find_files(name, directory), (directory or Path("data")) / name
+    if found is None:
+        return f"not in {directory or usual} (lockstep data get {name} --dir {usual})"
     try:
-        store = open_store(name, directory, {})
+        store = open_store(name, found, {})
     except DataError as error:
         return str(error)
-    return f"{directory}: {len(store.train):,} + {len(store.test):,} images"
+    return f"{found}: {len(store.train):,} + {len(store.test):,} images"

@@ -1,46 +1,56 @@
-"""`lockstep eval`: a trained run on its test images."""
+"""`lockstep eval`: a trained run on images it was not trained on."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.cli.flag import add_device, add_json, add_trained_run
 from lockstep.cli.run import open_run
+from lockstep.errors import DataError
 
 if TYPE_CHECKING:
+    from lockstep.data import Split
+    from lockstep.runs.trained_run import Trained
+
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def add_parser(verbs: Verbs) -> None:
     """Add the verb and its flags."""
-    text = "evaluate a trained run on its test images"
+    text = "evaluate a trained run on its test images, or on others"
     parser = verbs.add_parser("eval", help=text, description=text.capitalize() + ".")
     add_trained_run(parser)
     add_device(parser)
-    parser.add_argument("--data-dir", metavar="DIR", help="where the data lies, if it moved")
+    parser.add_argument(
+        "--split", choices=("val", "test"), help="default: test, or val where there is no test"
+    )
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--data-dir", metavar="DIR", help="where the run's own data lies, if it moved")
+    where.add_argument(
+        "--other-data",
+        metavar="DIR",
+        help="evaluate on other images: a folder each of the run's classes, in DIR or in its val/ and test/",
+    )
     add_json(parser)
     parser.set_defaults(handler=evaluate)
 
 
 def evaluate(options: argparse.Namespace) -> int:
     """Evaluate and print loss and accuracy."""
-    from lockstep.data import open_data
-    from lockstep.runs.trained_run import check_same_data
     from lockstep.train.evaluate_run import evaluate_trained
 
     trained = open_run(options, options.device)
-    run = trained.run
-    if options.data_dir:
-        run = replace(run, data=replace(run.data, dir=options.data_dir))
-    store = open_data(run)
-    check_same_data(trained, store)
-    result = evaluate_trained(trained, store)
+    name, split = (_open_other if options.other_data else _open_own)(trained, options)
+    result = evaluate_trained(trained, split)
     row = {
         "run": str(trained.directory),
         "step": trained.step,
+        "split": name,
+        "other_data": bool(options.other_data),
         "loss": result.loss,
         "accuracy": result.accuracy,
         "correct": result.correct,
@@ -49,8 +59,40 @@ def evaluate(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(row))
     else:
+        what = f"accuracy on other data, {name}:" if options.other_data else f"{name} accuracy"
         print(
-            f"{trained.directory} step {trained.step}: accuracy {100 * result.accuracy:.2f} % "
+            f"{trained.directory} step {trained.step}: {what} {100 * result.accuracy:.2f} % "
             f"({result.correct:,} of {result.samples:,}), loss {result.loss:.4f}"
         )
     return 0
+
+
+def _open_own(trained: Trained, options: argparse.Namespace) -> tuple[str, Split]:
+    """A split of the data that the run was trained on, and its name."""
+    from lockstep.data import open_data
+    from lockstep.runs.trained_run import check_same_data
+
+    run = trained.run
+    if options.data_dir:
+        run = replace(run, data=replace(run.data, dir=options.data_dir))
+    store = open_data(run)
+    check_same_data(trained, store)
+    name, splits = options.split or store.test_name, store.eval_splits()
+    if name not in splits:
+        raise DataError(
+            f"--split {name}: {store.name} has no such images here: use --split {next(iter(splits))}"
+        )
+    return name, splits[name]
+
+
+def _open_other(trained: Trained, options: argparse.Namespace) -> tuple[str, Split]:
+    """Images that a user gives in place of the run's own, and where they lie."""
+    from lockstep.data.folder import open_images
+
+    if trained.takes_floats:
+        raise DataError(
+            f"--other-data: {trained.directory} was trained on images of floats, which no image file gives: "
+            "use lockstep.predictor in Python"
+        )
+    place, split = open_images(Path(options.other_data), trained.classes, trained.shape, options.split)
+    return str(place), split

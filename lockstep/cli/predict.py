@@ -35,7 +35,7 @@ def add_parser(verbs: Verbs) -> None:
 
 def predict(options: argparse.Namespace) -> int:
     """Read every image first, so that a bad one is named before any work; then predict."""
-    from lockstep.data.folder import read_image
+    from lockstep.data.image_file import read_image
     from lockstep.runs.predictor import Predictor
 
     trained = open_run(options, options.device)

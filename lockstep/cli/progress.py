@@ -88,10 +88,10 @@ class Progress:
             self._bar.start()
 
     def _introduce(self, event: Started) -> None:
-        run = event.run
+        run, counts = event.run, (event.num_train, event.num_val, event.num_test)
         self._print(
             f"{event.model} ({event.num_params:,} parameters) on {event.data} "
-            f"({event.num_train:,} + {event.num_test:,} images), {event.device}"
+            f"({' + '.join(f'{count:,}' for count in counts if count)} images), {event.device}"
         )
         self._print(
             f"batch {run.train.batch} in {run.train.lanes} lanes, {_count(run.train.epochs, 'epoch')} of "
@@ -122,7 +122,7 @@ class Progress:
         self._print(
             f"epoch {event.epoch + 1:{width}}/{self._started.run.train.epochs}  "
             f"train loss {event.train_loss:.4f} acc {100 * event.train_accuracy:6.2f} %  "
-            f"test loss {event.test_loss:.4f} acc {100 * event.test_accuracy:6.2f} %  "
+            f"{event.split} loss {event.eval_loss:.4f} acc {100 * event.eval_accuracy:6.2f} %  "
             f"{event.img_s:,.0f} img/s{'  best' if event.best else ''}"
         )
 
@@ -130,10 +130,15 @@ class Progress:
         self._stop_bar()
         summary = event.summary
         self._print(
-            f"done: test accuracy {100 * summary['accuracy']:.2f} %, best "
+            f"done: {summary.get('split', 'test')} accuracy {100 * summary['accuracy']:.2f} %, best "
             f"{100 * summary['best_accuracy']:.2f} %, loss {summary['loss']:.4f}, "
             f"{summary['img_s']:,.0f} img/s"
         )
+        if "test_accuracy" in summary:
+            self._print(
+                f"test accuracy {100 * summary['test_accuracy']:.2f} %, loss {summary['test_loss']:.4f}: "
+                "of the last weights, on images that nothing was chosen by"
+            )
         self._print(f"weights_sha256 {summary['weights_sha256']}")
         names = "summary.json", "curves.png", "metrics.jsonl", "checkpoints/"
         there = [name for name in names if (event.directory / name).exists()]

@@ -9,6 +9,9 @@ from typing import Any
 from lockstep.errors import BadInput
 from lockstep.runs.event import EpochDone, Event, Started, StepDone
 
+_OF_A_STEP = ("loss", "accuracy", "lr", "img_s")
+_OF_AN_EPOCH = ("_loss", "_accuracy")  # of training and of evaluation
+
 
 def check_tensorboard() -> None:
     """Refuse before any work if the extra is missing."""
@@ -33,9 +36,10 @@ class TensorBoard:
         if isinstance(event, Started):
             self._writer = self._make_writer(str(event.directory / "tensorboard"))
         elif isinstance(event, StepDone):
-            self._write(event, ("loss", "accuracy", "lr", "img_s"), "step")
+            self._write({name: getattr(event, name) for name in _OF_A_STEP}, event.step, "step")
         elif isinstance(event, EpochDone):
-            self._write(event, ("train_loss", "train_accuracy", "test_loss", "test_accuracy"), "epoch")
+            row = {name: value for name, value in event.row().items() if name.endswith(_OF_AN_EPOCH)}
+            self._write(row, event.step, "epoch")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -43,6 +47,6 @@ class TensorBoard:
         if self._writer:
             self._writer.close()
 
-    def _write(self, event: StepDone | EpochDone, names: tuple[str, ...], group: str) -> None:
-        for name in names:
-            self._writer.add_scalar(f"{group}/{name}", getattr(event, name), event.step)
+    def _write(self, row: dict[str, float], step: int, group: str) -> None:
+        for name, value in row.items():
+            self._writer.add_scalar(f"{group}/{name}", value, step)

@@ -45,6 +45,11 @@ def add_parser(verbs: Verbs) -> None:
     add_workers(parser)
     add_elastic(parser)
     parser.add_argument("--resume", metavar="auto|RUN|PATH", help="go on with a run that stopped")
+    parser.add_argument(
+        "--data-changed",
+        action="store_true",
+        help="resume although data was changed, as to repair a file: another run from there on",
+    )
     parser.add_argument("--fork", metavar="RUN", help="start a new run from this run's weights")
     parser.add_argument("--tensorboard", action="store_true", help="also write TensorBoard files")
     parser.add_argument(
@@ -81,6 +86,7 @@ def run_train(options: argparse.Namespace) -> int:
         rdzv=options.rdzv,
         nodes=options.nodes,
         audit=options.audit,
+        data_changed=options.data_changed,
     )
     run, name = resolve(options, launch)
     if options.print_config:

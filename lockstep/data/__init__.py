@@ -1,6 +1,23 @@
-"""Bytes to batches, one way: store → order → augment → loader."""
+"""Bytes to batches, one way: store → order → augment → loader.
 
-from lockstep.data.catalog import open_data as open_data
-from lockstep.data.catalog import open_store as open_store
-from lockstep.data.store import Split as Split
-from lockstep.data.store import Store as Store
+Nothing heavy is imported before it is needed: `lockstep --help` names the data sets of `catalog`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lockstep.data.catalog import open_data as open_data
+    from lockstep.data.catalog import open_store as open_store
+    from lockstep.data.store import Split as Split
+    from lockstep.data.store import Store as Store
+
+_FILES = {"open_data": "catalog", "open_store": "catalog", "Split": "store", "Store": "store"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FILES:
+        raise AttributeError(name)
+    return getattr(import_module(f"lockstep.data.{_FILES[name]}"), name)

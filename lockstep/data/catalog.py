@@ -1,58 +1,50 @@
 """The data sets that can be asked for by name, and what a user may set for each.
 
-How a Run's `[data]` becomes a store, the first stop of a batch: store → order → augment → loader.
+How a Run's `[data]` becomes a store, the first stop of a batch: store → order → augment → loader. A data set
+is a file of this folder and an entry here; its file is imported when the set is used, so that names cost
+`lockstep --help` nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lockstep.data.cifar import open_cifar10
-from lockstep.data.folder import FolderOptions, open_folder
-from lockstep.data.idx import FASHION, MNIST, open_idx
-from lockstep.data.shapes import ShapesOptions, open_shapes
-from lockstep.data.store import Store
 from lockstep.errors import DataError, unknown
 from lockstep.spec import Run
 
+if TYPE_CHECKING:
+    from lockstep.data.data_set import Count, DataSet
+    from lockstep.data.fetch import Published
+    from lockstep.data.store import Store
+
 _KEYS = ("name", "dir", "augment")  # of every data set
+_DATA = Path("data")  # where data sets lie unless said otherwise
 
 
 @dataclass(frozen=True)
-class NoOptions:
-    """What a user may set under `data.` for a set that is as it was published: nothing."""
+class _Entry:
+    """The file whose DATA_SETS has the set, and whether it can be fetched."""
 
-
-@dataclass(frozen=True)
-class Source:
-    """How one name is opened: its options, and the folder it reads where it reads one."""
-
-    options: type
-    generate: Callable[[Any], Store] | None = None
-    read: Callable[[Any, Path], Store] | None = None
+    file: str
     fetchable: bool = False
 
 
-def _published(open_at: Callable[[Path], Store]) -> Source:
-    return Source(NoOptions, read=lambda _, folder: open_at(folder), fetchable=True)
-
-
-_SOURCES = {
-    "shapes": Source(ShapesOptions, generate=open_shapes),
-    "mnist": _published(partial(open_idx, MNIST)),
-    "fashion": _published(partial(open_idx, FASHION)),
-    "cifar10": _published(open_cifar10),
-    "folder": Source(FolderOptions, read=open_folder),
+_ENTRIES = {
+    "shapes": _Entry("shapes"),
+    "mnist": _Entry("idx", fetchable=True),
+    "fashion": _Entry("idx", fetchable=True),
+    "cifar10": _Entry("cifar", fetchable=True),
+    "folder": _Entry("folder"),
 }
 
 
-def data_names() -> tuple[str, ...]:
-    """Every data set that `open_store` knows."""
-    return tuple(_SOURCES)
+def data_names(fetchable: bool = False) -> tuple[str, ...]:
+    """Every data set that `open_store` knows, or only those that are published somewhere."""
+    return tuple(name for name, entry in _ENTRIES.items() if entry.fetchable or not fetchable)
 
 
 def data_options(name: str) -> tuple[str, ...]:
@@ -60,14 +52,33 @@ def data_options(name: str) -> tuple[str, ...]:
     return tuple(field.name for field in fields(_find(name).options))
 
 
+def published_as(name: str) -> Published:
+    """Where a data set is published."""
+    if name not in data_names(fetchable=True):
+        raise DataError(unknown("data set to fetch", name, data_names(fetchable=True)))
+    published = _find(name).published
+    assert published is not None, "a fetchable set is published"
+    return published
+
+
+def find_files(name: str, dir: Path | None) -> Path | None:
+    """The folder that holds the files of a data set, at or below `dir` or where data sets lie; None if none.
+
+    `open_store` finds the same.
+    """
+    find = _find(name).find
+    assert find is not None, "asked of sets that have known files"
+    return next((place for folder in _folders(name, dir) if (place := find(folder))), None)
+
+
 def open_store(name: str, dir: Path | None, options: Mapping[str, Any]) -> Store:
-    """Open a data set by name; its files lie in `dir`, by default data/NAME below the current folder."""
-    source = _find(name)
-    checked = _check_options(name, source.options, options)
-    if source.generate is not None:
-        return source.generate(checked)
-    assert source.read is not None, "a source generates or reads"
-    return source.read(checked, _check_folder(name, source, dir or Path("data") / name))
+    """Open a data set by name; its files lie in `dir`, by default in data/NAME below the current folder."""
+    found = _find(name)
+    checked = _check_options(name, found.options, options)
+    if found.generate is not None:
+        return found.generate(checked)
+    assert found.read is not None, "a data set is generated or read"
+    return found.read(checked, _find_folder(found, dir))
 
 
 def open_data(run: Run) -> Store:
@@ -75,10 +86,27 @@ def open_data(run: Run) -> Store:
     return open_store(run.data.name, Path(run.data.dir) if run.data.dir else None, run.data.options)
 
 
-def _find(name: str) -> Source:
-    if name not in _SOURCES:
-        raise DataError(unknown("data set", name, _SOURCES))
-    return _SOURCES[name]
+def check_data(run: Run, on_progress: Count) -> list[str]:
+    """Read all of a Run's data set; a line for each file that is bad."""
+    found = _find(run.data.name)
+    options = _check_options(found.name, found.options, run.data.options)
+    if found.read is None:
+        return []  # nothing lies on a disk
+    folder = _find_folder(found, Path(run.data.dir) if run.data.dir else None)
+    if found.check is not None:
+        return found.check(options, folder, on_progress)
+    try:
+        found.read(options, folder)
+    except DataError as error:
+        return [str(error)]
+    return []
+
+
+def _find(name: str) -> DataSet:
+    if name not in _ENTRIES:
+        raise DataError(unknown("data set", name, _ENTRIES))
+    sets: tuple[DataSet, ...] = import_module(f"lockstep.data.{_ENTRIES[name].file}").DATA_SETS
+    return next(each for each in sets if each.name == name)
 
 
 def _check_options(name: str, kind: type, options: Mapping[str, Any]) -> Any:
@@ -102,14 +130,16 @@ def _article(kind: type) -> str:
     return f"{'an' if kind.__name__[0] in 'aeiou' else 'a'} {kind.__name__}"
 
 
-def _check_folder(name: str, source: Source, folder: Path) -> Path:
+def _folders(name: str, dir: Path | None) -> tuple[Path, ...]:
+    """Where to look for a data set, in this order."""
+    return (_DATA / name, _DATA) if dir is None else (dir,)
+
+
+def _find_folder(found: DataSet, dir: Path | None) -> Path:
+    """`dir` itself, which the data set looks through, or the first of the usual ones that has it."""
+    folder = dir or (find_files(found.name, None) if found.find else None) or _folders(found.name, None)[0]
     if folder.is_dir():
         return folder
     fault = "not a folder" if folder.exists() else "no such folder"
-    fetch = f"run `lockstep data get {name} --dir {folder}` or " if source.fetchable else ""
-    what = (
-        "a folder that holds one folder of images a class"
-        if name == "folder"
-        else f"where the {name} files are"
-    )
-    raise DataError(f"data.dir={folder}: {fault}: {fetch}set data.dir to {what}")
+    fetch = f"run `lockstep data get {found.name} --dir {folder}` or " if found.published else ""
+    raise DataError(f"data.dir={folder}: {fault}: {fetch}set data.dir to {found.files}")

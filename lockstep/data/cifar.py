@@ -12,20 +12,22 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from lockstep.data.data_set import DataSet, find_place
+from lockstep.data.fetch import Archive, Published
 from lockstep.data.store import MemorySplit, Store, check_labels, content_sha256
 from lockstep.errors import DataError
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-FOLDER = "cifar-10-batches-bin"
-TRAIN_FILES = tuple(f"data_batch_{i}.bin" for i in range(1, 6))
-TEST_FILE = "test_batch.bin"
+_FOLDER = "cifar-10-batches-bin"
+_PLACES = ("cifar10", "cifar10batchesbin")  # names a subfolder may have, in lower case without - and _
+_FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
 _SHAPE = (3, 32, 32)
 _RECORD_BYTES = 1 + 3 * 32 * 32
 _PUBLISHED_BYTES = 10_000 * _RECORD_BYTES
 
 
 def open_cifar10(folder: Path) -> Store:
-    """Read and check the six batches in `folder` or in its cifar-10-batches-bin."""
+    """Read and check the six batches in `folder` or in a subfolder such as cifar-10-batches-bin."""
     paths = _find_batches(folder)
     _check_lengths(paths)
     batches = [_read_batch(path) for path in paths]
@@ -52,21 +54,23 @@ def open_cifar10(folder: Path) -> Store:
 
 def _find_batches(folder: Path) -> list[Path]:
     """The paths of all six batches, the test batch last."""
-    names = (*TRAIN_FILES, TEST_FILE)
-    for candidate in (folder, folder / FOLDER):
-        present = [name for name in names if (candidate / name).is_file()]
-        if present:
-            missing = [name for name in names if name not in present]
-            if missing:
-                raise DataError(
-                    f"{candidate}: {', '.join(missing)} missing: cifar10 needs all six batches; "
-                    f"run `lockstep data get cifar10 --dir {folder}`"
-                )
-            return [candidate / name for name in names]
-    raise DataError(
-        f"data.dir={folder}: holds no cifar10 batches such as {TRAIN_FILES[0]}, nor does its {FOLDER}; "
-        f"run `lockstep data get cifar10 --dir {folder}` or name another data.dir"
-    )
+    found = _look_for(folder)
+    if found is None:
+        raise DataError(
+            f"data.dir={folder}: holds no cifar10 batches such as {_FILES[0]}, nor does its {_FOLDER}; "
+            f"run `lockstep data get cifar10 --dir {folder}` or name another data.dir"
+        )
+    missing = [name for name in _FILES if not (found / name).is_file()]
+    if missing:
+        raise DataError(
+            f"{found}: {', '.join(missing)} missing: cifar10 needs all six batches; "
+            f"run `lockstep data get cifar10 --dir {folder}`"
+        )
+    return [found / name for name in _FILES]
+
+
+def _look_for(folder: Path) -> Path | None:
+    return find_place(folder, _PLACES, lambda place: any((place / name).is_file() for name in _FILES))
 
 
 def _check_lengths(paths: list[Path]) -> None:
@@ -94,3 +98,23 @@ def _read_batch(path: Path) -> tuple[Tensor, Tensor]:
     labels = records[:, 0].to(torch.int64)
     check_labels(str(path), labels, len(CLASSES))
     return records[:, 1:].reshape(-1, *_SHAPE), labels
+
+
+DATA_SETS = (
+    DataSet(
+        "cifar10",
+        read=lambda _, folder: open_cifar10(folder),
+        find=_look_for,
+        published=Published(
+            "https://www.cs.toronto.edu/~kriz/",
+            (
+                Archive(
+                    "cifar-10-binary.tar.gz",
+                    "c32a1d4ab5d03f1284b67883e8d87530",
+                    members=tuple(f"{_FOLDER}/{name}" for name in _FILES),
+                ),
+            ),
+        ),
+        files="where the cifar10 files are",
+    ),
+)

@@ -13,13 +13,12 @@ import tarfile
 import urllib.error
 import urllib.request
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from lockstep.data.cifar import FOLDER, TEST_FILE, TRAIN_FILES
-from lockstep.errors import DataError, FetchError, unknown
+from lockstep.errors import DataError, FetchError
 
 Progress = Callable[[str, int, int], None]  # file, bytes done, bytes in all (0: unknown)
 
@@ -45,55 +44,17 @@ class Published:
     archives: tuple[Archive, ...]
 
 
-PUBLISHED: Mapping[str, Published] = {
-    "mnist": Published(
-        "https://ossci-datasets.s3.amazonaws.com/mnist/",
-        (
-            Archive("train-images-idx3-ubyte.gz", "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
-            Archive("train-labels-idx1-ubyte.gz", "d53e105ee54ea40749a09fcbcd1e9432"),
-            Archive("t10k-images-idx3-ubyte.gz", "9fb629c4189551a2d022fa330f9573f3"),
-            Archive("t10k-labels-idx1-ubyte.gz", "ec29112dd5afa0611ce80d1b7f02629c"),
-        ),
-    ),
-    "fashion": Published(
-        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
-        (
-            Archive("train-images-idx3-ubyte.gz", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
-            Archive("train-labels-idx1-ubyte.gz", "25c81989df183df01b3e8a0aad5dffbe"),
-            Archive("t10k-images-idx3-ubyte.gz", "bef4ecab320f06d8554ea6380940ec79"),
-            Archive("t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310"),
-        ),
-    ),
-    "cifar10": Published(
-        "https://www.cs.toronto.edu/~kriz/",
-        (
-            Archive(
-                "cifar-10-binary.tar.gz",
-                "c32a1d4ab5d03f1284b67883e8d87530",
-                members=tuple(f"{FOLDER}/{name}" for name in (*TRAIN_FILES, TEST_FILE)),
-            ),
-        ),
-    ),
-}
-
-
 def fetch(
-    name: str,
-    dir: Path,
-    mirror: str | None = None,
-    on_progress: Progress | None = None,
-    published: Mapping[str, Published] = PUBLISHED,
+    published: Published, dir: Path, mirror: str | None = None, on_progress: Progress | None = None
 ) -> None:
     """Put the files of a published data set into `dir`; what is there and right is kept."""
-    if name not in published:
-        raise DataError(unknown("data set to fetch", name, published))
-    base = mirror if mirror is not None else published[name].base
+    base = mirror if mirror is not None else published.base
     if not base.startswith(_SCHEMES):
         raise DataError(f"--mirror {base}: must begin with http://, https:// or file://")
     try:
         ours = not dir.exists()
         dir.mkdir(parents=True, exist_ok=True)
-        for archive in published[name].archives:
+        for archive in published.archives:
             url = f"{base.rstrip('/')}/{archive.name}"
             _fetch_archive(archive, dir / archive.name, url, on_progress or _ignore)
             if archive.members:

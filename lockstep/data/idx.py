@@ -11,11 +11,14 @@ import math
 import struct
 import zlib
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from lockstep.data.data_set import DataSet, find_place
+from lockstep.data.fetch import Archive, Published
 from lockstep.data.store import MemorySplit, Store, check_labels, content_sha256
 from lockstep.errors import DataError
 
@@ -104,18 +107,20 @@ def _by(images: Tensor) -> str:
 
 def _find_folder(kind: Idx, folder: Path) -> Path:
     """`folder`, or the subfolder (such as fashion-mnist or MNIST/raw) that holds any of the files."""
-    named = [
-        path
-        for path in sorted(folder.iterdir())
-        if path.is_dir() and path.name.lower().replace("-", "").replace("_", "") in kind.folders
-    ]
-    for candidate in (folder, *named, *(path / "raw" for path in named)):
-        if any(_variants(candidate, part, what) for part in _PARTS for what in _NUM_DIMS):
-            return candidate
-    raise DataError(
-        f"data.dir={folder}: holds no {kind.name} files such as train-images-idx3-ubyte.gz; "
-        f"run `lockstep data get {kind.name} --dir {folder}` or name another data.dir"
-    )
+    found = _look_for(kind, folder)
+    if found is None:
+        raise DataError(
+            f"data.dir={folder}: holds no {kind.name} files such as train-images-idx3-ubyte.gz; "
+            f"run `lockstep data get {kind.name} --dir {folder}` or name another data.dir"
+        )
+    return found
+
+
+def _look_for(kind: Idx, folder: Path) -> Path | None:
+    def holds(place: Path) -> bool:
+        return any(_variants(place, part, what) for part in _PARTS for what in _NUM_DIMS)
+
+    return find_place(folder, kind.folders, holds)
 
 
 def _variants(folder: Path, part: str, what: str) -> list[Path]:
@@ -177,3 +182,34 @@ def _read_bytes(path: Path) -> bytearray:
     except (OSError, EOFError, zlib.error) as error:
         reason = "corrupt or truncated gzip" if path.suffix == ".gz" else "cannot be read"
         raise DataError(f"{path}: {reason} ({error}); fetch it again") from error
+
+
+def _define(kind: Idx, base: str, *md5: str) -> DataSet:
+    names = [f"{part}-{what}-ubyte.gz" for part in _PARTS.values() for what in _NUM_DIMS]
+    return DataSet(
+        kind.name,
+        read=lambda _, folder: open_idx(kind, folder),
+        find=partial(_look_for, kind),
+        published=Published(base, tuple(map(Archive, names, md5))),
+        files=f"where the {kind.name} files are",
+    )
+
+
+DATA_SETS = (
+    _define(
+        MNIST,
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        "d53e105ee54ea40749a09fcbcd1e9432",
+        "9fb629c4189551a2d022fa330f9573f3",
+        "ec29112dd5afa0611ce80d1b7f02629c",
+    ),
+    _define(
+        FASHION,
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+        "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "25c81989df183df01b3e8a0aad5dffbe",
+        "bef4ecab320f06d8554ea6380940ec79",
+        "bb300cfdad3c16e7a12a480ee83cd310",
+    ),
+)

@@ -7,7 +7,7 @@ Images are tensors (C H W or H W), NumPy arrays (H W C or H W) or Pillow images.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,14 +25,17 @@ _CHANNELS = 4  # that an image may well have
 _TENTH = 10  # one sample in so many is held out of a single data set
 
 
-def from_map_style(data: Any) -> Store:
-    """A store of a data set, of a pair (train, test), or of a Store, which is returned as it is."""
+def from_map_style(data: Any, tell: Callable[[str], None] = lambda text: None) -> Store:
+    """A store of a data set, of a pair (train, test), or of a Store, which is returned as it is.
+
+    `tell` hears of work that takes long.
+    """
     if isinstance(data, Store):
         return data
     train, test = _split(data)
     first = train.item(0)[0]
     channels, height, width = first.shape
-    classes = _classes(train, test)
+    classes = _classes(train, test, tell)
     unit = first.is_floating_point()  # floats are used as they are
     return Store(
         name=type(train.data).__name__,
@@ -107,13 +110,18 @@ class MappedSplit:
 
     def labels(self) -> Tensor:
         """Every label: from `targets` or `labels` where the data set has one, else by reading all samples."""
+        listed = self.listed_labels()
+        return torch.tensor([self.item(i)[1] for i in range(len(self))]) if listed is None else listed
+
+    def listed_labels(self) -> Tensor | None:
+        """The labels of a data set that lists them."""
         for name in ("targets", "labels"):
             listed = getattr(self.data, name, None)
             if listed is not None and not callable(listed) and len(listed) == len(self.data):
                 numbers = np.asarray(listed)
                 if numbers.ndim == 1 and numbers.dtype.kind in "iu":
                     return torch.as_tensor(numbers.astype(np.int64))[torch.as_tensor(self.indices)]
-        return torch.tensor([self.item(i)[1] for i in range(len(self))])
+        return None
 
 
 def _describe(dtype: torch.dtype, shape: Iterable[int]) -> str:
@@ -149,8 +157,14 @@ def _length(data: Any, name: str) -> int:
     return len(data)
 
 
-def _classes(train: MappedSplit, test: MappedSplit) -> tuple[str, ...]:
+def _classes(train: MappedSplit, test: MappedSplit, tell: Callable[[str], None]) -> tuple[str, ...]:
     """The data set's own names for its classes, or as many numbers as its labels need."""
+    unlisted = sum(len(split) for split in (train, test) if split.listed_labels() is None)
+    if unlisted:
+        tell(
+            f"reading {unlisted:,} samples of {type(train.data).__name__} for their labels, once: a list of "
+            "them, as its attribute `targets`, saves this"
+        )
     labels = [(split, split.labels()) for split in (train, test)]
     named = getattr(train.data, "classes", None)
     count = len(named) if named is not None else 1 + max(int(found.max()) for _, found in labels)

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
+from lockstep.data.data_set import DataSet
 from lockstep.data.store import MemorySplit, Split, Store, check_size
 from lockstep.errors import DataError
 from lockstep.kernels.random import integers, key, uniform
@@ -228,3 +229,6 @@ def _clutter(draw: _Draw, ids: Tensor, axis: Tensor) -> Tensor:
         spot = (1.5 - (x * x * scale + y * y * scale)).clamp(0.0, 1.0)
         ink = ink + spot * draw.between(f"spot {i} ink", ids, -60.0, 60.0)
     return ink
+
+
+DATA_SETS = (DataSet("shapes", ShapesOptions, generate=open_shapes),)

@@ -1,4 +1,4 @@
-"""What a data set is: two splits of images and labels, and a manifest that tells it from any other.
+"""What a data set is: splits of images and labels, and a manifest that tells it from any other.
 
 The first stop of a batch: store → order → augment → loader. Shapes: N images, C channels, H, W pixels.
 """
@@ -43,7 +43,11 @@ class MemorySplit:
 
 @dataclass(frozen=True)
 class Store:
-    """A data set: its splits, its classes, and what normalizes it."""
+    """A data set: its splits, its classes, and what normalizes it.
+
+    With `val`, every epoch is evaluated on it and the best checkpoint chosen by it, and `test` is looked at
+    once, at the end. Without, `test` serves for both, under the name it has where it comes from.
+    """
 
     name: str
     classes: tuple[str, ...]
@@ -53,6 +57,19 @@ class Store:
     mean: tuple[float, ...]  # of each channel, for uint8 images after division by 255
     std: tuple[float, ...]
     manifest: Mapping[str, Any] = field(default_factory=dict)
+    val: Split | None = None
+    test_name: str = "test"  # "val" where validation images are all there is to evaluate on
+    notices: tuple[str, ...] = ()  # what a user should know of how it was read
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def chosen_by(self) -> tuple[str, Split]:
+        """The images that every epoch is evaluated on, and their name."""
+        return (self.test_name, self.test) if self.val is None else ("val", self.val)
+
+    def eval_splits(self) -> dict[str, Split]:
+        """All that can be evaluated on, by name."""
+        return dict([self.chosen_by, (self.test_name, self.test)])
 
     def facts(self) -> dict[str, Any]:
         """What the identity says of it; enough to use a trained model without it."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
+_WORDS = {"val": "validation", "test": "test"}
 _TRAIN, _TEST = "#4477aa", "#cc6677"
 _LOST, _JOINED = "#aa3377", "#228833"
 _NAMED = 30  # changes of workers that are named with the number of those who went on
@@ -34,9 +35,10 @@ def draw_curves(directory: Path) -> Path | None:
     accuracy.plot(x, _smooth([100 * row["accuracy"] for row in steps], half), color=_TRAIN)
     if epochs:
         ends = [row["step"] for row in epochs]
-        percent = [100 * row["test_accuracy"] for row in epochs]
-        last = f"test, at the end {epochs[-1]['test_loss']:.4f} and {percent[-1]:.2f} %"
-        loss.plot(ends, [row["test_loss"] for row in epochs], "o-", color=_TEST, label=last, markersize=4)
+        split = epochs[-1].get("split", "test")
+        percent = [100 * row[f"{split}_accuracy"] for row in epochs]
+        last = f"{_WORDS[split]}, at the end {epochs[-1][f'{split}_loss']:.4f} and {percent[-1]:.2f} %"
+        loss.plot(ends, [row[f"{split}_loss"] for row in epochs], "o-", color=_TEST, label=last, markersize=4)
         accuracy.plot(ends, percent, "o-", color=_TEST, markersize=4)
     top = 1.1 * max(row["loss"] for row in steps)  # one bad test must not flatten the rest
     loss.set_ylim(-0.03 * top, top)

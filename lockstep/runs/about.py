@@ -34,5 +34,7 @@ class About:
     num_params: int
     num_train: int
     num_test: int
+    num_val: int  # 0 where the test images serve for both
+    split: str  # the images that every epoch is evaluated on
     notices: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()

@@ -75,6 +75,10 @@ class RunDirectory:
     def describe(self, run: Run, identity: Identity) -> None:
         """Write what the run is; identity.json makes the directory a run."""
         write_durably(self.path / "run.toml", dump_toml(run).encode())
+        self.write_identity(identity)
+
+    def write_identity(self, identity: Identity) -> None:
+        """Write identity.json, of a new run or of one that goes on with other data."""
         write_durably(self.path / "identity.json", (json.dumps(identity, indent=1) + "\n").encode())
 
     def run(self) -> Run:

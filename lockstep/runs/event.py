@@ -28,6 +28,7 @@ class Started:
     num_workers: int = 1
     takes_over: bool = False  # from a worker that told before, and was lost
     kernels: str = "stock"
+    num_val: int = 0  # beside num_test, where the data has both
 
 
 @dataclass(frozen=True)
@@ -45,16 +46,21 @@ class StepDone:
 
 @dataclass(frozen=True)
 class EpochDone:
-    """An epoch was trained and evaluated; `epoch` counts from 0."""
+    """An epoch was trained, and evaluated on the images `split`; `epoch` counts from 0."""
 
     epoch: int
     step: int
     train_loss: float
     train_accuracy: float
-    test_loss: float
-    test_accuracy: float
+    eval_loss: float
+    eval_accuracy: float
     img_s: float
     best: bool
+    split: str = "test"  # "val" where the data has validation images
+
+    def row(self) -> dict[str, Any]:
+        """As it is kept: the evaluation under the name of its images, as test_loss or val_loss."""
+        return {key.replace("eval", self.split): value for key, value in vars(self).items()}
 
 
 @dataclass(frozen=True)

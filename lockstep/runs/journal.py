@@ -96,6 +96,7 @@ class Journal:
                 num_workers,
                 takes_over,
                 about.identity["kernels.set"],
+                about.num_val,
             )
         )
 
@@ -127,14 +128,18 @@ class Journal:
         if self._directory and done.changes:
             self._emit(done)
 
-    def summarize(self, state: TrainState, group: Group, hashes: dict[str, str]) -> dict[str, Any]:
-        """What is kept of a run that is done."""
+    def summarize(
+        self, state: TrainState, group: Group, hashes: dict[str, str], tested: dict[str, float]
+    ) -> dict[str, Any]:
+        """What is kept of a run that is done; `tested`, on images that no epoch was evaluated on."""
         assert state.evaluation is not None, "a finished run was evaluated"
         return {
             "accuracy": state.evaluation[1],
             "loss": state.evaluation[0],
             "best_accuracy": state.best_accuracy,
             "best_step": state.best_step,
+            "split": self._about.split,
+            **tested,
             "epochs": state.epoch,
             "steps": state.step,
             "img_s": self.pace.img_s,
@@ -171,7 +176,7 @@ class Journal:
 
     def epoch(self, done: EpochDone) -> None:
         """An epoch was trained and evaluated."""
-        self._add(_METRICS, {"kind": "epoch", **vars(done)})
+        self._add(_METRICS, {"kind": "epoch", **done.row()})
         if self._directory:
             self._emit(done)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from lockstep.errors import CheckpointError, IdentityError
 from lockstep.runs import checkpoint
@@ -14,7 +15,16 @@ from lockstep.runs.checkpoint import Saved
 from lockstep.runs.directory import RunDirectory
 from lockstep.runs.event import Listener, Notice
 from lockstep.spec import Launch, Run
-from lockstep.spec.identity import Identity, differences, digest, is_scripted
+from lockstep.spec.identity import (
+    HISTORY,
+    Identity,
+    add_change,
+    changed_data,
+    differences,
+    digest,
+    is_digest_of,
+    is_scripted,
+)
 
 _SHOWN = 6
 _LET_GO_S = 10.0  # for the worker before to be gone, on a disk that several nodes share
@@ -24,12 +34,12 @@ def open_directory(
     about: About, launch: Launch, on_event: Listener, announce: Callable[[Path], None]
 ) -> tuple[RunDirectory, Saved | None]:
     """The run's directory, held for this process, and the checkpoint to go on from, if any."""
-    name = launch.name or f"{about.data}-{about.model}".replace("/", "-")
+    name = _name(about, launch)
     if launch.resume:
         directory, path = find_resumed(launch, name)
         if directory:
-            _check_identity(directory, about.identity)
             with _held(directory):
+                _check_identity(directory, about.identity, on_event)
                 return directory, _choose(directory, path, about.identity, on_event)
         on_event(Notice(f"--resume auto: no run '{name}' in {launch.runs_dir}; starting a new one"))
     directory = RunDirectory.create(launch.runs_dir, name, announce)
@@ -47,7 +57,7 @@ def reopen_directory(
     with _held(directory, _LET_GO_S):
         if not (path / "identity.json").is_file():
             directory.describe(_with_whole_paths(about.run), about.identity)
-        _check_identity(directory, about.identity)
+        _check_identity(directory, about.identity, on_event)
         return directory, _choose(directory, None, about.identity, on_event) if is_lost else None
 
 
@@ -99,6 +109,29 @@ def recorded_identity(launch: Launch) -> Identity | None:
     return directory.identity() if directory else None
 
 
+def continued_identity(about: About, launch: Launch) -> Identity:
+    """The identity of a run that is resumed: it tells of data it had before, if that was changed."""
+    directory, path = find_resumed(launch, _name(about, launch)) if launch.resume else (None, None)
+    if directory is None:
+        return about.identity
+    theirs = directory.identity()
+    told = {HISTORY: theirs[HISTORY]} if HISTORY in theirs else {}
+    ours = {key: value for key, value in about.identity.items() if key != HISTORY} | told
+    if not launch.data_changed or not changed_data(theirs, ours):
+        return ours
+    if directory.summary():
+        raise IdentityError(
+            f"--data-changed: {directory.path} is finished, so nothing is left to do with other data: "
+            f"to start a new run from its weights: --fork {directory.path}"
+        )
+    saved = checkpoint.load_checkpoint(path) if path else newest_checkpoint(directory)
+    return add_change(theirs, ours, int(saved.manifest["cursor"]["step"]))
+
+
+def _name(about: About, launch: Launch) -> str:
+    return launch.name or f"{about.data}-{about.model}".replace("/", "-")
+
+
 def fork_weights(launch: Launch) -> Path:
     """The tensors of the newest checkpoint of the run that --fork names."""
     assert launch.fork
@@ -118,7 +151,7 @@ def newest_checkpoint(directory: RunDirectory) -> Saved:
 
 def check_checkpoint(saved: Saved, identity: Identity) -> None:
     """Refuse a checkpoint that another run wrote, wherever it lies."""
-    if saved.manifest.get("identity") != digest(identity):
+    if not is_digest_of(saved.manifest.get("identity", ""), identity, int(saved.manifest["cursor"]["step"])):
         raise IdentityError(f"{saved.path} is a checkpoint of another run: remove it or name another")
 
 
@@ -136,7 +169,8 @@ def _choose(
     return saved
 
 
-def _check_identity(directory: RunDirectory, ours: Identity) -> None:
+def _check_identity(directory: RunDirectory, ours: Identity, on_event: Listener) -> None:
+    """Refuse another run; one that goes on with other data, as was asked for, gets its new identity."""
     theirs = directory.identity()
     found = differences(theirs, ours)
     if is_scripted(theirs) and not is_scripted(ours):
@@ -144,10 +178,35 @@ def _check_identity(directory: RunDirectory, ours: Identity) -> None:
             f"{directory.path} was trained by a script with a module, data or a loss of its own: run that "
             f'script with launch=lockstep.Launch(resume="{directory.path}")'
         )
-    if found:
-        more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-        raise IdentityError(
-            f"{directory.path} is another run, so it cannot be resumed as this one: "
-            f"{'; '.join(found[:_SHOWN])}{more}. To go on with its own settings: --resume {directory.path} "
-            f"without recipe, file or -o; to start a new run from its weights: --fork {directory.path}"
+    change = ours.get(HISTORY, [{}])[-1]
+    if change.get("identity") == digest(theirs):
+        directory.write_identity(ours)
+        on_event(Notice(_tell_change(change, ours), warning=True))
+    elif found:
+        raise IdentityError(_refuse(directory.path, found, bool(changed_data(theirs, ours))))
+
+
+def _tell_change(change: dict[str, Any], ours: Identity) -> str:
+    before = {key: "absent" if value is None else value for key, value in change["before"].items()}
+    fields = differences(before, {key: ours.get(key, "absent") for key in before}, ("before", "now"))
+    return (
+        f"the data was changed after step {change['step']} ({'; '.join(fields)}): from here on this is "
+        "another run, whose bits no run on either data alone has; identity.json says so"
+    )
+
+
+def _refuse(path: Path, found: list[str], only_data: bool) -> str:
+    """Why a run is not resumed, and what can be done instead."""
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    shown = f"{'; '.join(found[:_SHOWN])}{more}"
+    fork = f"to start a new run from its weights: --fork {path}"
+    if only_data:
+        return (
+            f"{path} was trained on other data than there is now: {shown}. If it was changed on purpose, as "
+            f"to repair or remove a file: --resume {path} --data-changed goes on with it, as another run "
+            f"from there on; {fork}"
         )
+    return (
+        f"{path} is another run, so it cannot be resumed as this one: {shown}. To go on with its own "
+        f"settings: --resume {path} without recipe, file or -o; {fork}"
+    )

@@ -19,7 +19,7 @@ from lockstep.runs.checkpoint import Saved
 from lockstep.runs.directory import RunDirectory
 from lockstep.runs.resume import check_checkpoint, newest_checkpoint
 from lockstep.spec import Run
-from lockstep.spec.identity import Identity, differences, flatten
+from lockstep.spec.identity import HISTORY, Identity, differences, flatten
 
 
 @dataclass(frozen=True)
@@ -97,12 +97,12 @@ def check_same_data(trained: Trained, store: Store) -> None:
             f"{trained.directory} was trained on data of your own: use lockstep.predictor or lockstep.load "
             "on it in Python"
         )
-    theirs = {k: v for k, v in trained.identity.items() if k.startswith("manifest.")}
+    theirs = {k: v for k, v in trained.identity.items() if k.startswith("manifest.") and k != HISTORY}
     found = differences(theirs, flatten("manifest", store.facts()))
     if found:
         raise DataError(
             f"{trained.directory} was trained on other data than {store.name} as it is here: {found[0]}; "
-            "give its --data-dir"
+            "give its --data-dir, or --other-data DIR to evaluate on other images"
         )
 
 

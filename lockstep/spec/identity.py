@@ -19,6 +19,13 @@ VERSION = 5
 _NOT_IDENTITY = ("data.dir", "model.weights", "kernels.table", "checkpoint.every_steps", "checkpoint.keep")
 
 
+# What the data was before, a row a change, where a run went on with other data (`--data-changed`).
+HISTORY = "manifest.changed"
+
+# Of the data, what the model is built for: with another it would be another model.
+_OF_THE_MODEL = ("manifest.classes", "manifest.shape")
+
+
 def make_identity(
     run: Run,
     *,
@@ -43,6 +50,27 @@ def digest(identity: Identity) -> str:
     """The short name of an identity: SHA-256 of its canonical JSON."""
     text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def changed_data(theirs: Identity, ours: Identity) -> list[str]:
+    """The keys that differ, if all of them only say which images there are; else none."""
+    absent = object()
+    keys = [k for k in theirs.keys() | ours.keys() if theirs.get(k, absent) != ours.get(k, absent)]
+    excused = all(key.startswith("manifest.") and key not in _OF_THE_MODEL for key in keys)
+    return sorted(keys) if excused else []
+
+
+def add_change(theirs: Identity, ours: Identity, step: int) -> Identity:
+    """Our identity, in which is said that up to `step` it was theirs."""
+    before = {key: theirs.get(key) for key in changed_data(theirs, ours)}
+    row = {"step": step, "identity": digest(theirs), "before": before}
+    return dict(sorted({**ours, HISTORY: [*theirs.get(HISTORY, []), row]}.items()))
+
+
+def is_digest_of(found: str, identity: Identity, step: int) -> bool:
+    """Whether a state of `step` was saved under an identity, or under what that was then."""
+    earlier = {row["identity"]: row["step"] for row in identity.get(HISTORY, [])}
+    return found == digest(identity) or step <= earlier.get(found, -1)
 
 
 def is_scripted(identity: Identity) -> bool:

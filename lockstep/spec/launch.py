@@ -37,6 +37,7 @@ class Launch:
     restarts: int = 3  # how many lost workers a launcher replaces
     rdzv: str | None = None  # host:port of the launcher that holds the job's store
     nodes: str = "1"  # how many launchers: N, or MIN:MAX
+    data_changed: bool = False  # resume although the data is other than it was; another run from there on
     audit: int = 0  # every so many steps a lane is computed twice; 0: never
     world: World | None = None  # what the environment says, if a launcher started this process
 
@@ -51,6 +52,8 @@ class Launch:
                 f"--resume {self.resume} and --fork {self.fork} exclude each other: "
                 "resume goes on with a run, fork starts a new one from its weights"
             )
+        if self.data_changed and not self.resume:
+            raise SpecError("--data-changed needs --resume: it lets a run go on with data that was repaired")
         name = self.name
         if name is not None and (not name.strip(".") or set(name) & set("/\\") or not name.isprintable()):
             raise SpecError(

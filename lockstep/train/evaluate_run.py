@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from lockstep.comm.tree import worker_lanes
-from lockstep.data import Store
+from lockstep.data import Split
 from lockstep.errors import ModelError
 from lockstep.kernels.loss import make_loss
 from lockstep.kernels.numerics import plain_torch, prepare_device
@@ -27,7 +27,7 @@ def place_evaluator(stock: Evaluator, lowering: DeviceLowering | None, graph: bo
     return DeviceEvaluator(**vars(stock), network=network, load=load, graph=graph)
 
 
-def evaluate_trained(trained: Trained, store: Store) -> Evaluation:
+def evaluate_trained(trained: Trained, split: Split) -> Evaluation:
     """Loss and accuracy of a trained run; on the device if it trained there and can here."""
     run, loss, lowering = trained.run, make_loss(trained.run.train), None
     with plain_torch():
@@ -37,5 +37,5 @@ def evaluate_trained(trained: Trained, store: Store) -> Evaluation:
                 lowering = lower_for_device(
                     run, trained.model, loss, trained.shape, trained.device, trains=False
                 )
-        stock = Evaluator(run, store.test, trained.augment, loss, trained.device)
+        stock = Evaluator(run, split, trained.augment, loss, trained.device)
         return place_evaluator(stock, lowering)(trained.model)

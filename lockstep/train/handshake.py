@@ -18,10 +18,11 @@ from lockstep.comm.group import Group
 from lockstep.errors import LockstepError, WorkersDiffer
 from lockstep.runs.train_state import TrainState
 from lockstep.spec import Launch
-from lockstep.spec.identity import Identity, digest
+from lockstep.spec.identity import HISTORY, Identity, digest
 
 # Each worker's copy of a module of the user's may start from other weights; worker 0's count.
-_BROADCAST = "source.model.weights_sha256"
+# So does what it says of the data that a resumed run had before.
+_BROADCAST = ("source.model.weights_sha256", HISTORY)
 
 T = TypeVar("T")
 
@@ -148,7 +149,7 @@ def _told(identity: Identity, launch: Launch) -> Identity:
 
 
 def _compared(identity: Identity) -> Identity:
-    return {key: value for key, value in identity.items() if key != _BROADCAST}
+    return {key: value for key, value in identity.items() if key not in _BROADCAST}
 
 
 def _compare(ours: Identity, theirs: Identity, who: str, whom: str) -> None:

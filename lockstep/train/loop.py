@@ -10,7 +10,7 @@ import json
 import signal
 import time
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,7 @@ class Loop:
         self._setup, self._state, self._launch, self._group = setup, state, launch, group
         self._journal, self._interrupt, self._groups = journal, interrupt, groups
         self._steps = len(setup.store.train) // setup.run.train.batch  # of an epoch
+        state.step_in_epoch = min(state.step_in_epoch, self._steps)  # if images were removed since
         self._first_step = state.step
         self._is_new = True  # nothing was done in this generation yet
 
@@ -87,13 +88,14 @@ class Loop:
                 while state.epoch < self._setup.run.train.epochs:
                     self._train_epoch(engine)
                     self._end_epoch()
+                tested = self._test()
         except (NumericsError, AuditFailed):
             prove_state(self._group, self._state)  # what is wrong may be the state itself
             self._journal.save(self._state)
             raise
         self._report_generation()
         hashes = prove_state(self._group, self._state)
-        return self._finish(self._journal.summarize(self._state, self._group, hashes), write=True)
+        return self._finish(self._journal.summarize(self._state, self._group, hashes, tested), write=True)
 
     def _train_epoch(self, engine: Engine) -> None:
         state, run, journal = self._state, self._setup.run, self._journal
@@ -144,16 +146,26 @@ class Loop:
         done = EpochDone(
             state.epoch,
             state.step,
-            totals.loss / self._steps,
+            totals.loss / (totals.samples // self._setup.run.train.batch),
             totals.correct / totals.samples,
             evaluation.loss,
             evaluation.accuracy,
             self._journal.pace.img_s,
             best,
+            self._setup.store.chosen_by[0],
         )
         state.epoch, state.step_in_epoch, state.totals = state.epoch + 1, 0, Totals()
         self._journal.epoch(done)
         self._journal.save(state)
+
+    def _test(self) -> dict[str, float]:
+        """The test images, once, where the data has others to choose by."""
+        state, store = self._state, self._setup.store
+        if store.val is None:
+            return {}
+        with averaged_weights(state.model, state.ema):
+            found = replace(self._evaluate, split=store.test)(state.model)
+        return {"test_accuracy": found.accuracy, "test_loss": found.loss}
 
     def _is_due(self) -> bool:
         """Whether a checkpoint belongs to the step that was committed last."""

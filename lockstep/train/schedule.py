@@ -14,7 +14,7 @@ def learning_rate(
     warmup = round(schedule.warmup_epochs * steps_per_epoch)
     if step < warmup:
         return base * (step + 1) / warmup
-    done = (step - warmup) / max(total_steps - warmup, 1)
+    done = min((step - warmup) / max(total_steps - warmup, 1), 1.0)  # above it, if images were removed
     return base * _factor(schedule, done, (step - warmup) / steps_per_epoch)
 
 

@@ -98,6 +98,8 @@ class Setup:
             sum(p.numel() for p in self.model.parameters()),
             len(self.store.train),
             len(self.store.test),
+            len(self.store.val or ()),
+            self.store.chosen_by[0],
             tuple(self.notices),
             tuple(self.warnings),
         )
@@ -107,8 +109,8 @@ class Setup:
         return make_augment(self.run, self.store.shape, self.store.mean, self.store.std)
 
     def evaluator(self, group: Group, graph: bool = True) -> Evaluator:
-        """Evaluation on the test split, in blocks of one lane, by all workers."""
-        stock = Evaluator(self.run, self.store.test, self.augment(), self.loss, self.device, group)
+        """Evaluation after every epoch, in blocks of one lane, by all workers."""
+        stock = Evaluator(self.run, self.store.chosen_by[1], self.augment(), self.loss, self.device, group)
         return place_evaluator(stock, self.lowering, graph)
 
 
@@ -131,7 +133,7 @@ def set_up(
             f"{store.name}: lower train.batch"
         )
     source: dict[str, Any] = {}
-    notices: list[str] = []
+    notices = list(store.notices)
     if model is None:
         model = build_model(run, store.shape, len(store.classes))
         if run.model.weights:
@@ -171,7 +173,7 @@ def set_up(
         fingerprint=fingerprint(device),
         kernels=lowering.facts() if lowering else {"set": "stock"},
     )
-    warnings = warnings_of(run, model, len(store.train), device)
+    warnings = [*store.warnings, *warnings_of(run, model, len(store.train), device)]
     return Setup(run, device, store, model, chosen_loss, identity, warnings, notices, lowering)
 
 

@@ -18,14 +18,21 @@ from torch import nn
 
 from lockstep.comm.group import Group
 from lockstep.comm.group_source import GroupSource, LeftOut
+from lockstep.data.map_style import from_map_style
 from lockstep.errors import GroupLost, LockstepError
 from lockstep.kernels.loss import Loss
 from lockstep.kernels.numerics import plain_torch, prepare_device
-from lockstep.runs.event import Listener
+from lockstep.runs.event import Listener, Notice
 from lockstep.runs.journal import Journal
-from lockstep.runs.resume import open_directory, recorded_identity, reopen_directory
+from lockstep.runs.resume import (
+    continued_identity,
+    open_directory,
+    recorded_identity,
+    reopen_directory,
+)
 from lockstep.runs.train_state import TrainState
 from lockstep.spec import Launch, Run
+from lockstep.spec.identity import Identity
 from lockstep.spec.world import World
 from lockstep.train.handshake import (
     RollCall,
@@ -143,22 +150,33 @@ class _Worker:
         return Loop(setup, state, self.launch, group, journal, interrupt, self.groups).run()
 
     def _agree_on_setup(self, group: Group) -> Setup:
-        given, mine = self.given, self.setup
+        mine = self.setup
         recorded = everywhere(group, lambda: None if group.rank or mine else recorded_identity(self.launch))
         recorded = json.loads(group.broadcast_bytes(json.dumps(recorded).encode()))
-        setup = everywhere(group, lambda: mine or set_up(self.run, self.device, recorded=recorded, **given))
+        setup = everywhere(group, lambda: mine or self._build(recorded, tells=group.rank == 0))
         if mine is None:
             setup.warnings += _crowded(self.launch, self.run, self.device)
+        setup.identity = everywhere(
+            group, lambda: setup.identity if group.rank else continued_identity(setup.about(), self.launch)
+        )
         setup.identity = prove_identity(group, setup.identity, self.launch)
         self.setup = setup
         return setup
 
+    def _build(self, recorded: Identity | None, tells: bool) -> Setup:
+        """The run's parts; who `tells` says what takes long before they are there."""
+        given = dict(self.given)
+        if tells and given["data"] is not None:
+            given["data"] = from_map_style(given["data"], lambda text: self.on_event(Notice(text)))
+        return set_up(self.run, self.device, recorded=recorded, **given)
+
     def _prepare_to_join(self) -> None:
         """Build everything before others wait for this worker; what is wrong with it is its own affair."""
-        self.setup = set_up(self.run, self.device, recorded=None, **self.given)
+        self.setup = self._build(None, tells=False)
         theirs = self.groups.ask_identity()
         if theirs:
             compare_identities(theirs, self.setup.identity)
+            self.setup.identity = theirs  # with what only worker 0 could say
 
     def _open(self, group: Group, state: TrainState, journal: Journal, roll: RollCall) -> None:
         """Let worker 0 keep the run's directory, and everyone know which it is."""

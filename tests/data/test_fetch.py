@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.data.fetch import PUBLISHED, Archive, Published, fetch
+from lockstep.data.catalog import data_names, published_as
+from lockstep.data.fetch import Archive, Published, fetch
 from lockstep.errors import DataError, FetchError
 
 BODY = bytes(i * 7 % 256 for i in range(300_000))
@@ -66,14 +67,14 @@ def site() -> Iterator[Site]:
         thread.join()
 
 
-def table(content: bytes = BODY, name: str = "one.gz", members: tuple[str, ...] = ()) -> dict[str, Published]:
+def table(content: bytes = BODY, name: str = "one.gz", members: tuple[str, ...] = ()) -> Published:
     md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
-    return {"tiny": Published("http://127.0.0.1:9/", (Archive(name, md5, members),))}
+    return Published("http://127.0.0.1:9/", (Archive(name, md5, members),))
 
 
 def test_whole_file_and_progress(site: Site, tmp_path: Path) -> None:
     seen: list[tuple[str, int, int]] = []
-    fetch("tiny", tmp_path / "new", site.url, lambda *event: seen.append(event), table())
+    fetch(table(), tmp_path / "new", site.url, lambda *event: seen.append(event))
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["one.gz"]
     assert (tmp_path / "new" / "one.gz").read_bytes() == BODY
     assert seen[-1] == ("one.gz", len(BODY), len(BODY)) and len(seen) > 1
@@ -81,11 +82,11 @@ def test_whole_file_and_progress(site: Site, tmp_path: Path) -> None:
 
 def test_right_file_is_kept_and_wrong_one_left_alone(site: Site, tmp_path: Path) -> None:
     (tmp_path / "one.gz").write_bytes(BODY)
-    fetch("tiny", tmp_path, site.url, None, table())
+    fetch(table(), tmp_path, site.url)
     assert site.asked == []
     (tmp_path / "one.gz").write_bytes(b"the user's own")
     with pytest.raises(DataError, match=f"{tmp_path}/one.gz: is there with MD5 .* move it away"):
-        fetch("tiny", tmp_path, site.url, None, table())
+        fetch(table(), tmp_path, site.url)
     assert (tmp_path / "one.gz").read_bytes() == b"the user's own"
 
 
@@ -93,9 +94,9 @@ def test_right_file_is_kept_and_wrong_one_left_alone(site: Site, tmp_path: Path)
 def test_broken_connection_then_resume(site: Site, tmp_path: Path, ranges: bool) -> None:
     site.break_after, site.ranges = 123_456, ranges
     with pytest.raises(FetchError, match=r"broke after 123456 of 300000 bytes.*--mirror"):
-        fetch("tiny", tmp_path, site.url, None, table())
+        fetch(table(), tmp_path, site.url)
     assert (tmp_path / "one.gz.part").read_bytes() == BODY[:123_456]
-    fetch("tiny", tmp_path, site.url, None, table())
+    fetch(table(), tmp_path, site.url)
     assert (tmp_path / "one.gz").read_bytes() == BODY
     assert site.asked == [("/one.gz", None), ("/one.gz", "bytes=123456-")]
     assert not (tmp_path / "one.gz.part").exists()
@@ -103,37 +104,37 @@ def test_broken_connection_then_resume(site: Site, tmp_path: Path, ranges: bool)
 
 def test_part_that_is_whole_or_too_long(site: Site, tmp_path: Path) -> None:
     (tmp_path / "one.gz.part").write_bytes(BODY)
-    fetch("tiny", tmp_path, site.url, None, table())
+    fetch(table(), tmp_path, site.url)
     assert site.asked == [] and (tmp_path / "one.gz").read_bytes() == BODY
     (tmp_path / "one.gz").rename(tmp_path / "one.gz.part")
     with (tmp_path / "one.gz.part").open("ab") as part:
         part.write(b"more")
-    fetch("tiny", tmp_path, site.url, None, table())
+    fetch(table(), tmp_path, site.url)
     assert (tmp_path / "one.gz").read_bytes() == BODY
 
 
 def test_wrong_sum_names_both_and_removes_the_part(site: Site, tmp_path: Path) -> None:
     site.files["one.gz"] = b"something else"
     found = hashlib.md5(b"something else", usedforsecurity=False).hexdigest()
-    wanted = table()["tiny"].archives[0].md5
+    wanted = table().archives[0].md5
     with pytest.raises(FetchError, match=f"MD5 is {found}, expected {wanted}"):
-        fetch("tiny", tmp_path, site.url, None, table())
+        fetch(table(), tmp_path, site.url)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_network_errors_name_the_url_and_the_fix(site: Site, tmp_path: Path) -> None:
     with pytest.raises(FetchError, match=f"{site.url}two.gz: HTTP 404 Not Found.*--mirror"):
-        fetch("tiny", tmp_path, site.url, None, table(name="two.gz"))
+        fetch(table(name="two.gz"), tmp_path, site.url)
     with pytest.raises(FetchError, match=r"http://127.0.0.1:9/one.gz: .*--mirror"):
-        fetch("tiny", tmp_path / "new", None, None, table())
+        fetch(table(), tmp_path / "new", None)
     assert not (tmp_path / "new").exists(), "an empty folder would look like broken data"
     with pytest.raises(DataError, match=r"--mirror ftp://x: must begin with http"):
-        fetch("tiny", tmp_path, "ftp://x", None, table())
+        fetch(table(), tmp_path, "ftp://x")
     with pytest.raises(DataError, match=r"unknown data set to fetch 'minst': did you mean 'mnist'"):
-        fetch("minst", tmp_path)
+        published_as("minst")
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"file: cannot be written"):
-        fetch("tiny", tmp_path / "file", site.url, None, table())
+        fetch(table(), tmp_path / "file", site.url)
 
 
 def test_file_mirror(tmp_path: Path) -> None:
@@ -141,10 +142,10 @@ def test_file_mirror(tmp_path: Path) -> None:
     (tmp_path / "mirror" / "one.gz").write_bytes(BODY)
     mirror = (tmp_path / "mirror").as_uri()
     (tmp_path / "one.gz.part").write_bytes(b"started from elsewhere")
-    fetch("tiny", tmp_path, mirror, None, table())
+    fetch(table(), tmp_path, mirror)
     assert (tmp_path / "one.gz").read_bytes() == BODY
     with pytest.raises(FetchError, match=r"two.gz: .*No such file"):
-        fetch("tiny", tmp_path, mirror, None, table(name="two.gz"))
+        fetch(table(name="two.gz"), tmp_path, mirror)
 
 
 def tar_of(files: dict[str, bytes]) -> bytes:
@@ -165,21 +166,21 @@ def test_only_expected_members_are_extracted(site: Site, tmp_path: Path) -> None
     site.files["set.tar.gz"] = packed
     published = table(packed, "set.tar.gz", ("set/a.bin", "set/b.bin"))
     target = tmp_path / "in"
-    fetch("tiny", target, site.url, None, published)
+    fetch(published, target, site.url)
     found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
     assert found == ["in/set.tar.gz", "in/set/a.bin", "in/set/b.bin"]
     assert not Path("/tmp/evil-lockstep").exists()
-    fetch("tiny", target, site.url, None, published)
+    fetch(published, target, site.url)
     assert len(site.asked) == 1
     (target / "set" / "a.bin").write_bytes(b"mine")
     with pytest.raises(DataError, match=r"a.bin: differs .* move it away"):
-        fetch("tiny", target, site.url, None, published)
+        fetch(published, target, site.url)
     assert (target / "set" / "a.bin").read_bytes() == b"mine"
     with pytest.raises(DataError, match=r"set.tar.gz: holds no set/c.bin, set/link.bin"):
-        fetch("tiny", target, site.url, None, table(packed, "set.tar.gz", ("set/c.bin", "set/link.bin")))
+        fetch(table(packed, "set.tar.gz", ("set/c.bin", "set/link.bin")), target, site.url)
 
 
 def test_published_table_is_whole() -> None:
-    for published in PUBLISHED.values():
+    for published in map(published_as, data_names(fetchable=True)):
         assert published.base.startswith("https://") and published.base.endswith("/")
         assert all(len(archive.md5) == 32 and int(archive.md5, 16) for archive in published.archives)

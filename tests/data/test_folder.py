@@ -10,8 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
-from lockstep.data import folder as folder_module
-from lockstep.data.folder import FolderOptions, open_folder, read_image
+from lockstep.data import image_file
+from lockstep.data.folder import FolderOptions, check_folder, open_folder, open_images
+from lockstep.data.image_file import read_image
 from lockstep.errors import DataError
 
 OPTIONS = FolderOptions(size=8)
@@ -42,6 +43,81 @@ def test_train_and_val(tmp_path: Path) -> None:
     assert store.manifest["num_train"] == 12 and store.manifest["num_test"] == 4
 
 
+@pytest.mark.parametrize("name", ["val", "valid", "validation"])
+def test_val_and_test_are_told_apart(tmp_path: Path, name: str) -> None:
+    fill(tmp_path / "train")
+    fill(tmp_path / name, count=2)
+    one = open_folder(OPTIONS, tmp_path)
+    assert one.chosen_by == ("val", one.test) and list(one.eval_splits()) == ["val"]
+    assert one.notices == (
+        f"images: {tmp_path / 'train'} (12) to train on, "
+        f"{tmp_path / name} (4) to evaluate on after every epoch",
+    )
+    fill(tmp_path / "test", count=3)
+    both = open_folder(OPTIONS, tmp_path)
+    assert {part: len(split) for part, split in both.eval_splits().items()} == {"val": 4, "test": 6}
+    assert both.chosen_by == ("val", both.val)
+    assert both.notices[0].endswith(f"{tmp_path / 'test'} (6) to evaluate on at the end")
+    assert both.manifest["val_sha256"] == one.manifest["test_sha256"] != both.manifest["test_sha256"]
+
+
+def test_only_test_is_called_test_and_what_is_held_out_val(tmp_path: Path) -> None:
+    fill(tmp_path / "train")
+    assert list(open_folder(OPTIONS, tmp_path).eval_splits()) == ["val"]
+    fill(tmp_path / "test", count=2)
+    assert list(open_folder(OPTIONS, tmp_path).eval_splits()) == ["test"]
+
+
+def test_two_folders_for_one_split_are_refused_and_a_class_may_have_any_name(tmp_path: Path) -> None:
+    assert open_folder(OPTIONS, fill(tmp_path / "flat", ("invalid", "valid"))).classes == ("invalid", "valid")
+    for name in ("train", "val", "validation"):
+        fill(tmp_path / "twice" / name)
+    with pytest.raises(DataError, match=r"twice: has val/ and validation/: both are val; keep one"):
+        open_folder(OPTIONS, tmp_path / "twice")
+
+
+def test_what_is_left_out_or_missing_is_said(tmp_path: Path) -> None:
+    fill(tmp_path / "train")
+    fill(tmp_path / "val", ("cat",))
+    for name in ("a.webp", "b.WEBP", "c.gif", "notes", ".hidden", "more/d.png"):
+        path = tmp_path / "train" / "dog" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("")
+    left_out, missing = open_folder(OPTIONS, tmp_path).warnings
+    assert "only .png, .jpg, .jpeg are read: 2 .webp, 1 .gif, 1 folder, 1 without suffix" in left_out.replace(
+        "1 folder, 1 .gif", "1 .gif, 1 folder"
+    )
+    assert missing.startswith(f"{tmp_path / 'val'}: no image of class dog")
+
+
+def test_every_bad_file_is_found_at_once(tmp_path: Path) -> None:
+    fill(tmp_path / "train")
+    fill(tmp_path / "test")
+    assert check_folder(OPTIONS, tmp_path, lambda done, total: None) == []
+    cut = paint(tmp_path / "test" / "dog" / "cut.jpg", size=(200, 200))
+    cut.write_bytes(cut.read_bytes()[:-300])
+    none = tmp_path / "train" / "cat" / "none.png"
+    none.write_bytes(b"this is no image")
+    counts: list[tuple[int, int]] = []
+    bad = check_folder(OPTIONS, tmp_path, lambda done, total: counts.append((done, total)))
+    assert [line.partition(": unreadable image")[0] for line in bad] == [str(none), str(cut)]
+    assert counts == [(done, 26) for done in range(1, 27)]
+
+
+def test_other_images_by_the_classes_of_a_run(tmp_path: Path) -> None:
+    fill(tmp_path / "all", ("dog", "emu"))
+    place, split = open_images(tmp_path / "all", ("cat", "dog", "emu"), (3, 8, 8), None)
+    assert place == tmp_path / "all" and split.read(torch.arange(12))[1].tolist() == [1] * 6 + [2] * 6
+    with pytest.raises(DataError, match=r"all: class emu is not one of the run's: cat, dog"):
+        open_images(tmp_path / "all", ("cat", "dog"), (3, 8, 8), None)
+    with pytest.raises(DataError, match=r"all: has no val images, only classes"):
+        open_images(tmp_path / "all", ("cat", "dog", "emu"), (3, 8, 8), "val")
+    fill(tmp_path / "parts" / "validation", count=2)
+    assert len(open_images(tmp_path / "parts", ("cat", "dog"), (3, 8, 8), None)[1]) == 4
+    with pytest.raises(DataError, match=r"parts: has no test images, only validation/"):
+        open_images(tmp_path / "parts", ("cat", "dog"), (3, 8, 8), "test")
+
+
 def test_held_out_by_name(tmp_path: Path) -> None:
     half = FolderOptions(size=8, val_fraction=0.5)
     direct = open_folder(half, fill(tmp_path / "a", count=40))
@@ -65,7 +141,7 @@ def test_decoded_once_where_it_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     store = open_folder(OPTIONS, fill(tmp_path))
     ids = torch.arange(len(store.train))
     first = store.train.read(ids)[0]
-    monkeypatch.setattr(folder_module, "IN_MEMORY_BYTES", 0)
+    monkeypatch.setattr(image_file, "IN_MEMORY_BYTES", 0)
     uncached = open_folder(OPTIONS, tmp_path)
     assert torch.equal(first, uncached.train.read(ids)[0])
     for path in tmp_path.glob("*/*"):
@@ -110,7 +186,7 @@ def test_unreadable_images_are_named(tmp_path: Path) -> None:
     Image.fromarray(noise).save(bad)
     bad.write_bytes(bad.read_bytes()[:-800])  # its header is whole, its pixels are not
     store = open_folder(OPTIONS, tmp_path)
-    with pytest.raises(DataError, match=f"{bad}: unreadable image"):
+    with pytest.raises(DataError, match=f"{bad}: unreadable image .*repair or remove it.*--data-changed"):
         for split in (store.train, store.test):
             split.read(torch.arange(len(split)))
 

@@ -93,6 +93,19 @@ def test_targets_and_classes_are_used() -> None:
         from_map_style(data)
 
 
+def test_reading_all_samples_for_their_labels_is_announced() -> None:
+    told: list[str] = []
+    data = Counted(FORMS["array"])
+    from_map_style((data, data), told.append)
+    assert told == [
+        "reading 60 samples of Counted for their labels, once: a list of them, as its attribute `targets`, "
+        "saves this"
+    ]
+    data.targets = [i % 3 for i in range(30)]  # type: ignore[attr-defined]
+    from_map_style((data, data), told.append)
+    assert len(told) == 1
+
+
 def test_a_list_of_samples_is_a_data_set() -> None:
     samples = [(np.zeros((4, 4), np.uint8), 0), (np.ones((4, 4), np.uint8), np.int64(1))]
     assert len(from_map_style(samples).train) == 1

@@ -12,15 +12,16 @@ from lockstep.cli.main import VERBS, make_parser
 from lockstep.recipes import RECIPES
 
 FLAGS = {
-    "train": "RECIPE --audit --backend --bucket-mb --config --device --fork --min-workers --name "
-    "--no-graph --no-overlap --nodes --override --print-config --rdzv --restarts --resume --runs-dir "
+    "train": "RECIPE --audit --backend --bucket-mb --config --data-changed --device --fork --min-workers "
+    "--name --no-graph --no-overlap --nodes --override --print-config --rdzv --restarts --resume --runs-dir "
     "--tensorboard --trace --wait --workers -c -o",
-    "eval": "RUN --checkpoint --data-dir --device --json --runs-dir",
+    "eval": "RUN --checkpoint --data-dir --device --json --other-data --runs-dir --split",
     "predict": "RUN IMAGE --checkpoint --device --json --runs-dir",
     "export": "RUN --checkpoint --format --output --runs-dir",
     "verify": "RUN_A RUN_B --json --runs-dir",
     "data get": "NAME --dir --mirror",
     "data info": "NAME --dir --json --override -o",
+    "data check": "NAME --dir --json --override -o",
     "doctor": "--comm --data-dir --json",
     "bench tune": "RECIPE --config --output --override -c -o",
     "bench lanes": "--config --override -c -o RECIPE",

@@ -268,7 +268,7 @@ def test_a_trained_run_is_used_as_it_was_trained(keys, tmp_path):
     result, _ = train(small_run(*keys, "train.epochs=1"), tmp_path, launch={"device": "cuda"})
     predictor = lockstep.predictor(result.directory, device="cuda")
     model, trained = lockstep.load(result.directory), predictor._trained
-    evaluation = evaluate_trained(trained, open_data(trained.run))
+    evaluation = evaluate_trained(trained, open_data(trained.run).test)
     assert (evaluation.loss, evaluation.accuracy) == (result.summary["loss"], result.summary["accuracy"])
     every = []
     for size in (1, 3, 130, 3):  # a residual network takes fused kernels for the most of them

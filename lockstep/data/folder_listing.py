@@ -1,0 +1,146 @@
+"""Which image files below a folder are which split: found by the names of folders, or held out by name.
+
+`DIR/train/CLASS/*` with `DIR/val/CLASS/*`, `DIR/test/CLASS/*` or both, or only `DIR/CLASS/*`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lockstep.data.image_file import SUFFIXES, ImageFile
+from lockstep.errors import DataError
+from lockstep.kernels.random import key
+
+_SPLITS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
+_NAMED = 5  # classes in a warning
+
+
+@dataclass
+class Listing:
+    """What lies below a folder: the images of each split, and how many files of which kind are none."""
+
+    roots: dict[str, Path]
+    files: dict[str, list[ImageFile]] = field(default_factory=dict)
+    left_out: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return tuple(sorted({file.label for file in self.files["train"]}))
+
+    @property
+    def is_held_out(self) -> bool:
+        """Whether only one folder was there, and val is a share of it."""
+        return len(self.roots) == 1
+
+    def __str__(self) -> str:
+        """Which folders are used, and what for."""
+        count = {name: f"{len(part):,}" for name, part in self.files.items()}
+        if self.is_held_out:
+            where = self.roots["train"]
+            return f"images of {where}: {count['train']} to train on, {count['val']} held out to evaluate on"
+        use = {"train": "to train on", "val": "to evaluate on after every epoch"}
+        use["test"] = "to evaluate on at the end" if "val" in count else use["val"]
+        return "images: " + ", ".join(f"{self.roots[name]} ({count[name]}) {use[name]}" for name in count)
+
+    def warnings(self) -> Iterator[str]:
+        """What is there and not used, or missing and easily not noticed."""
+        if self.left_out:
+            kinds = ", ".join(f"{count} {kind}" for kind, count in self.left_out.most_common())
+            yield f"left out, as only {', '.join(SUFFIXES)} are read: {kinds}: convert or remove them"
+        for name, part in self.files.items():
+            there = {file.label for file in part}
+            missing = [label for label in self.classes if label not in there]
+            if missing:
+                more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+                where = self.roots.get(name, "what is held out")
+                yield (
+                    f"{where}: no image of class {', '.join(missing[:_NAMED])}{more}: the accuracy there "
+                    "says nothing of it"
+                )
+
+
+def find_roots(folder: Path) -> dict[str, Path]:
+    """The folders of splits there are; without train/, only those that hold folders, as a class does not."""
+    found: dict[str, Path] = {}
+    for split, names in _SPLITS.items():
+        there = [folder / name for name in names if (folder / name).is_dir()]
+        if split != "train" and "train" not in found:
+            there = [path for path in there if _class_folders(path)]
+        if len(there) > 1:
+            raise DataError(f"{folder}: has {_shown(there)}: both are {split}; keep one")
+        if there:
+            found[split] = there[0]
+    return found
+
+
+def _shown(paths: Iterable[Path]) -> str:
+    return " and ".join(f"{path.name}/" for path in paths)
+
+
+def list_splits(folder: Path, val_fraction: float, seed: int) -> Listing:
+    """The files of each split in name order; where there is only train, some are held out as val."""
+    roots = find_roots(folder)
+    if roots and "train" not in roots:
+        raise DataError(
+            f"{folder}: has {_shown(roots.values())} but no train/: put the training classes into train/"
+        )
+    listing = Listing(roots or {"train": folder})
+    for split, root in listing.roots.items():
+        listing.files[split] = list_files(root, listing.left_out)
+        extra = sorted({file.label for file in listing.files[split]} - set(listing.classes))
+        if extra:
+            raise DataError(
+                f"{root}: class {', '.join(extra)} is not in {roots['train']}: add it there or remove it"
+            )
+    if listing.is_held_out:
+        listing.files["train"], listing.files["val"] = _hold_out(listing.files["train"], val_fraction, seed)
+    return listing
+
+
+def _class_folders(root: Path) -> list[Path]:
+    return sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def list_files(root: Path, left_out: Counter[str]) -> list[ImageFile]:
+    """Every image below the class folders of `root`, in name order."""
+    classes = _class_folders(root)
+    if not classes:
+        raise DataError(f"{root}: holds no class folders: expected {root}/CLASS/*.png or *.jpg")
+    files: list[ImageFile] = []
+    for path in classes:
+        names = []
+        for name in sorted(each.name for each in path.iterdir()):
+            if (suffix := Path(name).suffix.lower()) in SUFFIXES:
+                names.append(name)
+            elif not name.startswith("."):
+                left_out["folder" if (path / name).is_dir() else suffix or "without suffix"] += 1
+        if not names:
+            raise DataError(f"{path}: class folder without images (.png, .jpg, .jpeg): fill or remove it")
+        files += [ImageFile(path / name, f"{path.name}/{name}", path.name) for name in names]
+    for file in files:
+        try:
+            file.name.encode()
+        except UnicodeEncodeError:
+            raise DataError(f"{root}: the name {file.name!a} is not UTF-8: rename it") from None
+    return files
+
+
+def _hold_out(
+    files: list[ImageFile], val_fraction: float, seed: int
+) -> tuple[list[ImageFile], list[ImageFile]]:
+    """Hold out the files whose hashed name falls below the fraction; each class keeps one for training."""
+    rank = {file: key("val", seed, file.name) + (1 << 63) for file in files}
+    kept = {file.label: file for file in sorted(files, key=lambda file: rank[file])}  # the last of each class
+    free = [file for file in files if kept[file.label] is not file]
+    if not free:
+        raise DataError(
+            f"{files[0].path.parent.parent}: {len(files)} images of {len(kept)} classes leave none to "
+            "validate on: give every class at least 2 images"
+        )
+    lowest = min(free, key=lambda file: rank[file])
+    limit = int(val_fraction * 2.0**64)
+    held = {file for file in free if rank[file] < limit or file is lowest}
+    return [file for file in files if file not in held], [file for file in files if file in held]
