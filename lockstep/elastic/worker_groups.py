@@ -65,7 +65,7 @@ class WorkerGroups:
                     raise LeftOut
                 continue  # all lanes have a worker; one day this one is needed
             try:
-                group = self._line.form(generation, backend)
+                group = self._line.form(generation, backend, self._device)
             except GroupLost:
                 self._line.report_lost()
                 continue

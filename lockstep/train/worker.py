@@ -58,14 +58,15 @@ def fit(
     `find_groups` gives the worker its groups.
     """
     launch.check_run(run)
-    with plain_torch(), torch.random.fork_rng():
+    with plain_torch():
         # first: it sets the threads that all else uses
         local_rank = launch.world.local_rank if launch.world else None
         device = prepare_device(launch.device, run.train.threads, local_rank, run.train.precision == "tf32")
         given = {"model": model, "data": data, "loss": loss}
-        return _Worker(
-            run, launch, on_event, device, given, find_groups(launch.world, launch.backend, device)
-        ).work()
+        groups = find_groups(launch.world, launch.backend, device)
+        # of this device only: else torch visits every GPU of the host, and warns of it
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            return _Worker(run, launch, on_event, device, given, groups).work()
 
 
 @dataclass
