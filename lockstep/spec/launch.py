@@ -34,7 +34,7 @@ class Launch:
     trace: bool = False
     min_workers: int = 1
     wait_s: float = 60.0  # below that number, how long to wait for more
-    restarts: int = 3  # how many lost workers a launcher replaces
+    restarts: int = 3  # how many lost workers a launcher replaces within an hour
     rdzv: str | None = None  # host:port of the launcher that holds the job's store
     nodes: str = "1"  # how many launchers: N, or MIN:MAX
     audit: int = 0  # every so many steps a lane is computed twice; 0: never
