@@ -107,7 +107,7 @@ def measure(
     moved = traffic(operation, layer, train)
     done = work(layer, train.batch) if operation in OPERATIONS else 0.0
     compute()
-    replay = capture(compute, graph=True)
+    replay = capture(compute, network.weights.device, graph=True)
     values = [milliseconds(replay) * 1e3 for _ in range(5)]
     limit_us = 1e6 * max(moved / ceiling[0], done / ceiling[1])
     name = f"{operation} of layer {i}: {layer.height}x{layer.width}x{layer.in_channels}-{layer.out_channels}"

@@ -97,10 +97,11 @@ def tune_tiles(options: argparse.Namespace) -> int:
             lowering.program.make,
             lowering.program.layers,
             run.train,
+            device,
             lambda name, done, total: bars.update(tasks[name], completed=done, total=total),
             processes,
         )
-    options.output.write_text(to_toml(tiles, torch.cuda.get_device_name()))
+    options.output.write_text(to_toml(tiles, torch.cuda.get_device_name(device)))
     print(f"{len(tiles)} tiles in {options.output}: train with -o kernels.table={options.output}")
     return 0
 

@@ -84,7 +84,8 @@ def add_elastic(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=3,
         metavar="N",
-        help="how many killed workers this launcher replaces in all; default: 3",
+        help="how many killed workers this launcher replaces within an hour, each time later where workers "
+        "die soon; default: 3",
     )
     group.add_argument(
         "--rdzv",

@@ -36,8 +36,9 @@ class _Console(Console):
 class Progress:
     """A listener that draws; use it as a context, so that the terminal is left in order."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._console = _Console(file=stream, highlight=False)
+    def __init__(self, stream: TextIO, plain: bool = False) -> None:
+        """`plain`: there is no person's terminal, whatever the stream seems to be."""
+        self._console = _Console(file=stream, highlight=False, force_terminal=False if plain else None)
         self._started: Started | None = None
         self._img_s = 0.0
         self._last_line = time.monotonic()

@@ -74,7 +74,9 @@ class _Watch:
             from lockstep.cli.tensorboard import TensorBoard
 
             self._listeners.append(stack.enter_context(TensorBoard()))
-        self._listeners.append(self._on_event or stack.enter_context(Progress(sys.stdout)))
+        # Open MPI gives every worker a terminal of its own, and copies from there to wherever it prints
+        plain = bool(launch.world and launch.world.launcher == "mpirun")
+        self._listeners.append(self._on_event or stack.enter_context(Progress(sys.stdout, plain)))
 
 
 class _Curves:
@@ -93,7 +95,9 @@ class _Curves:
         elif isinstance(event, EpochDone) and time.monotonic() - self._drawn_at > _DRAW_EVERY_S:
             self._draw()
         elif isinstance(event, Finished):
-            self._draw()
+            if self._directory or not _is_drawn(event.directory):
+                self._directory = event.directory
+                self._draw()
             self._directory = None
 
     def __exit__(
@@ -109,3 +113,12 @@ class _Curves:
                 draw_curves(self._directory)
         except (OSError, ValueError, KeyError, TypeError) as error:
             print(f"lockstep: curves.png not drawn: {error}", file=sys.stderr)
+
+
+def _is_drawn(directory: Path) -> bool:
+    """Whether a finished run has its last picture: who wrote the summary may have been killed before it."""
+    try:
+        drawn, done = ((directory / name).stat().st_mtime_ns for name in ("curves.png", "summary.json"))
+    except OSError:
+        return False
+    return drawn >= done

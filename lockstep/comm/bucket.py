@@ -55,7 +55,8 @@ class Bucket:
         self.indices, self._entries = indices, entries
         self.leaf: dict[int, Tensor] = {}
         self._own = worker_lanes(lanes, group.size, group.rank)
-        self._alone, self._on_gpu = group.size == 1, entries[0].like.device.type == "cuda"
+        self._alone, self._device = group.size == 1, entries[0].like.device
+        self._on_gpu = self._device.type == "cuda"
         self.begin()
         if self._alone:
             return
@@ -70,7 +71,7 @@ class Bucket:
         self._slots = [self._views(root) for root in self._exchange.roots]
         self._means = self._views(self._exchange.result)
         if self._on_gpu:
-            self._stream = torch.cuda.Stream(like.device)  # type: ignore[no-untyped-call]
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
             self._filled, self._done = torch.cuda.Event(), torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def begin(self) -> None:
@@ -100,7 +101,7 @@ class Bucket:
         for slots, (_, _, tensors) in zip(self._slots, self._tree.roots(), strict=True):
             torch._foreach_copy_(slots, tensors)
         if self._on_gpu:
-            self._filled.record()
+            self._filled.record(torch.cuda.current_stream(self._device))
 
     @torch.no_grad()
     def reduce(self) -> Leaf:
@@ -111,7 +112,7 @@ class Bucket:
             with torch.cuda.stream(self._stream):
                 self._stream.wait_event(self._filled)
                 self._exchange.run()
-                self._done.record()
+                self._done.record(self._stream)
         else:
             self._exchange.run()
         return self._means
@@ -119,7 +120,7 @@ class Bucket:
     def arrive(self) -> None:
         """Let later kernels on this device wait for the result."""
         if not self._alone and self._on_gpu:
-            torch.cuda.current_stream().wait_event(self._done)
+            torch.cuda.current_stream(self._device).wait_event(self._done)
 
     def _views(self, flat: Tensor) -> list[Tensor]:
         """Views into a flat tensor, one for each entry, with the entry's shape and memory format."""

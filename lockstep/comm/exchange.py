@@ -109,7 +109,7 @@ class Exchange:
 
     def _wait_for_gpu(self) -> None:
         if self._staged:
-            torch.cuda.current_stream().synchronize()
+            torch.cuda.current_stream(self._shape.device).synchronize()
 
 
 class SharedExchange(Exchange):

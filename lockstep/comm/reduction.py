@@ -39,7 +39,7 @@ class Reduction:
         ]
         self._home = {i: (bucket, n) for bucket in self._buckets for n, i in enumerate(bucket.indices)}
         self._background: BackgroundThread[Leaf] | None = (
-            BackgroundThread("reduce") if self.overlaps else None
+            BackgroundThread("reduce", entries[0].like.device) if self.overlaps else None
         )
         self._ready = 0  # buckets before this one are on their way
         self._futures: list[Future[Leaf]] = []

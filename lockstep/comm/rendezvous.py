@@ -12,6 +12,7 @@ import itertools
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -46,25 +47,38 @@ def join(world: World | None, backend: str, device: torch.device) -> Group:
     store, own_address = _open_store(world)
     store = PrefixStore(f"lockstep/{world.attempt}/{next(_groups)}", store)
     _check_backend(store, world, wanted)
-    return form(store, world.rank, world.size, wanted, own_address, own_address == _LOOPBACK)
+    near = own_address == _LOOPBACK
+    return form(store, Place(world.rank, world.size, wanted, own_address, device, near))
 
 
-def form(store: Any, rank: int, size: int, backend: str, address: str, on_one_host: bool) -> Group:
-    """The group of all workers that come to a store; each listens at an `address` of its own."""
-    reason = ""
+@dataclass(frozen=True)
+class Place:
+    """A worker's place in a group that is formed."""
+
+    rank: int
+    size: int
+    backend: str
+    address: str  # at which it listens
+    device: torch.device  # on which it trains, whichever is current in the thread that forms the group
+    on_one_host: bool  # whether all workers are
+
+
+def form(store: Any, place: Place) -> Group:
+    """The group of all workers that come to a store."""
+    rank, size, reason = place.rank, place.size, ""
     try:
-        host = TorchTransport("gloo", store, rank, size, address)
+        host = TorchTransport("gloo", store, rank, size, place.address)
         gpu = None
-        if backend == "nccl":
-            gpu = TorchTransport("nccl", PrefixStore("nccl", store), rank, size, address)
+        if place.backend == "nccl":
+            gpu = TorchTransport("nccl", PrefixStore("nccl", store), rank, size, place.device)
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
     if reason:
         raise GroupLost(
-            f"worker {rank} of {size} could not form the group from {address}: are all workers running, and "
-            f"can they reach each other? ({reason})"
+            f"worker {rank} of {size} could not form the group from {place.address}: are all workers "
+            f"running, and can they reach each other? ({reason})"
         )
-    return Group(rank, size, host, gpu, on_one_host=on_one_host)
+    return Group(rank, size, host, gpu, on_one_host=place.on_one_host)
 
 
 def listen(address: str, port: int = 0) -> socket.socket:
@@ -139,7 +153,7 @@ def _open_store(world: World) -> tuple[Any, str]:
 def _within(seconds: float, make: Callable[[], T]) -> T:
     """What `make` gives, or a TimeoutError: a store waits without end for a listener that never answers."""
     try:
-        return run_in_thread(make).result(seconds)
+        return run_in_thread(make, None).result(seconds)
     except TimeoutError:
         raise TimeoutError(f"no answer within {seconds:.0f} s") from None
 

@@ -10,7 +10,6 @@ import os
 import socket
 import stat
 import sys
-import threading
 from collections.abc import Sequence
 from concurrent.futures import wait
 from contextlib import suppress
@@ -22,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lockstep.comm.background import BackgroundThread
+from lockstep.comm.background import BackgroundThread, run_in_thread
 from lockstep.spec.launch import RESTART_CODE
 
 _TIMEOUT = timedelta(minutes=30)  # of one collective: a peer may be saving, or reading a slow disk
@@ -57,13 +56,18 @@ class Transport(Protocol):
 class TorchTransport:
     """gloo or nccl, as an object of its own: the default group of a script is left alone."""
 
-    def __init__(self, name: str, store: Any, rank: int, size: int, address: str) -> None:
+    _device: torch.device | None
+    _background: BackgroundThread[None] | None
+
+    def __init__(self, name: str, store: Any, rank: int, size: int, at: str | torch.device) -> None:
+        """This worker is reached by gloo `at` an address, by NCCL `at` a GPU."""
         self.name, self._rank, self._size = name, rank, size
+        self._device, self._background = None, None
         before = _sockets()
-        self._group = (
-            _make_gloo(store, rank, size, address) if name == "gloo" else _make_nccl(store, rank, size)
-        )
-        self._background: BackgroundThread[None] | None = BackgroundThread("wait") if name == "gloo" else None
+        if isinstance(at, torch.device):
+            self._device, self._group = at, _make_nccl(store, rank, size, at)
+        else:
+            self._background, self._group = BackgroundThread("wait", None), _make_gloo(store, rank, size, at)
         self._is_cut = False
         self._own = {fd: inode for fd, inode in _sockets().items() if before.get(fd) != inode}
 
@@ -135,7 +139,7 @@ class TorchTransport:
         if self._background:
             self._background.close()
         held, self._group = [self._group], None
-        threading.Thread(target=held.clear, name="lockstep-drop", daemon=True).start()
+        run_in_thread(held.clear, self._device)
 
     def cut(self) -> None:
         """Shut the connections, so that whoever waits in a collective fails at once."""
@@ -171,17 +175,8 @@ class TorchTransport:
 
     def _abort_nccl(self) -> None:
         """NCCL may hang in its own abort: then this worker is started anew, with the state of another."""
-        group, done = self._group, threading.Event()
-        if group is None:
-            return
-
-        def work() -> None:
-            with suppress(RuntimeError):
-                group.abort()
-            done.set()
-
-        threading.Thread(target=work, name="lockstep-abort", daemon=True).start()
-        if not done.wait(_ABORT_S):
+        group = self._group
+        if group and not wait([run_in_thread(group.abort, self._device)], _ABORT_S).done:
             os._exit(RESTART_CODE)
 
 
@@ -203,9 +198,9 @@ def _make_gloo(store: Any, rank: int, size: int, address: str) -> Any:
     return dist.ProcessGroupGloo(store, rank, size, options)
 
 
-def _make_nccl(store: Any, rank: int, size: int) -> Any:
+def _make_nccl(store: Any, rank: int, size: int, device: torch.device) -> Any:
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = _TIMEOUT
     group = dist.ProcessGroupNCCL(store, rank, size, options)
-    group.eager_connect_single_device(torch.device("cuda", torch.cuda.current_device()))
+    group.eager_connect_single_device(device)
     return group

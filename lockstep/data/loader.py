@@ -75,12 +75,17 @@ class TrainLoader:
         if isinstance(self._split, MemorySplit):  # a gather in memory is not worth a thread
             yield from (self._finish(epoch, *self._read(epoch, step)) for step in steps)
             return
-        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="lockstep-read") as pool:
+        with ThreadPoolExecutor(1, "lockstep-read", self._choose_gpu) as pool:
             ahead: Future[tuple[Tensor, Tensor, Tensor]] | None = None
             for step in steps:
                 raw = ahead.result() if ahead else self._read(epoch, step)
                 ahead = pool.submit(self._read, epoch, step + 1) if step + 1 < len(self) else None
                 yield self._finish(epoch, *raw)
+
+    def _choose_gpu(self) -> None:
+        """In the thread that reads, which begins on GPU 0: data of the user's may compute."""
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
 
     def _read(self, epoch: int, step: int) -> tuple[Tensor, Tensor, Tensor]:
         every = lane_positions(step, self._batch, self._lanes)

@@ -105,6 +105,11 @@ class Coordinator:
     def num_nodes(self) -> int:
         return len(self._nodes)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the workers have trained to the end; what failed for all, launchers were told."""
+        return 0 < self._training <= self._membership.over
+
     def halt(self) -> None:
         """Stop those that wait for more workers; the others hear a signal."""
         if self._membership.is_short:

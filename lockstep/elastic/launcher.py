@@ -17,6 +17,7 @@ from lockstep.elastic.coordinator_link import Link
 from lockstep.elastic.job import Job
 from lockstep.elastic.message import Message
 from lockstep.elastic.process_control import is_stopped
+from lockstep.elastic.restart import Restarts
 from lockstep.elastic.worker_process import Processes, Worker, own_command
 from lockstep.spec.launch import RESTART_CODE
 
@@ -25,7 +26,6 @@ _DEAF_S = 60.0  # a worker whose own thread is not heard for so long hangs as a 
 _LOOK_S = 0.2
 _ASK_EVERY_S = 0.5  # a worker takes a first SIGTERM for a first to stop after its step
 _GRACE_S = 10.0  # for workers to end by themselves when they should, before they are killed
-_RESTART_AFTER_S = 0.5  # the others go on first: a new worker needs the cores that they need
 
 
 class Launcher:
@@ -35,7 +35,7 @@ class Launcher:
         self._job, self._show = job, show
         self._processes = Processes(self._hear_worker, self._born, self._ended, self._print)
         self._link = Link(job, self._hear_coordinator, self._say)
-        self._count, self._restarts, self._pending = 0, job.restarts, 0
+        self._count, self._restarts, self._pending = 0, Restarts(job.restarts), 0
         self._signals: list[signal.Signals] = []  # signals that we were sent
         self._verdict = 0  # the exit code of an error that all workers share
         self._asked, self._end = 0.0, float("inf")  # when workers were last told to end, and must have
@@ -85,7 +85,8 @@ class Launcher:
             return
         killing = now > self._end or len(self._signals) > 2
         if killing or len(self._signals) > 1 or not self._job.is_elastic:
-            self._processes.signal_all(signal.SIGKILL if killing else signal.SIGTERM)
+            but = None if len(self._signals) > 1 else 0  # whose script may have caught the error of all
+            self._processes.signal_all(signal.SIGKILL if killing else signal.SIGTERM, but)
         self._asked, self._end = now, min(self._end, now + _GRACE_S)
 
     def _is_lost(self) -> bool:
@@ -146,13 +147,13 @@ class Launcher:
         over = over or self._processes.fork_server_ended
         if over or not (code < 0 or code == RESTART_CODE):
             return
-        if self._restarts <= 0:
-            if self._job.restarts:
-                self._say(f"worker {worker.name} {why} and is not replaced: all --restarts are used up")
-            return
-        self._restarts -= 1
-        self._pending += 1
-        asyncio.get_running_loop().call_later(_RESTART_AFTER_S, self._replace, worker.slot)
+        now, most = time.monotonic(), self._job.restarts
+        wait_s = self._restarts.wait_s(worker.slot, now - worker.started, now)
+        if wait_s is not None:
+            self._pending += 1
+            asyncio.get_running_loop().call_later(wait_s, self._replace, worker.slot)
+        elif most:
+            self._say(f"worker {worker.name} {why} and is not replaced: {most} --restarts within an hour")
 
     def _replace(self, slot: int) -> None:
         self._pending -= 1
@@ -216,6 +217,8 @@ class Launcher:
         finished = self._processes.finished()
         if self._verdict and not self._link.coordinator:
             self._say(f"the job ended with exit code {self._verdict}: its coordinator's launcher says why")
+        if finished and finished[0].rank == 0 and finished[0].code >= 0:
+            return finished[0].code  # whether its script has caught the error of all or not
         if self._verdict or finished:
             return self._verdict or max(finished[0].code, 0)
         if self._signals:
@@ -228,6 +231,8 @@ class Launcher:
             self._say(f"the process that starts workers has ended{self._job.advice if trained else ''}")
             return 1
         failed = self._processes.last_failed()
+        if self._link.coordinator and self._link.coordinator.is_over:
+            return 0  # by the workers of other nodes
         if failed and failed.code < 0:
             self._say(f"worker {failed.name} {_fate(failed)}, and no worker is left{self._job.advice}")
         return (failed.code if failed.code > 0 else 1) if failed else 0

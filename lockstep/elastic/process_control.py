@@ -26,7 +26,7 @@ def name_process(name: str) -> None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process was frozen by a signal."""
+    """Whether a process was frozen by a signal; one that a debugger halts (t) has somebody to wake it."""
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # noqa: PTH123  (looked at all the time)
             stat = file.read(1024)

@@ -23,6 +23,8 @@ class WorkerGroups:
 
     def __init__(self, world: World | None, backend: str, device: torch.device) -> None:
         self._world, self._backend, self._device = world, backend, device
+        if world and backend != "mpi":
+            self._backend = choose_backend(backend, world, device)
         self._line = _line(world) if world and world.launcher == "lockstep" else None
         self._training = next(_trainings)
         self._was_in = self._is_ready = False
@@ -55,7 +57,6 @@ class WorkerGroups:
         if not self._is_ready:
             self._line.say("ready", training=self._training)
             self._is_ready = True
-        backend = choose_backend(self._backend, self._world, self._device)
         while True:
             generation = self._line.wait(self._training)
             if generation is None:
@@ -65,7 +66,7 @@ class WorkerGroups:
                     raise LeftOut
                 continue  # all lanes have a worker; one day this one is needed
             try:
-                group = self._line.form(generation, backend)
+                group = self._line.form(generation, self._backend, self._device)
             except GroupLost:
                 self._line.report_lost()
                 continue

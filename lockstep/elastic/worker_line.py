@@ -13,11 +13,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from lockstep.comm.background import run_in_thread
 from lockstep.comm.group import Group
-from lockstep.comm.rendezvous import form
+from lockstep.comm.rendezvous import Place, form
 from lockstep.elastic.message import Message, pack, unpack
 from lockstep.errors import GroupLost, SpecError
 from lockstep.spec.generation import Generation
@@ -70,7 +71,7 @@ class WorkerLine:
             self._entered, self._values = self._newest.number, {}
             return self._newest
 
-    def form(self, generation: Generation, backend: str) -> Group:
+    def form(self, generation: Generation, backend: str, device: torch.device) -> Group:
         """The group of a generation; GroupLost if the next one comes first."""
         size = len(generation.workers)
         if size == 1:
@@ -78,7 +79,8 @@ class WorkerLine:
         rank = generation.workers.index(self._world.name)
         self._meet(generation.number, rank, size, backend)
         store, near = _Store(self, generation.number), len(set(generation.nodes)) == 1
-        group = self._unless_news(lambda: form(store, rank, size, backend, self._world.address, near))
+        place = Place(rank, size, backend, self._world.address, device, near)
+        group = self._unless_news(lambda: form(store, place), device)
         with self._news:
             self._group = group
             if self._is_news():  # it came while the group was formed, when nothing could be cut
@@ -132,9 +134,9 @@ class WorkerLine:
                 "--backend to all"
             )
 
-    def _unless_news(self, make: Callable[[], Group]) -> Group:
+    def _unless_news(self, make: Callable[[], Group], device: torch.device) -> Group:
         """What `make` gives; it is left alone, in a thread of its own, if the next generation comes first."""
-        found = run_in_thread(make)
+        found = run_in_thread(make, device)
         found.add_done_callback(lambda _: self._notify())
         with self._news:
             self._news.wait_for(lambda: found.done() or self._is_news())

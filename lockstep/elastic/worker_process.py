@@ -32,7 +32,8 @@ class Worker:
 
     name: str
     slot: int  # which of the node's GPUs it has, and whom it replaces
-    heard: float
+    started: float
+    heard: float = 0.0
     pid: int = 0
     code: int = 0
     ended: bool = False
@@ -135,10 +136,11 @@ class Processes:
             with suppress(ProcessLookupError):
                 os.kill(worker.pid, number)
 
-    def signal_all(self, number: signal.Signals) -> None:
-        """Send a signal to all of them."""
+    def signal_all(self, number: signal.Signals, but_rank: int | None = None) -> None:
+        """Send a signal to all of them, but not to one that has trained to the end with this rank."""
         for worker in self.alive():
-            self.send_signal(worker, number)
+            if but_rank is None or worker.rank != but_rank:
+                self.send_signal(worker, number)
 
     def is_fork_server_stopped(self) -> bool:
         return is_stopped(self._fork_server.pid)

@@ -110,16 +110,17 @@ def tune(
     make: Make,
     layers: Sequence[Layer],
     train: Train,
+    device: torch.device,
     progress: Callable[[str, int, int], None],
     processes: int,
 ) -> dict[str, Tile]:
-    """The fastest tile of each operation on the current GPU, with all lanes of a batch."""
-    every = list(candidates(layers, train, moves_boxes(torch.device("cuda"))))
-    work = [(make, train, every[n::processes]) for n in range(processes)]
+    """The fastest tile of each operation on a GPU, with all lanes of a batch."""
+    every = list(candidates(layers, train, moves_boxes(device)))
+    work = [(make, train, device, every[n::processes]) for n in range(processes)]
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
         for number, _ in enumerate(pool.map(_compile, work), 1):
             progress("compiling", number, processes)
-    network = _network(make, train, train.lanes)
+    network = _network(make, train, device, train.lanes)
     best: dict[str, tuple[float, Tile]] = {}
     for number, candidate in enumerate(every, 1):
         name = tile_key(candidate.operation, layers[candidate.layer], train.precision)
@@ -130,9 +131,8 @@ def tune(
     return {name: tile for name, (_, tile) in best.items()}
 
 
-def _network(make: Make, train: Train, lanes: int) -> TunableNetwork:
+def _network(make: Make, train: Train, device: torch.device, lanes: int) -> TunableNetwork:
     """Buffers with random values: on zeros some kernels are faster."""
-    device = torch.device("cuda")
     network: TunableNetwork = make(lanes, train, device, Table(boxes=moves_boxes(device)))
     network.x[0].normal_()
     network.copy.normal_(std=0.05)
@@ -143,9 +143,10 @@ def _network(make: Make, train: Train, lanes: int) -> TunableNetwork:
     return network
 
 
-def _compile(work: tuple[Make, Train, list[Candidate]]) -> None:
-    make, train, every = work
-    network = _network(make, train, lanes=1)  # many processes share the device's memory
+def _compile(work: tuple[Make, Train, torch.device, list[Candidate]]) -> None:
+    make, train, device, every = work
+    torch.cuda.set_device(device)
+    network = _network(make, train, device, lanes=1)  # many processes share the device's memory
     for candidate in every:
         _launch(network, candidate)
 
@@ -156,7 +157,7 @@ def _launch(network: TunableNetwork, candidate: Candidate) -> bool:
     before, tiles[candidate.operation] = tiles[candidate.operation], candidate.tile
     try:
         network.run(candidate.operation, candidate.layer)
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(network.weights.device)
     except Exception as error:
         if isinstance(error, torch.OutOfMemoryError) or "CUDA error" in str(error):
             raise

@@ -55,9 +55,9 @@ def draw_curves(directory: Path) -> Path | None:
         *loss.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=9
     )
     figure.suptitle(directory.name)
-    path = directory / "curves.png"
-    figure.savefig(path)
-    return path
+    path, new = directory / "curves.png", directory / ".curves.png"
+    figure.savefig(new)
+    return new.replace(path)  # whole or not at all: who draws may be killed
 
 
 def _mark(axes: Any, changes: list[Row]) -> None:

@@ -51,7 +51,7 @@ class Journal:
     def open(self, directory: RunDirectory) -> None:
         """Keep the run's files from now on."""
         self._directory, self._started = directory, False
-        self.found = {"path": str(directory.path), "summary": directory.summary()}
+        self.found = {"path": str(directory.path.resolve()), "summary": directory.summary()}
 
     def close(self) -> None:
         """Let go of the files."""
@@ -65,7 +65,8 @@ class Journal:
 
     @property
     def path(self) -> Path:
-        return Path(self.found["path"])
+        """As the user gave it, on the worker that keeps it."""
+        return self._directory.path if self._directory else Path(self.found["path"])
 
     def start(self, state: TrainState, steps_per_epoch: int, num_workers: int, takes_over: bool) -> None:
         """Open the files and announce the run, when this worker begins to keep them."""

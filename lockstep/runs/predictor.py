@@ -101,7 +101,7 @@ class Batch:
         self._normal = trained.augment.normal(self._images)
         self._result = torch.zeros(size, len(trained.classes), device=device)
         run_first(self._launch, device)
-        self._replay = capture(self._launch, device.type == "cuda")
+        self._replay = capture(self._launch, device, device.type == "cuda")
 
     def __call__(self, images: Tensor) -> Tensor:
         """[N, C, H, W] → [N, classes]."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lockstep.errors import CheckpointError, IdentityError
+from lockstep.errors import CheckpointError, IdentityError, LockstepError
 from lockstep.runs import checkpoint
 from lockstep.runs.about import About
 from lockstep.runs.checkpoint import Saved
@@ -51,14 +52,23 @@ def open_directory(
 def reopen_directory(
     path: Path, about: About, on_event: Listener, is_lost: bool
 ) -> tuple[RunDirectory, Saved | None]:
-    """The directory that a worker before this one kept; `is_lost`: no worker has the state any more."""
-    path.mkdir(exist_ok=True)  # that worker may have ended before it made it
+    """The directory that a worker before this one kept; `is_lost`: no worker has the state any more.
+
+    That worker may have been on another node, or have ended before it made it.
+    """
     directory = RunDirectory(path)
-    with _held(directory, _LET_GO_S):
-        if not (path / "identity.json").is_file():
-            directory.describe(_with_whole_paths(about.run), about.identity)
-        _check_identity(directory, about.identity, on_event)
-        return directory, _choose(directory, None, about.identity, on_event) if is_lost else None
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with _held(directory, _LET_GO_S):
+            if not (path / "identity.json").is_file():
+                directory.describe(_with_whole_paths(about.run), about.identity)
+            _check_identity(directory, about.identity, on_event)
+            return directory, _choose(directory, None, about.identity, on_event) if is_lost else None
+    except OSError as error:
+        raise LockstepError(
+            f"the run's directory {path} cannot be kept by {socket.gethostname()}, whose worker takes over: "
+            f"{error.strerror or error}; give --runs-dir a folder on a disk that all nodes share"
+        ) from None
 
 
 @contextmanager

@@ -34,7 +34,7 @@ class Launch:
     trace: bool = False
     min_workers: int = 1
     wait_s: float = 60.0  # below that number, how long to wait for more
-    restarts: int = 3  # how many lost workers a launcher replaces
+    restarts: int = 3  # how many lost workers a launcher replaces within an hour
     rdzv: str | None = None  # host:port of the launcher that holds the job's store
     nodes: str = "1"  # how many launchers: N, or MIN:MAX
     data_changed: bool = False  # resume although the data is other than it was; another run from there on

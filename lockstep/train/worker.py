@@ -19,10 +19,10 @@ from torch import nn
 from lockstep.comm.group import Group
 from lockstep.comm.group_source import GroupSource, LeftOut
 from lockstep.data.map_style import from_map_style
-from lockstep.errors import GroupLost, LockstepError
+from lockstep.errors import GroupLost, LockstepError, SpecError
 from lockstep.kernels.loss import Loss
 from lockstep.kernels.numerics import plain_torch, prepare_device
-from lockstep.runs.event import Listener, Notice
+from lockstep.runs.event import Event, Listener, Notice
 from lockstep.runs.journal import Journal
 from lockstep.runs.resume import (
     continued_identity,
@@ -65,14 +65,19 @@ def fit(
     `find_groups` gives the worker its groups.
     """
     launch.check_run(run)
-    with plain_torch(), torch.random.fork_rng():
+    with plain_torch():
         # first: it sets the threads that all else uses
         local_rank = launch.world.local_rank if launch.world else None
-        device = prepare_device(launch.device, run.train.threads, local_rank, run.train.precision == "tf32")
-        given = {"model": model, "data": data, "loss": loss}
-        return _Worker(
-            run, launch, on_event, device, given, find_groups(launch.world, launch.backend, device)
-        ).work()
+        tf32, given = run.train.precision == "tf32", {"model": model, "data": data, "loss": loss}
+        try:
+            device = prepare_device(launch.device, run.train.threads, local_rank, tf32)
+            groups = find_groups(launch.world, launch.backend, device)
+        except SpecError as error:  # in a flag, which all workers of a host have
+            error.everywhere, error.rank = True, local_rank or 0
+            raise
+        # of this device only: else torch visits every GPU of the host, and warns of it
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            return _Worker(run, launch, on_event, device, given, groups).work()
 
 
 @dataclass
@@ -88,6 +93,7 @@ class _Worker:
     setup: Setup | None = None
     state: TrainState | None = None  # None until it has been made or received
     journal: Journal | None = None
+    is_ended: bool = False  # for all workers, by an error in what listens to one
 
     def work(self) -> Result:
         """Train through as many generations as it takes."""
@@ -123,8 +129,10 @@ class _Worker:
         except BaseException as error:
             if isinstance(error, LockstepError):
                 error.rank = group.rank
-            if getattr(error, "everywhere", False):
+            everywhere = getattr(error, "everywhere", False)
+            if everywhere or self.is_ended:
                 groups.tell_end(getattr(error, "exit_code", 1), group.rank)
+            if everywhere:
                 groups.leave(group)
             else:
                 groups.drop(group)
@@ -132,6 +140,14 @@ class _Worker:
         groups.leave(group)
         groups.tell_end(0, group.rank)
         return result
+
+    def _tell(self, event: Event) -> None:
+        """Tell who listens; what he raises ends the run, for the next worker would only raise it again."""
+        try:
+            self.on_event(event)
+        except (Exception, SystemExit):
+            self.is_ended = True
+            raise
 
     def _train(self, group: Group, interrupt: Interrupt) -> Result:
         """Agree with the others on run and state, then train on."""
@@ -141,7 +157,7 @@ class _Worker:
         roll = call_roll(group, answer_roll(identity, self.launch, self.state, keeps, knows))
         setup = self.setup if roll.agrees and self.setup else self._agree_on_setup(group)
         state = self.state or TrainState.begin(setup.model, self.run.optimizer, self.run.train.ema)
-        journal = self.journal = self.journal or Journal(self.on_event, setup.about(), self.launch.trace)
+        journal = self.journal = self.journal or Journal(self._tell, setup.about(), self.launch.trace)
         if not roll.has_directory:
             self._open(group, state, journal, roll)
         if not roll.is_even:
@@ -198,9 +214,9 @@ class _Worker:
         is_lost = roll.source is None
         known = journal.found.get("path") or self.groups.run
         if known:
-            directory, saved = reopen_directory(Path(known), self.setup.about(), self.on_event, is_lost)
+            directory, saved = reopen_directory(Path(known), self.setup.about(), self._tell, is_lost)
         else:
-            directory, saved = open_directory(self.setup.about(), self.launch, self.on_event, self._announce)
+            directory, saved = open_directory(self.setup.about(), self.launch, self._tell, self._announce)
         try:
             if saved:
                 saved.restore(state)

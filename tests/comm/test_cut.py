@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lockstep.comm.rendezvous import form
+from lockstep.comm.rendezvous import Place, form
 from lockstep.errors import GroupLost
 
 pytestmark = pytest.mark.gloo
@@ -19,7 +19,8 @@ MESSAGE = torch.ones(1 << 25)  # 128 MB: some ten milliseconds, more than the so
 
 
 def meet(path, rank):
-    group = form(dist.FileStore(path, 2), rank, 2, "gloo", "127.0.0.1", False)
+    place = Place(rank, 2, "gloo", "127.0.0.1", torch.device("cpu"), on_one_host=False)
+    group = form(dist.FileStore(path, 2), place)
     group.barrier()
     return group
 

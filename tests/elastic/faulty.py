@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import lockstep
-from lockstep.elastic import launcher
+from lockstep.cli import session
+from lockstep.elastic import restart
 from lockstep.runs import checkpoint, journal
 from lockstep.spec.run_file import from_table, merge, parse_overrides, to_table
 from lockstep.train import loop, setup, worker
@@ -23,7 +24,7 @@ from lockstep.train.step import Step
 FAULTS = [(point, step, rank) for point, step, rank in json.loads(os.environ["FAULTS"])]
 WORKERS = 3
 PATIENCE_S = 30.0
-launcher._RESTART_AFTER_S = 0.02
+restart.MOST_S = 0.02
 here: dict[str, Any] = {"step": 0, "rank": -1}
 
 
@@ -94,6 +95,7 @@ around(worker, "call_roll", "in the recovery", "in the recovery, after the roll 
 around(setup, "lower_for_host", "in the recovery, before the step")
 around(loop, "prove_state", "at the end")
 around(journal.Journal, "finish", "before the summary", "after the summary")
+around(session, "draw_curves", "before the picture")
 
 run = from_table(merge(to_table(lockstep.recipe("shapes")), parse_overrides(json.loads(os.environ["KEYS"]))))
 launch = lockstep.Launch(

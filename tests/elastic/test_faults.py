@@ -4,6 +4,11 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
 
 import forked
 import pytest
@@ -71,8 +76,8 @@ def test_a_death_at_every_point_of_a_step(rank, reference, tmp_path):
     faults = [(point, 8 * epoch + POINTS[point], rank) for epoch, point in enumerate(points)]
     recoveries = [step for point, step, _ in faults if "recovery" in point]
     faults += [("before the step", step, 2) for step in recoveries]  # another worker is lost first
-    if rank == 0:
-        faults.append(("after the summary", 8 * len(points) - 1, 0))
+    last = "before the picture" if rank else "after the summary"  # both are worker 0's
+    faults.append((last, 8 * len(points) - 1, 0))
     keys = (f"train.epochs={len(points)}", "train.ema=0.9", "checkpoint.every_steps=4", "data.num_train=260")
     marks = tmp_path / "marks"
     marks.mkdir()
@@ -82,6 +87,8 @@ def test_a_death_at_every_point_of_a_step(rank, reference, tmp_path):
     assert not [fault for fault in faults if "-".join(map(str, fault)).replace(" ", "_") not in happened]
     assert_same(summary(job.run), reference(*keys))
     assert_no_step_lost(job.run)
+    drawn, done = ((job.run / name).stat().st_mtime_ns for name in ("curves.png", "summary.json"))
+    assert drawn >= done, "whoever is worker 0 in the end draws"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["marks", "run"]
 
 
@@ -131,6 +138,56 @@ def test_a_frozen_worker_and_a_kill_while_another_joins(reference, tmp_path):
         job.finish()
     assert_same(summary(job.run), reference(*PACED))
     assert_no_step_lost(job.run)
+
+
+HALTS = """
+import ctypes, os, select, sys
+ptrace = ctypes.CDLL(None, use_errno=True).ptrace
+ptrace.argtypes = [ctypes.c_long] * 4
+for thread in map(int, os.listdir(f"/proc/{sys.argv[1]}/task")):
+    assert ptrace(0x4206, thread, 0, 0) == 0, os.strerror(ctypes.get_errno())  # seize
+    assert ptrace(0x4207, thread, 0, 0) == 0  # interrupt
+    os.waitpid(thread, 0x40000000)
+print("halted", flush=True)
+while not select.select([0], [], [], 0.05)[0]:  # the end of stdin lets them go
+    try:
+        os.waitpid(-1, os.WNOHANG | 0x40000000)  # as debuggers do: the parent hears of an end after them
+    except ChildProcessError:
+        break
+"""
+
+
+@contextmanager
+def halted(pid):
+    """A process as a debugger halts it, every thread."""
+    with subprocess.Popen([sys.executable, "-c", HALTS, str(pid)], stdin=-1, stdout=-1, text=True) as tracer:
+        if tracer.stdout.readline() != "halted\n":
+            pytest.skip("may not trace here")
+        yield
+        tracer.stdin.close()
+
+
+def test_a_debugger_may_halt_a_worker_for_a_while(reference, tmp_path):
+    deaf = tmp_path / "deaf.py"
+    deaf.write_text(
+        "import runpy, sys\nfrom lockstep.elastic import launcher\nlauncher._DEAF_S = 5.0\n"
+        f"runpy.run_path({str(Path(__file__).with_name('paced.py'))!r}, run_name='__main__')"
+    )
+    arguments = train_command(tmp_path, "--workers", "2", overrides=PACED)
+    command = [sys.executable, str(deaf), *arguments[arguments.index("lockstep") + 1 :]]
+    with Job(tmp_path, command=command) as job:
+        job.wait_for_steps(3)
+        with halted(job.workers()["1"]):
+            before = job.steps()
+            time.sleep(2)
+            assert job.steps() <= before + 1 and not job.generations(), "the others wait"
+        job.wait_for_steps(before + 3)
+        assert not job.generations()
+        with halted(job.workers()["1"]):
+            job.wait_for(lambda: "not heard for 5 s and is ended" in str(job.generations()), "its end")
+        job.hurry()
+        job.finish()
+    assert_same(summary(job.run), reference(*PACED))
 
 
 def test_without_restarts_the_last_worker_finishes(reference, tmp_path):

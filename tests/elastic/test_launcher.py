@@ -10,7 +10,7 @@ import forked
 import pytest
 from job import Job
 from patience import PATIENCE_S
-from small import OVERRIDES, call, small_run, summary, train, train_command
+from small import OVERRIDES, call, rows, small_run, summary, train, train_command
 from world import has_mpi, launched
 
 pytestmark = pytest.mark.gloo
@@ -146,6 +146,61 @@ def test_what_a_script_does_after_training_decides_too(tmp_path):
     assert forked.call([sys.executable, str(path)], cwd=tmp_path, launches=True).returncode == 7
 
 
+def test_a_script_that_catches_a_signal_has_its_own_exit_code(tmp_path):
+    """As with one worker; and the launcher lets it go on as long as it likes."""
+    path = script(tmp_path, "from lockstep.elastic import launcher; launcher._GRACE_S = 0.5", "workers=2, ")
+    text = path.read_text().replace("lambda event: None", "stop").replace("result =", STOP + "result =")
+    text = text.replace("result =", "try:\n    result =").partition("line =")[0]
+    path.write_text(f"{text}except lockstep.errors.Interrupted as error:\n{CAUGHT}")
+    done = forked.call([sys.executable, str(path)], cwd=tmp_path, launches=True)
+    assert done.returncode == 5, (done.stdout, done.stderr)
+    assert done.stdout == "caught 143\n" and "saving after this step" in done.stderr
+
+
+STOP = """
+import signal, time
+def stop(event):
+    if getattr(event, "step", 0) == 3: os.kill(os.getpid(), signal.SIGTERM)
+"""
+CAUGHT = """    time.sleep(2)
+    print("caught", error.exit_code)
+    raise SystemExit(5)
+"""
+
+
+@pytest.mark.parametrize(("workers", "code"), [("workers=2, ", 1), ("", 1)], ids=["two", "one"])
+def test_what_listens_ends_the_run_by_its_exception(workers, code, tmp_path):
+    path = script(tmp_path, launch=workers)
+    listen = 'def listen(event):\n    if getattr(event, "step", 0) == 3: raise ValueError("enough")\n'
+    path.write_text(
+        path.read_text().replace("lambda event: None", "listen").replace("result =", listen + "result =")
+    )
+    done = forked.call([sys.executable, str(path)], cwd=tmp_path, launches=bool(workers))
+    assert done.returncode == code and done.stderr.count("ValueError: enough") == 1, done.stderr
+    assert "finished" not in done.stdout and len(rows(tmp_path / "runs" / "run", "step")) == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "keys", "code", "message"),
+    [
+        ([], ["data.num_train=10"], 2, "the 10 training images"),
+        ([], ["model.name=resnet9000"], 2, "resnet9000"),
+        ([], ["optimizer.lr=1e30"], 1, "finite"),
+        (["--backend", "nccl"], [], 2, "--backend nccl needs a GPU"),
+        (["--device", "cuda"], [], 2, "--device cuda: torch sees no GPU"),
+        (["--resume", "nowhere"], [], 2, "no run 'nowhere'"),
+        (["--backend", "carrier-pigeon"], [], 2, "carrier-pigeon"),
+    ],
+    ids=["data", "model", "nan", "nccl", "device", "resume", "backend"],
+)
+def test_an_error_of_all_workers_is_said_once(flags, keys, code, message, tmp_path):
+    command = train_command(tmp_path, "--workers", "2", *flags, overrides=tuple(keys))
+    done = forked.call(command, launches=True)
+    assert done.returncode == code, done.stderr
+    assert done.stderr.count(message) == 1, done.stderr
+    assert done.stderr.count("lockstep: ") + done.stderr.count("error: argument") == 1, done.stderr
+
+
 def test_a_script_trains_twice(tmp_path):
     path = script(tmp_path, launch="workers=2, ")
     again = "again = lockstep.train(run, launch=launch, on_event=lambda event: None)\n"
@@ -249,6 +304,15 @@ def test_auto_is_one_worker_a_core_and_at_most_the_lanes(tmp_path):
     done = forked.call(train_command(tmp_path, "--workers", "auto", overrides=keys), launches=True)
     assert done.returncode == 0, done.stderr
     assert summary(tmp_path / "run")["workers"] == min(2, len(os.sched_getaffinity(0)))
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(not has_mpi("openmpi"), reason="Open MPI is not installed beside this Python")
+def test_a_log_of_open_mpi_has_plain_lines(tmp_path):
+    """Its workers have terminals, which nobody looks at."""
+    command, env = launched("openmpi", 2, train_command(tmp_path))
+    done = call(command, env=env)
+    assert done.returncode == 0 and "\x1b" not in done.stdout and "epoch 2/2" in done.stdout, done.stdout
 
 
 @pytest.mark.mpi

@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+from pathlib import Path
 
 import forked
 import pytest
@@ -81,6 +82,33 @@ def test_a_spare_takes_over_a_lane_and_stops_with_the_others(port, tmp_path):
             second.finish(143)
     saved = max(int(path.stem[5:]) for path in (first.run / "checkpoints").glob("*.json"))
     assert first.steps() == saved, "nobody trained on after the state was saved"
+
+
+def test_a_worker_of_another_node_goes_on_with_the_directory(expected, port, tmp_path):
+    """Whatever folder its launcher was started in, and though the path was given relative to the first's."""
+    folders = [tmp_path / "one", tmp_path / "other" / "place"]
+    jobs = []
+    for folder in folders:
+        folder.mkdir(parents=True)
+        command = node(Path("runs"), port, "--nodes", "2", "--restarts", "0", workers="1")
+        jobs.append(Job(tmp_path, command=command, env=TOKEN, cwd=folder, paced=True))
+    first, second = jobs
+    first.run = second.run = folders[0] / "runs" / "run"
+    with first:
+        first.wait_for(lambda: is_listening(port), "the store")
+        with second:
+            first.wait_for_steps(3)
+            first.kill("0")
+            second.wait_for(lambda: "worker 0 on" in str(second.generations()), "the other to take over")
+            first.hurry()
+            second.hurry()
+            output, _ = second.finish()
+        _, errors = first.finish()
+    assert "no worker is left" not in errors, "its workers are lost, but not the job"
+    assert f"weights_sha256 {expected['weights_sha256']}" in output
+    assert_same(summary(first.run), expected)
+    assert_no_step_lost(first.run)
+    assert not (folders[1] / "runs").exists()
 
 
 def test_a_launcher_is_killed_and_comes_back(expected, port, tmp_path):

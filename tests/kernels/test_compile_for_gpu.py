@@ -44,3 +44,32 @@ def run(script: str, cache: Path, *arguments: str) -> str:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
+
+
+FIRST = """
+import os, time
+from lockstep.kernels.triton.cuda_graph import after_the_first
+def child():
+    with after_the_first():
+        came = os.open("log", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+        os.write(came, b"in ")
+        time.sleep(0.5)
+        if not os.path.exists("died"):
+            open("died", "w").close()
+            os._exit(0)  # the first dies inside
+        os.write(came, b"out ")
+for _ in range(4):
+    if not os.fork():
+        child()
+        os._exit(0)
+for _ in range(4):
+    os.wait()
+print(open("log").read())
+"""
+
+
+def test_one_worker_of_a_host_compiles_first_and_the_others_together(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "in in in in out out out \n"

@@ -13,8 +13,11 @@ from small import command, rows, small_run, summary, train, train_command
 from torch import nn
 
 import lockstep
-from lockstep.errors import IdentityError
+from lockstep.errors import IdentityError, LockstepError
+from lockstep.runs.about import About
+from lockstep.runs.directory import RunDirectory
 from lockstep.runs.event import Notice
+from lockstep.runs.resume import reopen_directory
 from lockstep.spec.run_file import dump_toml
 
 # All that reduces, remembers or draws at random is on, so that a resume that forgets any of it shows.
@@ -35,6 +38,19 @@ def whole(tmp_path_factory):
     """The run that was never stopped."""
     result, _ = train(small_run(*FULL), tmp_path_factory.mktemp("whole"))
     return result.summary
+
+
+def test_a_directory_that_cannot_be_taken_over_is_named_with_the_way_out(tmp_path):
+    result, _ = train(small_run("train.epochs=1"), tmp_path / "calm")
+    about = About(small_run(), RunDirectory(result.directory).identity(), "", "", 0, 0, 0, (), ())
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        LockstepError, match=r"file/runs/run cannot be kept by .*: Not a directory; give --ru"
+    ):
+        reopen_directory(tmp_path / "file" / "runs" / "run", about, print, is_lost=False)
+    directory, _ = reopen_directory(tmp_path / "far" / "runs" / "run", about, print, is_lost=False)
+    assert directory.identity() == about.identity, "where it never was, it is made with all above it"
+    directory.close()
 
 
 def assert_same(directory, whole, epochs=3, batch=32):

@@ -44,15 +44,16 @@ class DeviceEpochs:
 
     def __init__(self, step: DeviceStep, group: Group, reduction: Reduction | None, graph: bool) -> None:
         self._step, self._group, self._reduction = step, group, reduction
-        run_first(step.dry_run, step.device)
+        device, together = step.device, group.size > 1
+        # statistics of all lanes are exchanged within a step, which cannot be captured everywhere
+        cut = step.run.train.sync_norm and together
+        run_first(step.dry_run, device, together and not cut)
         if reduction:
             self._sums = torch.zeros_like(step.grads)
-            # statistics of all lanes are exchanged within a step, which cannot be captured everywhere
-            cut = step.run.train.sync_norm and group.size > 1
-            self._compute = capture(step.compute, graph and not cut)
-            self._commit = capture(lambda: step.commit(self._sums, 1.0), graph)
+            self._compute = capture(step.compute, device, graph and not cut)
+            self._commit = capture(lambda: step.commit(self._sums, 1.0), device, graph)
         else:
-            self._whole = capture(step.run_alone, graph)
+            self._whole = capture(step.run_alone, device, graph)
 
     def epoch(
         self, is_due: Callable[[int], bool], requests: Requests, synced: bool = False
@@ -114,7 +115,7 @@ class DeviceEpochs:
         status.copy_(left[0], non_blocking=True)
         results.copy_(left[1], non_blocking=True)
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        done.record()
+        done.record(torch.cuda.current_stream(self._step.device))
         return _Batch(first, stop, status, results, done)
 
     def _tell(self, batch: _Batch, seconds: float, stop: bool, move: bool) -> Iterator[StepResult]:

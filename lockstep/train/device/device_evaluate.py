@@ -49,8 +49,8 @@ class DeviceEvaluator(Evaluator):
     @cached_property
     def _compute(self) -> Callable[[], object]:
         if self.graph:
-            run_first(self.blocks.dry_run, self.device)
-        return capture(self.blocks.compute, self.graph)
+            run_first(self.blocks.dry_run, self.device, self.group.size > 1)
+        return capture(self.blocks.compute, self.device, self.graph)
 
 
 class Blocks:

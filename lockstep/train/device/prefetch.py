@@ -87,7 +87,7 @@ class PrefetchedImages:
         self._there = torch.zeros_like(self._pinned, device=device)
         self.images, self.labels = self._parts(self._there.flatten(0, 1))
         self.places = (torch.arange(steps)[:, None] % 2 * count + torch.arange(count)).to(device)
-        self._background: BackgroundThread[_Batch] = BackgroundThread("feed")
+        self._background: BackgroundThread[_Batch] = BackgroundThread("feed", device)
         self._ahead: Future[_Batch] | None = None
         self._side = _Side(device) if pinned else None
 
@@ -137,6 +137,7 @@ class _Side:
     """A stream for copies, and what it and the step wait for."""
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._copied = [torch.cuda.Event(blocking=True) for _ in range(2)]  # type: ignore[no-untyped-call]
         self._used = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -150,7 +151,7 @@ class _Side:
         self._stream.wait_event(self._used)  # recorded before the last step was started
         with torch.cuda.stream(self._stream):
             there[half].copy_(pinned[half], non_blocking=True)
-            self._copied[half].record()
-        current = torch.cuda.current_stream()
+            self._copied[half].record(self._stream)
+        current = torch.cuda.current_stream(self._device)
         self._used.record(current)
         current.wait_event(self._copied[half])
