@@ -172,18 +172,18 @@ def _standby(command: list[str], cwd: str) -> None:
     theirs.close()
     sys.orig_argv = command
 
-    def start(python: list[str], *, pass_fds: tuple[int], **options: Any) -> _Nursery:
+    def start(python: list[str], *, pass_fds: tuple[int], **options: Any) -> _ForkServer:
         code = python.index("-c")
-        assert python[1:code] == process.own_program().flags and python[code + 1] == process._FORK_SERVER
+        assert python[1:code] == process.own_command().flags and python[code + 1] == process._FORK_SERVER
         assert options == {"cwd": Path(cwd), "stdin": subprocess.DEVNULL, "start_new_session": True}
         socket.send_fds(ours, [json.dumps(python[code + 2 :]).encode()], pass_fds)
-        return _Nursery(child)
+        return _ForkServer(child)
 
     process.STARTED_IN = Path(cwd)
     process.subprocess = SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL)
 
 
-class _Nursery:
+class _ForkServer:
     """As much of a Popen as a launcher uses."""
 
     def __init__(self, pid: int) -> None:

@@ -116,7 +116,7 @@ class LaneAverage(nn.Module):
 
 @dataclass(frozen=True)
 class Seen:
-    """What each convolution is given of one image (C, H, W); how many values the largest layer and all give; classes."""
+    """What each convolution is given of one image (C, H, W); values of the largest layer, of all; classes."""
 
     shapes: Mapping[str, _Shape]
     largest: int
