@@ -42,6 +42,11 @@ def uniform(base: int | Tensor, counter: Tensor) -> Tensor:
     return _shift_right(bits(base, counter), 40).to(torch.float32) * (1.0 / (1 << 24))
 
 
+def symmetric(base: int, counter: Tensor) -> Tensor:
+    """Floats in [−1, 1), exact in fp32: the fixed values of probes."""
+    return uniform(base, counter).mul_(2).sub_(1)
+
+
 def _shift_right(x: Tensor, by: int) -> Tensor:
     """Logical shift: int64's own shift would copy the sign bit."""
     return (x >> by) & ((1 << (64 - by)) - 1)

@@ -20,6 +20,7 @@ from lockstep.kernels.loss import Loss
 from lockstep.kernels.numerics import seed_stream
 from lockstep.kernels.stock.batched_conv import batched_conv2d
 from lockstep.kernels.stock.batched_linear import batched_linear
+from lockstep.lower.fixed_lane import fixed_values, fixed_weights
 from lockstep.lower.lane_by_lane import LaneByLane, LaneOutput, OnGradient
 from lockstep.models.block import BlockModel
 
@@ -92,16 +93,10 @@ def same_bits(batched: BatchedLanes, reference: LaneByLane, sample: Lanes) -> bo
     Weights and images are set to fixed values: zeros would hide a difference, and a resumed run must make
     the same choice as the first one.
     """
-    images = torch.empty_like(sample.images).copy_(_values("images", sample.images) * 4)
+    images = torch.empty_like(sample.images).copy_(fixed_values("images", sample.images) * 4)
     probe = Lanes(images, sample.labels, sample.num_lanes, sample.first)
-    params = {name: p.detach() for name, p in batched.params.items()}
-    own = [p.clone() for p in params.values()]
-    try:
-        for name, parameter in params.items():
-            parameter.copy_(_values(name, parameter) / max(parameter[0].numel(), 1) ** 0.5)
+    with fixed_weights(batched.model):
         one, other = (_sums(way, probe) for way in (reference, batched))
-    finally:
-        torch._foreach_copy_(list(params.values()), own)
     return all(_bits_equal(a, b) for a, b in zip(one, other, strict=True))
 
 
@@ -141,12 +136,6 @@ def _apply(layer: nn.Module, x: Tensor, lanes: int) -> Tensor:
         return batched_linear(x, layer.weight, layer.bias, lanes)
     result: Tensor = layer(x)
     return result
-
-
-def _values(name: str, like: Tensor) -> Tensor:
-    """Fixed values in [−1, 1) of the shape of `like`."""
-    counter = torch.arange(like.numel(), device=like.device)
-    return (random.uniform(random.key("together", name), counter) * 2 - 1).view(like.shape)
 
 
 def _bits_equal(a: Tensor, b: Tensor) -> bool:

@@ -52,10 +52,10 @@ class DeviceLanes(LaneByLane):
         return subtrees(own) if self._lowering.train.wire == "fp32" else [(lane, 0) for lane in own]
 
     def _all_lanes(self, own: Tensor) -> Tensor:
-        """[L, …] of this worker's lanes → [V, …] of all workers', in order."""
+        """[L, …] of this worker's lanes → [V, …] of all workers', in order; fewer of one stand for all."""
         group, total = self._group, self._lowering.train.lanes
         if group.size == 1:
-            return own
+            return own.repeat(total // len(own), *[1] * (own.dim() - 1)) if len(own) < total else own
         counts = [len(worker_lanes(total, group.size, rank)) for rank in range(group.size)]
         mine = own.new_zeros(max(counts), *own.shape[1:])
         mine[: len(own)] = own

@@ -57,6 +57,9 @@ class Program(Protocol):
     def facts(self, table: Table, precision: str) -> dict[str, str]:
         """What may change bits, besides the model itself: entries of the identity."""
 
+    def uncompiled(self) -> Program:
+        """The same without torch's compiler, which takes minutes for each number of lanes."""
+
     def to_flat(self, layout: Layout, tensors: Sequence[Tensor], flat: Tensor) -> None: ...
     def from_flat(self, layout: Layout, flat: Tensor, tensors: Sequence[Tensor]) -> None: ...
 
@@ -96,6 +99,10 @@ class DeviceLowering:
     def eval_network(self, lanes: int) -> tuple[EvalNetwork, Load]:
         """A network that evaluates up to `lanes` blocks at once, and the function that sets its weights."""
         return self.program.make_eval(self, lanes)
+
+    def uncompiled(self) -> DeviceLowering:
+        """The same without torch's compiler, with networks of its own."""
+        return DeviceLowering(self.program.uncompiled(), self.table, self.train, self.device)
 
     @property
     def is_fused(self) -> bool:

@@ -1,7 +1,7 @@
 """The numerics fingerprint: what tells two machines apart that would train to other bits.
 
-A fixed probe is computed the way training computes, and its bytes are hashed; names and versions stand
-beside the hash so that a difference can be explained.
+Of a machine: a small fixed probe is computed and its bytes are hashed; names and versions stand beside the
+hash so that a difference can be explained. Of a run: the bytes of one lane of it are hashed too.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import platform
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +19,7 @@ from lockstep.kernels import random
 
 
 def fingerprint(device: torch.device) -> dict[str, str]:
-    """The probe's hash on `device`, with the versions and the hardware that may explain it."""
+    """Of a machine: the probe's hash on `device`, with the versions and the hardware that may explain it."""
     facts = {
         "probe": probe_hash(device)[:16],
         "torch": torch.__version__,
@@ -39,11 +40,21 @@ def device_name(device: torch.device) -> str:
 
 def probe_hash(device: torch.device) -> str:
     """SHA-256 over the bytes of a GEMM, convolutions forward and backward, exp and reductions."""
-    sha = hashlib.sha256()
-    for tensor in _probe(device):
-        sha.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    sha = _hash(_probe(device))
     sha.update(repr([math.cos(0.1 * i) ** 0.7 for i in range(64)]).encode())
     return sha.hexdigest()
+
+
+def lane_hash(tensors: Iterable[Tensor]) -> str:
+    """Of what a lane of a run gave on fixed values: 16 digits of the SHA-256 over all bytes."""
+    return _hash(tensors).hexdigest()[:16]
+
+
+def _hash(tensors: Iterable[Tensor]) -> hashlib._Hash:
+    sha = hashlib.sha256()
+    for tensor in tensors:
+        sha.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return sha
 
 
 def _probe(device: torch.device) -> list[Tensor]:
@@ -63,4 +74,4 @@ def _probe(device: torch.device) -> list[Tensor]:
 def _values(name: str, *shape: int) -> Tensor:
     """Fixed values in [−1, 1), exact on every device."""
     counter = torch.arange(math.prod(shape))
-    return (random.uniform(random.key("probe", name), counter) * 2 - 1).view(shape)
+    return random.symmetric(random.key("probe", name), counter).view(shape)

@@ -49,8 +49,9 @@ class Journal:
         self.found: dict[str, Any] = {}  # where the run lies, and its summary; the same on every worker
 
     def open(self, directory: RunDirectory) -> None:
-        """Keep the run's files from now on."""
+        """Keep the run's files from now on, under the identity that it was begun with."""
         self._directory, self._started = directory, False
+        self.identity = digest(directory.identity())
         self.found = {"path": str(directory.path.resolve()), "summary": directory.summary()}
 
     def close(self) -> None:

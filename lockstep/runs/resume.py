@@ -41,7 +41,7 @@ def open_directory(
         if directory:
             with _held(directory):
                 _check_identity(directory, about.identity, on_event)
-                return directory, _choose(directory, path, about.identity, on_event)
+                return directory, _choose(directory, path, on_event)
         on_event(Notice(f"--resume auto: no run '{name}' in {launch.runs_dir}; starting a new one"))
     directory = RunDirectory.create(launch.runs_dir, name, announce)
     with _held(directory):
@@ -63,7 +63,7 @@ def reopen_directory(
             if not (path / "identity.json").is_file():
                 directory.describe(_with_whole_paths(about.run), about.identity)
             _check_identity(directory, about.identity, on_event)
-            return directory, _choose(directory, None, about.identity, on_event) if is_lost else None
+            return directory, _choose(directory, None, on_event) if is_lost else None
     except OSError as error:
         raise LockstepError(
             f"the run's directory {path} cannot be kept by {socket.gethostname()}, whose worker takes over: "
@@ -165,9 +165,7 @@ def check_checkpoint(saved: Saved, identity: Identity) -> None:
         raise IdentityError(f"{saved.path} is a checkpoint of another run: remove it or name another")
 
 
-def _choose(
-    directory: RunDirectory, path: Path | None, identity: Identity, on_event: Listener
-) -> Saved | None:
+def _choose(directory: RunDirectory, path: Path | None, on_event: Listener) -> Saved | None:
     """The checkpoint to go on from: the one at `path`, else the newest that is whole."""
 
     def warn(text: str) -> None:
@@ -175,7 +173,7 @@ def _choose(
 
     saved = checkpoint.load_checkpoint(path) if path else checkpoint.load_newest(directory.checkpoints, warn)
     if saved:
-        check_checkpoint(saved, identity)
+        check_checkpoint(saved, directory.identity())
     return saved
 
 

@@ -15,6 +15,10 @@ Identity = dict[str, Any]
 # Raised whenever a change of ours changes the bits of a run that was described in the same words.
 VERSION = 5
 
+# Came after VERSION 5 without a change of bits: a run that was begun without it goes on without it, and is
+# compared by `numerics.probe`.
+_LANE = "numerics.lane"
+
 # Keys of a Run that say where things lie or when they are saved, and so cannot change a bit.
 _NOT_IDENTITY = ("data.dir", "model.weights", "kernels.table", "checkpoint.every_steps", "checkpoint.keep")
 
@@ -80,8 +84,13 @@ def is_scripted(identity: Identity) -> bool:
 
 
 def differences(theirs: Identity, ours: Identity, where: tuple[str, str] = ("there", "here")) -> list[str]:
-    """One line a field that differs: `train.batch: 256 there, 512 here`."""
+    """One line a field that differs: `train.batch: 256 there, 512 here`.
+
+    The hash of a lane is compared only where both runs have one.
+    """
     keys = sorted(theirs.keys() | ours.keys())
+    if _LANE not in theirs or _LANE not in ours:
+        keys = [key for key in keys if key != _LANE]
     absent = "absent"
     return [
         f"{key}: {theirs.get(key, absent)} {where[0]}, {ours.get(key, absent)} {where[1]}"

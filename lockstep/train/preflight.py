@@ -45,7 +45,7 @@ def check_lane(model: nn.Module, loss: Loss, store: Store, run: Run, device: tor
     try:
         (output,) = reference.run(lanes, 0)
     except Exception as error:
-        if _is_out_of_memory(error):
+        if is_out_of_memory(error):
             return  # the loop says what would help
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         if "only for scalar outputs" in first:
@@ -57,7 +57,7 @@ def check_lane(model: nn.Module, loss: Loss, store: Store, run: Run, device: tor
         raise ModelError(f"the loss gives shape {tuple(output.loss.shape)}: it must be one number, a mean")
 
 
-def _is_out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: Exception) -> bool:
     """Whether an error says that memory ran out, on a CPU or a GPU."""
     words = "allocate memory", "not enough memory"  # of torch's RuntimeError on a CPU, by system
     told = any(text in str(error) for text in words)
@@ -79,7 +79,7 @@ def explain_memory(train: Train, device: torch.device, at_once: bool) -> Iterato
                 f"a fused kernel does not run on {device}: {first}; use kernels.set=stock, or tiles for this "
                 "device: lockstep bench tune"
             ) from error
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         held = f"{train.batch // train.lanes} images a lane"
         fix = f"raise train.lanes={train.lanes} (smaller lanes)"

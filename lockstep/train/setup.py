@@ -34,6 +34,7 @@ from lockstep.spec import Run
 from lockstep.spec.identity import Identity, is_scripted, make_identity
 from lockstep.train.evaluate import Evaluator
 from lockstep.train.evaluate_run import place_evaluator
+from lockstep.train.lane_fingerprint import fingerprint_lane
 from lockstep.train.preflight import check_lane, check_output, explain_memory, warnings_of
 
 
@@ -166,11 +167,15 @@ def set_up(
         lowering = lower_for_device(run, model, chosen_loss, store.shape, device)
     if lowering and not lowering.is_fused and device.type == "cuda":
         notices.append("torch compiles the model before the first step, which can take minutes")
+    with explain_memory(run.train, device, at_once=bool(lowering)):
+        lane = fingerprint_lane(
+            run, model, chosen_loss, store, lowering, is_own="model" in source or "loss" in source
+        )
     identity = make_identity(
         run,
         data=store.facts(),
         model=source,
-        fingerprint=fingerprint(device),
+        fingerprint={**fingerprint(device), "lane": lane},
         kernels=lowering.facts() if lowering else {"set": "stock"},
     )
     warnings = [*store.warnings, *warnings_of(run, model, len(store.train), device)]

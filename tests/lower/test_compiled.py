@@ -123,7 +123,7 @@ def test_all_lanes_at_once_are_lane_by_lane(workers: int) -> None:
     assert len(convs) == 8 and any(conv.forward_at_once and conv.gradient_at_once for conv in convs)
     tree = LaneTree()
     for own in (worker_lanes(4, workers, rank) for rank in range(workers)):
-        for output in prepare(model, lanes).run(lanes.range(own.start, len(own)), 3):
+        for output in whole.run(lanes.range(own.start, len(own)), 3):
             tree.add([output.loss, *output.grads, *output.float_buffers], output.height)
     parts = [expected.loss, *expected.grads, *expected.float_buffers]
     assert all(torch.equal(a, b) for a, b in zip(tree.root()[1], parts, strict=True))

@@ -1,3 +1,5 @@
+import hashlib
+import json
 import os
 import random
 import shutil
@@ -18,6 +20,7 @@ from lockstep.runs.about import About
 from lockstep.runs.directory import RunDirectory
 from lockstep.runs.event import Notice
 from lockstep.runs.resume import reopen_directory
+from lockstep.spec.identity import digest
 from lockstep.spec.run_file import dump_toml
 
 # All that reduces, remembers or draws at random is on, so that a resume that forgets any of it shows.
@@ -169,6 +172,40 @@ def test_another_identity_is_refused_with_the_fields_and_the_way_out(tmp_path, i
     text = str(caught.value)
     assert "seed: 0 there, 3 here" in text and "train.epochs: 3 there, 5 here" in text
     assert f"--fork {interrupted}" in text
+
+
+def write_in_old_form(run, **changes):
+    """As runs lay on disk before a lane was part of the identity, perhaps with other fields."""
+    path = run / "identity.json"
+    identity = {**json.loads(path.read_text()), **changes}
+    assert len(identity.pop("numerics.lane")) == 16
+    path.write_text(json.dumps(identity, indent=1) + "\n")
+    for path in (run / "checkpoints").glob("*.json"):
+        manifest = json.loads(path.read_text())
+        del manifest["seal"]
+        manifest["identity"] = digest(identity)
+        manifest["seal"] = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+        path.write_text(json.dumps(manifest, indent=1) + "\n")
+    return digest(identity)
+
+
+def test_a_run_begun_before_its_lane_was_hashed_goes_on(tmp_path, whole, interrupted):
+    old = write_in_old_form(interrupted)
+    train(small_run(*FULL), tmp_path, launch={"resume": "auto"})
+    assert_same(interrupted, {**whole, "identity": old})
+    assert lockstep.load(interrupted) is not None  # its checkpoints are of its own identity
+
+
+@pytest.mark.parametrize("key", ["numerics.probe", "numerics.lane"])
+def test_a_machine_with_other_numerics_is_refused(tmp_path, interrupted, key):
+    """By the lane; a run that was begun without one by the probe that all have."""
+    if key == "numerics.probe":
+        write_in_old_form(interrupted, **{key: "0123456789abcdef"})
+    else:
+        path = interrupted / "identity.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), key: "0123456789abcdef"}))
+    with pytest.raises(IdentityError, match=rf"{key}: 0123456789abcdef there, \w{{16}} here"):
+        train(small_run(*FULL), tmp_path, launch={"resume": "auto"})
 
 
 def test_resuming_a_finished_run_does_nothing(tmp_path):

@@ -75,6 +75,12 @@ def test_the_kernels_are_those_chosen_not_those_asked_for() -> None:
     assert identity(kernels="fused") != identity(kernels="stock")
 
 
+def test_a_lane_is_compared_where_both_have_one() -> None:
+    old, one, other = identity(), {**identity(), "numerics.lane": "a"}, {**identity(), "numerics.lane": "b"}
+    assert differences(old, one) == differences(one, old) == []
+    assert differences(one, other) == ["numerics.lane: a there, b here"]
+
+
 def test_differences_say_both_sides() -> None:
     lines = differences(identity(Run(train=Train(batch=512)), extra=1), identity())
     assert lines == ["manifest.extra: 1 there, absent here", "train.batch: 512 there, 256 here"]

@@ -116,10 +116,11 @@ class LaneAverage(nn.Module):
 
 @dataclass(frozen=True)
 class Seen:
-    """What each convolution is given of one image (C, H, W), the most values of any, and the classes."""
+    """What each convolution is given of one image (C, H, W); values of the largest layer, of all; classes."""
 
     shapes: Mapping[str, _Shape]
     largest: int
+    values: int
     classes: int
 
 
@@ -142,7 +143,7 @@ def look(model: nn.Module, images: Tensor) -> Seen:
             layer.register_forward_hook(partial(note, name))
     outputs = model(images)
     heads = outputs if isinstance(outputs, tuple) else (outputs,)
-    return Seen(shapes, max(sizes), int(heads[0].shape[1]))
+    return Seen(shapes, max(sizes), sum(sizes), int(heads[0].shape[1]))
 
 
 def by_lane(model: nn.Module, sizes: Sizes, convs: Mapping[str, Conv]) -> nn.Module:

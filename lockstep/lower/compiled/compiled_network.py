@@ -31,12 +31,16 @@ _COMPILATIONS = 64  # of one function: a worker whose lanes are no power of two 
 
 @dataclass(frozen=True)
 class CompiledModel:
-    """A module whose samples do not mix, an image's C, H, W, and how its convolutions run."""
+    """A module whose samples do not mix, an image's C, H, W, and how its convolutions run.
+
+    A probe does without torch's compiler, which takes minutes for each number of lanes.
+    """
 
     module: nn.Module
     image: tuple[int, int, int]
     classes: int
     convs: Mapping[str, Conv]
+    compiles: bool = True
 
 
 class CompiledNetwork(DeviceNetwork):
@@ -60,6 +64,7 @@ class CompiledNetwork(DeviceNetwork):
         drops = [drop for drop in self._module.modules() if isinstance(drop, LaneDropout)]
         self._drop_keys = [drop.keys for drop in drops]
         self.keys = self.zeros(len(drops), lanes, dtype=torch.int64)
+        self._compiles = model.compiles and device.type == "cuda"
         self._forward = self._compile()
         self._scores = [self.zeros(lanes, dtype=torch.float32) for _ in range(2)]
 
@@ -134,7 +139,7 @@ class CompiledNetwork(DeviceNetwork):
             heads = outputs if isinstance(outputs, tuple) else (outputs,)
             return tuple(head.float().contiguous() for head in heads)
 
-        if self._device.type != "cuda":
+        if not self._compiles:
             return forward
         torch._dynamo.config.recompile_limit = _COMPILATIONS
         compiled: Callable[[Tensor], tuple[Tensor, ...]] = torch.compile(

@@ -24,6 +24,7 @@ from lockstep.lower.compiled.compiled_eval import CompiledEval, fix_weights
 from lockstep.lower.compiled.compiled_layer import look
 from lockstep.lower.compiled.compiled_network import CompiledModel, CompiledNetwork, as_lying
 from lockstep.lower.compiled.conv_probe import choose_convs, convs_digest
+from lockstep.lower.compiled.network_probe import prove_convs
 from lockstep.lower.eval_network import EvalNetwork
 from lockstep.lower.flat_table import Layout, Make
 from lockstep.lower.program import DeviceLowering, Load
@@ -76,6 +77,9 @@ class CompiledProgram:
     def facts(self, table: Table, precision: str) -> dict[str, str]:
         return {"convolutions": convs_digest(self.model.convs)}
 
+    def uncompiled(self) -> CompiledProgram:
+        return replace(self, model=replace(self.model, compiles=False))
+
     @property
     def make(self) -> Make:
         """Makes buffers and kernels for a number of lanes."""
@@ -124,7 +128,10 @@ def find_compiled(
         )
     drops = tuple(name for name, module in model.named_modules() if type(module) is nn.Dropout)
     convs = choose_convs(model, seen.shapes, train, KERNEL_TYPES[train.precision][0]) if trains else {}
-    return CompiledProgram(CompiledModel(model, image, seen.classes, convs), drops, seen.largest)
+    compiled = CompiledModel(model, image, seen.classes, convs)
+    if trains and device.type != "meta":
+        compiled = replace(compiled, convs=prove_convs(compiled, seen.values, train, device))
+    return CompiledProgram(compiled, drops, seen.largest)
 
 
 def _check(what: str, module: nn.Module) -> None:

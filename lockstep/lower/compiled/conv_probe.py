@@ -94,5 +94,5 @@ def _repeated(x: Tensor, lanes: int) -> Tensor:
 def _values(name: str, shape: _Shape, like: Tensor, dtype: torch.dtype) -> Tensor:
     """Fixed values in [−1, 1), lying channels last."""
     counter = torch.arange(torch.Size(shape).numel(), device=like.device)
-    values = random.uniform(random.key("at once", name), counter).mul_(2).sub_(1).view(shape).to(dtype)
+    values = random.symmetric(random.key("at once", name), counter).view(shape).to(dtype)
     return values.contiguous(memory_format=torch.channels_last)

@@ -60,6 +60,9 @@ class ChainProgram:
     def facts(self, table: Table, precision: str) -> dict[str, str]:
         return {"tiles": table.digest(self.layers, precision)}
 
+    def uncompiled(self) -> ChainProgram:
+        return self
+
     def from_flat(self, layout: Layout, flat: Tensor, tensors: Sequence[Tensor]) -> None:
         """Copy a flat table into tensors shaped as the parameters."""
         for i, (weight, bias) in enumerate(_pairs(layout)):

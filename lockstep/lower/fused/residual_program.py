@@ -68,6 +68,9 @@ class ResidualProgram:
     def facts(self, table: Table, precision: str) -> dict[str, str]:
         return {"tiles": table.digest(self.layers, precision)}
 
+    def uncompiled(self) -> ResidualProgram:
+        return self
+
     @property
     def make(self) -> Make:
         """Makes the network for a number of lanes."""

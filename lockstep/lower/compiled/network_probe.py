@@ -1,0 +1,106 @@
+"""Compiled model, a probe: whether the whole network gives the same bits with several lanes as lane by lane.
+
+`conv_probe` compared the convolutions one by one. Here loss, logits, gradients and statistics of all layers
+are compared, on fixed values, without torch's compiler: what that makes is pointwise, and tests hold it to
+the same bits for any number of workers. The choice does not depend on how many there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from lockstep.comm.tree import LaneTree
+from lockstep.errors import ModelError
+from lockstep.kernels import random
+from lockstep.kernels.stock.lane_function import Conv
+from lockstep.kernels.triton.conv.tile_table import Table
+from lockstep.kernels.triton.cuda_graph import run_first
+from lockstep.lower.compiled.compiled_network import CompiledModel, CompiledNetwork, as_lying
+from lockstep.lower.fixed_lane import fixed_values, fixed_weights
+from lockstep.spec import Train
+
+_SHARE = 0.25  # of a GPU's memory that the probe may take
+_VALUE_BYTES = 8  # for each value that a layer gives: itself, and what is kept or made beside it
+
+
+def prove_convs(model: CompiledModel, values: int, train: Train, device: torch.device) -> Mapping[str, Conv]:
+    """How the convolutions run: as found one by one if the network agrees, else all of them lane by lane.
+
+    `values` is how many all layers give for a sample.
+    """
+    if train.lanes == 1:
+        return model.convs
+    lanes = _most_lanes(values, train, device)
+    alone = {
+        name: conv._replace(forward_at_once=False, gradient_at_once=False)
+        for name, conv in model.convs.items()
+    }
+    for convs in (model.convs, alone):
+        if is_same_at_once(replace(model, convs=convs, compiles=False), lanes, train, device):
+            return convs
+    raise ModelError(
+        "its lanes give other bits at once than one by one, although every convolution runs lane by lane"
+    )
+
+
+def is_same_at_once(model: CompiledModel, lanes: int, train: Train, device: torch.device) -> bool:
+    """Whether 2, 4, … `lanes` lanes at once give every bit that they give one by one."""
+    network = CompiledNetwork(model, lanes, train, device, Table())
+    _fill(network, model)
+    found: list[bool] = []
+    run_first(lambda: found.append(_compare(network, lanes)), device)
+    return found[-1]
+
+
+def _compare(network: CompiledNetwork, lanes: int) -> bool:
+    tree, logits, same = LaneTree(), [], True
+    for count in range(1, lanes + 1):
+        sums, own = _run(network, range(count - 1, count))
+        tree.add([sums])
+        logits.append(own)
+        if count > 1 and count.bit_count() == 1:
+            at_once, every = _run(network, range(count))
+            same = same and _equal(at_once, tree.root()[1][0]) and _equal(every, torch.cat(logits))
+    return same
+
+
+def _most_lanes(values: int, train: Train, device: torch.device) -> int:
+    """All lanes of the run, or as many as surely fit: a property of shapes and of the kind of device."""
+    lanes, lane_bytes = train.lanes, values * _VALUE_BYTES * (train.batch // train.lanes)
+    if device.type == "cuda":
+        memory = torch.cuda.get_device_properties(device).total_memory
+        while lanes > 1 and lanes * lane_bytes > memory * _SHARE:
+            lanes //= 2
+    return lanes
+
+
+@torch.no_grad()
+def _fill(network: CompiledNetwork, model: CompiledModel) -> None:
+    """Fixed weights, statistics, images, labels and keys of dropout."""
+    with fixed_weights(model.module):
+        floats = [buffer for buffer in model.module.buffers() if buffer.is_floating_point()]
+        for place, tensor in zip(network.layout.places, [*model.module.parameters(), *floats], strict=True):
+            as_lying(network.weights[place], tensor.shape).copy_(tensor)
+    network.x[0].copy_(fixed_values("images", network.x[0]) * 4)
+    for name, table, bound in (
+        ("labels", network.labels, network.logits.shape[1]),
+        ("keys", network.keys, 2**31),
+    ):
+        counter = torch.arange(table.numel(), device=table.device)
+        table.copy_(random.integers(random.key("together", name), counter, bound).view(table.shape))
+
+
+def _run(network: CompiledNetwork, lanes: range) -> tuple[Tensor, Tensor]:
+    """The sums over lanes, and the logits of their samples."""
+    out = torch.zeros_like(network.weights)
+    network.sum_lanes(lanes, out, torch.zeros(1, dtype=torch.int32, device=out.device))
+    rows = slice(lanes.start * network.lane_size, lanes.stop * network.lane_size)
+    return out, network.logits[rows].clone()
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a.view(torch.int32), b.view(torch.int32))

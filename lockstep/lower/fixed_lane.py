@@ -1,0 +1,115 @@
+"""One lane of a run on fixed values: what a worker shows of how it computes, before it may train.
+
+Images, labels, weights and statistics are drawn by name, so that they are the same on every worker, whatever
+its model starts from. Zeros would hide differences.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.data.loader import Lanes
+from lockstep.kernels import random
+from lockstep.lower.lane_by_lane import LaneByLane
+
+_PERIOD = 65537  # values after which a large tensor repeats them; a prime, so that no two rows are alike
+_MOST_WORK = 2 << 30  # multiplications of a forward pass on a CPU: well below a second of one core
+_BF16_COST = 16  # times as much as fp32, on a CPU without bf16 of its own
+_FEWEST = 2  # samples: a batch norm after a global pooling needs two
+
+
+def run_fixed_lane(
+    way: LaneByLane, images: Tensor, classes: int, memory_format: torch.memory_format
+) -> list[Tensor]:
+    """Loss, logits, gradients and new floating buffers of a lane shaped as `images`.
+
+    Model and random streams are afterwards as they were.
+    """
+    device = images.device
+    fixed = torch.empty_like(images, memory_format=memory_format).copy_(fixed_values("images", images) * 4)
+    counter = torch.arange(len(images), device=device)
+    lanes = Lanes(fixed, random.integers(random.key("together", "labels"), counter, classes), 1)
+    streams = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(streams), fixed_weights(way.model):
+        (output,) = way.run(lanes, 0)
+    return [output.loss, output.logits, *output.grads, *output.float_buffers]
+
+
+@contextmanager
+def fixed_weights(model: nn.Module) -> Iterator[None]:
+    """Let a model have fixed parameters and buffers for a while; then it has its own again.
+
+    Integers that are no counts stay: they may be indices.
+    """
+    own: dict[str, Tensor] = {}
+    try:
+        with torch.no_grad():
+            for name, tensor in _tensors(model):
+                own[name] = tensor.clone()
+                _fill(name, tensor, isinstance(tensor, nn.Parameter))
+        yield
+    finally:
+        with torch.no_grad():
+            for name, tensor in _tensors(model):  # anew: a module may have put another buffer in its place
+                if name in own:
+                    tensor.copy_(own[name])
+
+
+def fixed_values(name: str, like: Tensor) -> Tensor:
+    """Fixed values in [−1, 1) of the shape of `like`."""
+    count = like.numel()
+    counter = torch.arange(min(count, _PERIOD), device=like.device)
+    values = random.symmetric(random.key("together", name), counter)
+    return values.repeat(-(-count // _PERIOD))[:count].view(like.shape)
+
+
+def fixed_samples(model: nn.Module, image: Tensor, lane_size: int, bf16: bool) -> int:
+    """How many samples of a lane are computed on a CPU: as many as a fixed amount of work allows.
+
+    A property of shapes alone, since a time would differ between workers. `image` is one image.
+    """
+    work = sum(_count_work(model, image)) * (_BF16_COST if bf16 else 1)
+    return min(lane_size, max(_FEWEST, _MOST_WORK // max(work, 1)))
+
+
+def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*model.named_parameters(), *model.named_buffers()]
+
+
+def _fill(name: str, tensor: Tensor, is_parameter: bool) -> None:
+    if tensor.is_floating_point() and tensor.numel():
+        values = fixed_values(name, tensor)
+        if is_parameter:
+            tensor.copy_(values / math.prod(tensor.shape[1:]) ** 0.5)
+        else:
+            tensor.copy_(values * 0.25 + 0.75)  # a variance is not negative
+    elif not tensor.is_floating_point() and not tensor.dim():
+        tensor.zero_()  # a count
+
+
+@torch.no_grad()
+def _count_work(model: nn.Module, image: Tensor) -> list[int]:
+    """Multiplications of every layer that has a matrix or a filter, for one image."""
+    found: list[int] = []
+
+    def note(weights: Sequence[Tensor], layer: nn.Module, given: object, output: object) -> None:
+        if isinstance(output, Tensor):
+            found.extend(weight.numel() * (output.numel() // len(weight)) for weight in weights)
+
+    handles = []
+    for layer in model.modules():
+        weights = [p for p in layer.parameters(recurse=False) if p.dim() > 1 and len(p)]
+        if weights:
+            handles.append(layer.register_forward_hook(partial(note, weights)))
+    try:
+        model.eval()(image)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found

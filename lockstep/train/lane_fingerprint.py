@@ -1,0 +1,62 @@
+"""The fingerprint of a run: one lane of it on fixed values, by the kernels that will train it.
+
+It is part of the identity, so a worker whose lane has other bits is refused by name before the first step.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.data import Store
+from lockstep.kernels.loss import Loss
+from lockstep.kernels.numerics import memory_format
+from lockstep.lower.fixed_lane import fixed_samples, run_fixed_lane
+from lockstep.lower.lane_by_lane import LaneByLane
+from lockstep.lower.program import DeviceLowering
+from lockstep.measure.fingerprint import lane_hash
+from lockstep.spec import Run
+from lockstep.train.preflight import is_out_of_memory
+
+
+def fingerprint_lane(
+    run: Run, model: nn.Module, loss: Loss, store: Store, lowering: DeviceLowering | None, is_own: bool
+) -> str:
+    """The hash of what a lane gives; or why it has none, which then is what workers compare.
+
+    A module may fail on fixed values. One of the user's, or his loss (`is_own`), may give other bits every
+    time, which is outside the promise and no reason to refuse a worker.
+    """
+    device = next(model.parameters()).device
+    size, bf16 = run.train.batch // run.train.lanes, run.train.precision == "bf16"
+    way = _choose_way(run, model, loss, lowering)
+
+    def compute() -> list[Tensor]:
+        images = torch.zeros(samples, *store.shape, device=device)
+        return run_fixed_lane(way, images, len(store.classes), memory_format(run))
+
+    try:
+        samples = size
+        if device.type == "cpu" and not lowering:
+            samples = fixed_samples(model, torch.zeros(1, *store.shape), size, bf16)
+        if lowering and device.type == "cuda":
+            from lockstep.kernels.triton.compile_ahead import compile_ahead
+
+            compile_ahead(compute)
+        found = lane_hash(compute())
+        return found if not is_own or lane_hash(compute()) == found else "varies"
+    except Exception as error:
+        if lowering or is_out_of_memory(error):
+            raise  # it would fail in training, too
+        return f"fails: {type(error).__name__}"
+    finally:
+        way.release()
+
+
+def _choose_way(run: Run, model: nn.Module, loss: Loss, lowering: DeviceLowering | None) -> LaneByLane:
+    """As training runs a lane, but without torch's compiler: for one lane it would take minutes more."""
+    if lowering:
+        from lockstep.lower.device_lanes import DeviceLanes
+
+        return DeviceLanes(model, lowering.uncompiled(), run.seed)
+    return LaneByLane(model, loss, run.seed, run.train.precision == "bf16")
