@@ -1,6 +1,8 @@
 import json
 import signal
+import sys
 import tomllib
+import warnings
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch import nn
 import lockstep
 from lockstep.data import open_data
 from lockstep.errors import DataError, IdentityError, Interrupted, ModelError, NumericsError, OutOfMemory
+from lockstep.kernels.numerics import plain_torch
 from lockstep.runs.event import CheckpointSaved, EpochDone, Finished, Notice, Started, StepDone
 from lockstep.runs.trained_run import check_same_data, open_trained
 from lockstep.spec.run_file import dump_toml
@@ -258,6 +261,68 @@ def test_the_callers_torch_state_changes_nothing_and_comes_back(tmp_path):
     finally:
         torch.set_default_dtype(torch.float32)
         torch.set_float32_matmul_precision("highest")
+
+
+def torch_settings():
+    """Every setting of torch that training makes, as it can be read."""
+    matmul, found = torch.backends.cuda.matmul, {}
+    for name, read in {
+        "threads": torch.get_num_threads,
+        "deterministic": torch.get_deterministic_debug_mode,
+        "filled": lambda: torch.utils.deterministic.fill_uninitialized_memory,
+        "flushed": lambda: sys.float_info.min / 2 == 0,
+        "benchmark": lambda: torch.backends.cudnn.benchmark,
+        "bf16": lambda: matmul.allow_bf16_reduced_precision_reduction,
+        "fp16": lambda: matmul.allow_fp16_reduced_precision_reduction,
+        "matmul": torch.get_float32_matmul_precision,
+        "cudnn tf32": lambda: torch.backends.cudnn.allow_tf32,
+        "matmul tf32": lambda: matmul.allow_tf32,
+        "generic": lambda: torch.backends.fp32_precision,
+        "cudnn conv": lambda: torch.backends.cudnn.conv.fp32_precision,
+        "mkldnn conv": lambda: torch.backends.mkldnn.conv.fp32_precision,
+        "warnings": lambda: list(warnings.filters),
+    }.items():
+        try:
+            found[name] = read()
+        except RuntimeError:  # set in the older and in the newer way
+            found[name] = "torch does not tell"
+    return found
+
+
+def set_by_hand():
+    torch.set_deterministic_debug_mode("warn")
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.set_flush_denormal(True)
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = True
+    torch.set_float32_matmul_precision("medium")
+
+
+def set_in_the_newer_way():
+    torch.backends.fp32_precision = "tf32"
+    torch.backends.cudnn.conv.fp32_precision = "ieee"
+    torch.backends.mkldnn.conv.fp32_precision = "bf16"
+
+
+@pytest.mark.parametrize("change", [lambda: None, set_by_hand, set_in_the_newer_way])
+def test_the_callers_settings_come_back_and_training_has_its_own(tmp_path, change):
+    within = []
+    run, note = small_run("train.epochs=1"), lambda event: within.append(torch_settings())
+    with plain_torch():  # gives everything back after this test
+        torch.set_num_threads(2)
+        change()
+        before = torch_settings()
+        result, _ = train(run, tmp_path, on_event=note)
+        assert torch_settings() == before
+        lockstep.predictor(result.directory, device="cpu")(torch.zeros(1, 1, 16, 16, dtype=torch.uint8))
+        assert torch_settings() == before
+    train(run, tmp_path, on_event=(plain := []).append)
+    own = within[0]
+    assert (own["generic"], own["mkldnn conv"], own["cudnn conv"]) == ("none", "none", "none")
+    assert (own["matmul"], own["benchmark"], own["flushed"], own["threads"]) == ("highest", False, False, 1)
+    assert result.summary["weights_sha256"] == plain[-1].summary["weights_sha256"]
 
 
 def flat(scale=1.0, seed=0):
