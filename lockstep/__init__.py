@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep.errors import LockstepError
 from lockstep.recipes import recipe
 from lockstep.spec import Data, Launch, Model, Optimizer, Run, Schedule, Train
+from lockstep.spec.launch import check_system
 
 if TYPE_CHECKING:
     from torch import nn
@@ -56,6 +57,7 @@ def train(
     A progress bar is drawn unless `on_event` is given, which then gets every event instead. With several
     workers (`launch=Launch(workers=4)`, torchrun, mpirun) each one runs the whole script, and worker 0 tells.
     """
+    check_system()
     from lockstep.cli.workers import start_workers
 
     launch = start_workers(launch or Launch(), run)

@@ -25,7 +25,6 @@ _EXTRAS = {
     "timm": ("timm",),
     "tensorboard": ("tensorboard",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
-    "report": ("jinja2",),
     "mpi": ("mpi4py",),
     "fused": ("triton",),
 }
