@@ -22,7 +22,7 @@ from lockstep.data.map_style import from_map_style
 from lockstep.errors import DataError, ModelError
 from lockstep.kernels.loss import Loss, make_loss
 from lockstep.kernels.numerics import memory_format, to_device
-from lockstep.lower.choose import Sample, lower_for_device, lower_for_host
+from lockstep.lower.choose import Sample, explain_stock, lower_for_device, lower_for_host
 from lockstep.lower.lane_by_lane import LaneByLane
 from lockstep.lower.program import DeviceLowering
 from lockstep.measure.fingerprint import fingerprint
@@ -164,6 +164,8 @@ def set_up(
         lowering = lower_for_device(run, model, chosen_loss, store.shape, device)
     if lowering and not lowering.is_fused and device.type == "cuda":
         notices.append("torch compiles the model before the first step, which can take minutes")
+    if not lowering and (text := explain_stock(run, chosen_loss, device)):
+        notices.append(text)
     identity = make_identity(
         run,
         data=store.facts(),
