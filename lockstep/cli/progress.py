@@ -23,6 +23,7 @@ from lockstep.runs.event import (
 )
 
 _LINE_EVERY_S = 10.0
+_MUCH = 0.1  # of an epoch's time: so much waiting for data is said
 
 
 class _Console(Console):
@@ -119,11 +120,13 @@ class Progress:
         assert self._started
         self._last_line = time.monotonic()
         width = len(str(self._started.run.train.epochs))
+        share = event.wait_share
+        waiting = f", {100 * share:.0f} % waiting for data" if share > _MUCH else ""
         self._print(
             f"epoch {event.epoch + 1:{width}}/{self._started.run.train.epochs}  "
             f"train loss {event.train_loss:.4f} acc {100 * event.train_accuracy:6.2f} %  "
             f"test loss {event.test_loss:.4f} acc {100 * event.test_accuracy:6.2f} %  "
-            f"{event.img_s:,.0f} img/s{'  best' if event.best else ''}"
+            f"{event.img_s:,.0f} img/s{waiting}{'  best' if event.best else ''}"
         )
 
     def _finish(self, event: Finished) -> None:

@@ -53,7 +53,8 @@ class EpochDone:
     train_accuracy: float
     test_loss: float
     test_accuracy: float
-    img_s: float
+    img_s: float  # of this epoch's steps
+    wait_share: float  # of their time, in which this worker waited for data
     best: bool
 
 

@@ -21,7 +21,8 @@ def check_system() -> None:
     """Refuse systems on which workers could be neither started nor watched."""
     if sys.platform != "linux":  # flock, prctl, memfd_create, /proc
         raise SpecError(
-            f"Lockstep runs on Linux only, and this is {sys.platform}: use a Linux machine, a container or WSL 2"
+            f"Lockstep runs on Linux only, and this is {sys.platform}: "
+            "use a Linux machine, a container or WSL 2"
         )
 
 

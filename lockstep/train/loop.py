@@ -104,7 +104,6 @@ class Loop:
             state.totals.samples += run.train.batch
             now = time.perf_counter()
             seconds, last = result.seconds or now - last, now
-            journal.pace.add(run.train.batch, seconds)
             done = StepDone(
                 state.epoch,
                 state.step_in_epoch,
@@ -114,7 +113,7 @@ class Loop:
                 result.lr,
                 run.train.batch / seconds,
             )
-            journal.step(done, state)
+            journal.step(done, state, result.waited_s)
             self._report_generation()
             if result.stop:
                 self._stop(self._interrupt.signal or signal.SIGTERM)
@@ -148,7 +147,8 @@ class Loop:
             totals.correct / totals.samples,
             evaluation.loss,
             evaluation.accuracy,
-            self._journal.pace.img_s,
+            self._journal.epoch_pace.img_s,
+            self._journal.epoch_pace.wait_share,
             best,
         )
         state.epoch, state.step_in_epoch, state.totals = state.epoch + 1, 0, Totals()

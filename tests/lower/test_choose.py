@@ -57,12 +57,18 @@ def test_auto_is_a_lookup(name, side, capability, precision, expected, gpu) -> N
 
 @pytest.mark.parametrize(
     ("precision", "said"),
-    [("fp32", "train.precision=bf16, or tf32"), ("tf32", "train.precision=bf16"), ("bf16", "kernels.set=compiled")],
+    [
+        ("fp32", "train.precision=bf16, or tf32"),
+        ("tf32", "train.precision=bf16"),
+        ("bf16", "kernels.set=compiled"),
+    ],
 )
 def test_what_runs_lane_by_lane_on_a_gpu_is_told_what_is_faster(precision, said) -> None:
     run, cuda = Run(train=Train(precision=precision)), torch.device("cuda")
     text = explain_stock(run, make_loss(run.train), cuda)
-    assert text.startswith(f"train.precision={precision} runs lane by lane with stock kernels") and said in text
+    assert (
+        text.startswith(f"train.precision={precision} runs lane by lane with stock kernels") and said in text
+    )
     assert not explain_stock(run, make_loss(run.train), torch.device("cpu"))
     assert not explain_stock(replace(run, kernels=Kernels(set="stock")), make_loss(run.train), cuda)
     assert not explain_stock(run, lambda logits, labels: logits.mean(), cuda)

@@ -14,7 +14,9 @@ from lockstep.spec import Launch
 def test_another_system_is_one_line(system: str, monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys, "platform", system)
     assert run(["train"]) == 2
-    assert capsys.readouterr().err.startswith(f"lockstep: Lockstep runs on Linux only, and this is {system}: ")
+    assert capsys.readouterr().err.startswith(
+        f"lockstep: Lockstep runs on Linux only, and this is {system}: "
+    )
     with pytest.raises(SpecError, match="runs on Linux only"):
         lockstep.train(lockstep.Run())
 

@@ -1,8 +1,11 @@
+import io
 import json
 import signal
 import sys
+import time
 import tomllib
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ from small import rows, small_run, summary, train
 from torch import nn
 
 import lockstep
+from lockstep.cli.progress import Progress
 from lockstep.data import open_data
 from lockstep.errors import DataError, IdentityError, Interrupted, ModelError, NumericsError, OutOfMemory
 from lockstep.kernels.numerics import plain_torch
@@ -35,6 +39,46 @@ def test_every_position_is_used_once_an_epoch(tmp_path):
     for epoch in range(2):
         used = [row["positions"] for row in rows(result.directory, "step") if row["epoch"] == epoch]
         assert used == [[32 * step, 32 * (step + 1)] for step in range(10)]
+
+
+class Slow(torch.utils.data.Dataset):
+    """Sixteen images that take `seconds` each to decode."""
+
+    seconds = 0.0
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        time.sleep(self.seconds)
+        return torch.full((1, 8, 8), index / 16), index % 10
+
+
+def test_an_epoch_tells_its_own_pace_and_the_summary_the_mean_and_the_waiting(tmp_path):
+    run = small_run("train.batch=4", "train.lanes=2", "train.epochs=2", "checkpoint.every_steps=100")
+    test = torch.utils.data.TensorDataset(torch.zeros(2, 1, 8, 8), torch.zeros(2, dtype=torch.int64))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    data, events = Slow(), []
+
+    def note(event):
+        events.append(event)
+        data.seconds = {Started: 0.1, EpochDone: 0.0}.get(type(event), data.seconds)
+
+    result, _ = train(run, tmp_path, model=model, data=(data, test), on_event=note)
+    first, second = (event for event in events if isinstance(event, EpochDone))
+    seconds = [4 / event.img_s for event in events if isinstance(event, StepDone)]
+    assert first.img_s == pytest.approx(16 / sum(seconds[:4])) and first.img_s < 20
+    assert second.img_s == pytest.approx(16 / sum(seconds[4:])) and second.img_s > first.img_s
+    assert result.summary["img_s"] == pytest.approx(32 / sum(seconds))
+    waited_s = first.wait_share * sum(seconds[:4]), second.wait_share * sum(seconds[4:])
+    assert first.wait_share > 0.5 and waited_s[0] > waited_s[1] >= 0
+    assert result.summary["data_wait_s"] == pytest.approx(sum(waited_s))
+    shown = io.StringIO()
+    with Progress(shown) as progress:
+        for event in events:
+            progress(replace(event, wait_share=0.1) if event is second else event)
+    lines = [line for line in shown.getvalue().splitlines() if line.startswith("epoch")]
+    assert f"img/s, {100 * first.wait_share:.0f} % waiting for data" in lines[0] and "waiting" not in lines[1]
 
 
 def test_a_name_that_exists_gets_a_suffix(tmp_path):
@@ -76,7 +120,7 @@ def test_the_same_run_twice_gives_the_same_bits(tmp_path, overrides):
     one, _ = train(small_run("train.epochs=1", *overrides), tmp_path)
     torch.manual_seed(2)  # the caller's stream must not matter
     other, _ = train(small_run("train.epochs=1", *overrides), tmp_path)
-    timed = ("img_s", "generations")
+    timed = ("img_s", "data_wait_s", "generations")
     assert {k: v for k, v in one.summary.items() if k not in timed} == {
         k: v for k, v in other.summary.items() if k not in timed
     }

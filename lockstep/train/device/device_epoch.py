@@ -44,6 +44,7 @@ class DeviceEpochs:
 
     def __init__(self, step: DeviceStep, group: Group, reduction: Reduction | None, graph: bool) -> None:
         self._step, self._group, self._reduction = step, group, reduction
+        self._waited_s = 0.0  # for data, by the steps that were told
         run_first(step.dry_run, step.device)
         if reduction:
             self._sums = torch.zeros_like(step.grads)
@@ -160,7 +161,8 @@ class DeviceEpochs:
         lr = step.rate(state.step)
         state.step += 1
         state.step_in_epoch += 1
-        return StepResult(loss, round(right * step.run.train.lanes), lr, stop, move, seconds)
+        waited_s, self._waited_s = step.images.waited_s - self._waited_s, step.images.waited_s
+        return StepResult(loss, round(right * step.run.train.lanes), lr, stop, move, seconds, waited_s)
 
 
 def make_device_epochs(
