@@ -159,7 +159,7 @@ def set_up(
     model = to_device(model, device, run)
     check_output(model, store, device)
     chosen_loss = loss or make_loss(run.train)
-    check_lane(model, chosen_loss, store, run, device)
+    warnings = check_lane(model, chosen_loss, store, run, device)
     with explain_memory(run.train, device, at_once=True):
         lowering = lower_for_device(run, model, chosen_loss, store.shape, device)
     if lowering and not lowering.is_fused and device.type == "cuda":
@@ -173,7 +173,7 @@ def set_up(
         fingerprint=fingerprint(device),
         kernels=lowering.facts() if lowering else {"set": "stock"},
     )
-    warnings = warnings_of(run, model, len(store.train), device)
+    warnings += warnings_of(run, model, len(store.train), device)
     return Setup(run, device, store, model, chosen_loss, identity, warnings, notices, lowering)
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from small import rows, small_run, summary, train
 from torch import nn
+from torch.nn import functional as F
 
 import lockstep
 from lockstep.cli.progress import Progress
@@ -414,6 +415,57 @@ def test_a_loss_that_is_no_mean_is_refused_before_any_work(tmp_path, loss):
     with pytest.raises(ModelError):
         train(small_run(), tmp_path, loss=loss)
     assert not list(tmp_path.iterdir())
+
+
+class Heads(nn.Module):
+    """A linear layer, one that nothing uses, and whatever is made of the first's output in training."""
+
+    def __init__(self, give):
+        super().__init__()
+        self.linear, self.spare, self.give = nn.Linear(256, 10), nn.Linear(2, 2), give
+
+    def forward(self, x):
+        logits = self.linear(x.flatten(1))
+        return self.give(self, logits) if self.training else logits
+
+
+CUT = {
+    "tuple": (lambda m, y: (y, y), "gives a tuple of 2 in training, and one loss is trained"),
+    "list": (lambda m, y: [y], "gives a list of 1 in training"),
+    "dict": (lambda m, y: {"logits": y}, "gives a dict of 1 in training"),
+    "detached": (lambda m, y: y.detach(), "the model's output is cut off from its parameters"),
+    "none": (lambda m, y: y.detach().requires_grad_() * 1, "on none of the model's 4 trainable parameters"),
+}
+
+
+@pytest.mark.parametrize("case", CUT)
+def test_outputs_that_would_not_train_as_meant_are_refused(tmp_path, case):
+    give, message = CUT[case]
+    with pytest.raises(ModelError, match=message):
+        train(small_run(), tmp_path, model=Heads(give))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda x, y: F.cross_entropy(x, y).detach(), "the loss is cut off from the model's output"),
+        (lambda x, y: torch.tensor(F.cross_entropy(x, y).item(), requires_grad=True), "the loss is cut off"),
+        (lambda x, y: F.cross_entropy(x, y).item(), "the loss gives a float: it must give a tensor"),
+    ],
+)
+def test_a_loss_without_a_gradient_is_refused(tmp_path, loss, message):
+    with pytest.raises(ModelError, match=message):
+        train(small_run(), tmp_path, loss=loss)
+
+
+def test_heads_with_a_weight_are_trained_and_unused_parameters_are_warned_of(tmp_path):
+    model = Heads(lambda m, y: (y, 2 * y))
+    model.aux_weight = 0.5
+    _, events = train(small_run("train.epochs=1"), tmp_path, model=model)
+    warning, *_ = [event.text for event in events if isinstance(event, Notice) and event.warning]
+    assert warning.startswith("the loss does not depend on 'spare.weight', 'spare.bias': only weight decay")
+    assert isinstance(events[-1], Finished)
 
 
 def test_batch_norm_over_one_value_is_refused_before_any_work(tmp_path):
