@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from types import TracebackType
 from typing import TextIO
@@ -157,6 +158,14 @@ class Progress:
     def _print(self, text: str, style: str | None = None) -> None:
         """A whole line, above the bar if one is drawn; never folded or read as markup."""
         self._console.print(text, style=style, markup=False, soft_wrap=True)
+
+
+def tell_warnings(event: Event) -> None:
+    """A listener for who wants to hear of trouble only."""
+    if isinstance(event, Notice) and event.warning:
+        print(f"lockstep: warning: {event.text}", file=sys.stderr, flush=True)
+    elif isinstance(event, Regrouped):
+        print(f"lockstep: warning: {describe(event)}", file=sys.stderr, flush=True)
 
 
 def describe(event: Regrouped) -> str:

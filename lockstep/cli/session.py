@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from lockstep.cli.progress import Progress
+from lockstep.cli.progress import Progress, tell_warnings
 from lockstep.elastic.worker_groups import WorkerGroups
 from lockstep.errors import GroupLost, LockstepError
 from lockstep.report.plot import draw_curves
@@ -74,7 +74,8 @@ class _Watch:
             from lockstep.cli.tensorboard import TensorBoard
 
             self._listeners.append(stack.enter_context(TensorBoard()))
-        self._listeners.append(self._on_event or stack.enter_context(Progress(sys.stdout)))
+        told = tell_warnings if launch.quiet else stack.enter_context(Progress(sys.stdout))
+        self._listeners.append(self._on_event or told)
 
 
 class _Curves:

@@ -13,7 +13,7 @@ from lockstep.recipes import RECIPES
 
 FLAGS = {
     "train": "RECIPE --audit --backend --bucket-mb --config --device --fork --min-workers --name "
-    "--no-graph --no-overlap --nodes --override --print-config --rdzv --restarts --resume --runs-dir "
+    "--no-graph --no-overlap --nodes --override --print-config --quiet --rdzv --restarts --resume --runs-dir "
     "--tensorboard --trace --wait --workers -c -o",
     "eval": "RUN --checkpoint --data-dir --device --json --runs-dir",
     "predict": "RUN IMAGE --checkpoint --device --json --runs-dir",
