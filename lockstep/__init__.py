@@ -36,6 +36,7 @@ __all__ = [
     "Run",
     "Schedule",
     "Train",
+    "is_main",
     "load",
     "predictor",
     "recipe",
@@ -64,6 +65,17 @@ def train(
     from lockstep.cli.session import run_session
 
     return run_session(run, launch, on_event, model=model, data=data, loss=loss)
+
+
+def is_main() -> bool:
+    """Whether this process is the one to do what a script does once: print, fetch or write a file.
+
+    True in a script alone. With several workers, one process says True before `lockstep.train` and one after
+    it: worker 0, whoever that has become. With Launch(rdzv=…) it is one a node before training.
+    """
+    from lockstep.cli.workers import find_main
+
+    return find_main()
 
 
 def load(run: str | Path, model: nn.Module | None = None) -> nn.Module:

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from lockstep.cli.progress import Progress, tell_warnings
+from lockstep.cli.workers import note_rank
 from lockstep.elastic.worker_groups import WorkerGroups
 from lockstep.errors import GroupLost, LockstepError
 from lockstep.report.plot import draw_curves
@@ -42,11 +43,14 @@ def run_session(
     try:
         with ExitStack() as stack:
             watch = _Watch(stack, launch, on_event)
-            return fit(run, launch, watch, WorkerGroups, model=model, data=data, loss=loss)
+            result = fit(run, launch, watch, WorkerGroups, model=model, data=data, loss=loss)
+        note_rank(result.rank)
+        return result
     except GroupLost:
         time.sleep(_PATIENCE_S)  # the launcher ends us now, so that only the worker that failed is heard
         raise
     except LockstepError as error:
+        note_rank(error.rank)
         if error.everywhere and launch.world and launch.world.launcher == "lockstep" and error.rank:
             raise SystemExit(0) from None  # worker 0 says it and gives the code
         raise

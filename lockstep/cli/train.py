@@ -52,7 +52,9 @@ def add_parser(verbs: Verbs) -> None:
         action="store_true",
         help="keep a hash of every tensor at every step, for `lockstep verify`",
     )
-    parser.add_argument("--quiet", action="store_true", help="print nothing but warnings and errors, on stderr")
+    parser.add_argument(
+        "--quiet", action="store_true", help="print nothing but warnings and errors, on stderr"
+    )
     parser.add_argument("--print-config", action="store_true", help="print the Run as TOML and stop")
     parser.set_defaults(handler=run_train)
 

@@ -34,11 +34,20 @@ from lockstep.train.setup import Setup
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run: where it lies, what it reported, and the trained model; the same on every worker."""
+    """A finished run: where it lies, what it reported, and the trained model; the same on every worker.
+
+    Only `rank` is this worker's own, of the last generation.
+    """
 
     directory: Path
     summary: dict[str, Any]
     model: nn.Module
+    rank: int = 0
+
+    def __repr__(self) -> str:
+        """One line; a model prints itself."""
+        accuracy, weights = 100 * self.summary["accuracy"], self.summary["weights_sha256"]
+        return f"Result({str(self.directory)!r}, accuracy {accuracy:.2f} %, weights_sha256 {weights})"
 
 
 class Moved(Exception):
@@ -196,7 +205,7 @@ class Loop:
         lost = self._journal.finish(summary, self._state, write)
         lost = self._group.broadcast_bytes(lost.encode()).decode()
         self._group.barrier()
-        result = Result(self._journal.path, summary, self._setup.model)
+        result = Result(self._journal.path, summary, self._setup.model, self._group.rank)
         if lost:
             raise NotSaved(
                 f"the run is trained, but {lost} could NOT be written: free space on {result.directory} "

@@ -31,9 +31,9 @@ def test_exported_names():
     assert lockstep.__all__ == sorted(lockstep.__all__)
     assert set(lockstep.__all__) == {
         "Data", "Launch", "LockstepError", "Model", "Optimizer", "Run", "Schedule", "Train",
-        "load", "predictor", "recipe", "train",
+        "is_main", "load", "predictor", "recipe", "train",
     }  # fmt: skip
-    assert len(lockstep.__all__) <= 12 and all(hasattr(lockstep, name) for name in lockstep.__all__)
+    assert len(lockstep.__all__) <= 16 and all(hasattr(lockstep, name) for name in lockstep.__all__)
 
 
 def test_train_stays_a_function_when_its_package_is_imported():

@@ -127,6 +127,13 @@ def test_the_same_run_twice_gives_the_same_bits(tmp_path, overrides):
     }
 
 
+def test_a_result_prints_as_one_line(tmp_path):
+    result, _ = train(small_run("train.epochs=1"), tmp_path)
+    accuracy, weights = 100 * result.summary["accuracy"], result.summary["weights_sha256"]
+    expected = f"Result('{tmp_path / 'run'}', accuracy {accuracy:.2f} %, weights_sha256 {weights})"
+    assert str(result) == repr(result) == expected
+
+
 def test_training_leaves_the_callers_random_stream_alone(tmp_path):
     torch.manual_seed(5)
     expected = torch.rand(3)
