@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep.errors import LockstepError
 from lockstep.recipes import recipe
 from lockstep.spec import Data, Launch, Model, Optimizer, Run, Schedule, Train
+from lockstep.spec.launch import check_system
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,6 +36,7 @@ __all__ = [
     "Run",
     "Schedule",
     "Train",
+    "is_main",
     "load",
     "predictor",
     "recipe",
@@ -56,12 +58,24 @@ def train(
     A progress bar is drawn unless `on_event` is given, which then gets every event instead. With several
     workers (`launch=Launch(workers=4)`, torchrun, mpirun) each one runs the whole script, and worker 0 tells.
     """
+    check_system()
     from lockstep.cli.workers import start_workers
 
     launch = start_workers(launch or Launch(), run)
     from lockstep.cli.session import run_session
 
     return run_session(run, launch, on_event, model=model, data=data, loss=loss)
+
+
+def is_main() -> bool:
+    """Whether this process is the one to do what a script does once: print, fetch or write a file.
+
+    True in a script alone. With several workers, one process says True before `lockstep.train` and one after
+    it: worker 0, whoever that has become. With Launch(rdzv=…) it is one a node before training.
+    """
+    from lockstep.cli.workers import find_main
+
+    return find_main()
 
 
 def load(run: str | Path, model: nn.Module | None = None) -> nn.Module:

@@ -10,6 +10,7 @@ from io import TextIOWrapper
 
 from lockstep import __version__
 from lockstep.errors import LockstepError
+from lockstep.spec.launch import check_system
 
 VERBS = ("train", "eval", "predict", "export", "verify", "data", "doctor", "bench")
 _DESCRIPTION = """\
@@ -46,12 +47,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command; gives its exit code."""
-    parser = make_parser()
-    if not arguments:
-        parser.print_help(sys.stderr)
-        return 2
-    options = parser.parse_args(arguments)
     try:
+        check_system()
+        parser = make_parser()
+        if not arguments:
+            parser.print_help(sys.stderr)
+            return 2
+        options = parser.parse_args(arguments)
         return int(options.handler(options))
     except LockstepError as error:
         if error.everywhere and error.rank:

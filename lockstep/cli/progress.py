@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from types import TracebackType
 from typing import TextIO
@@ -23,6 +24,7 @@ from lockstep.runs.event import (
 )
 
 _LINE_EVERY_S = 10.0
+_MUCH = 0.1  # of an epoch's time: so much waiting for data is said
 
 
 class _Console(Console):
@@ -120,11 +122,13 @@ class Progress:
         assert self._started
         self._last_line = time.monotonic()
         width = len(str(self._started.run.train.epochs))
+        share = event.wait_share
+        waiting = f", {100 * share:.0f} % waiting for data" if share > _MUCH else ""
         self._print(
             f"epoch {event.epoch + 1:{width}}/{self._started.run.train.epochs}  "
             f"train loss {event.train_loss:.4f} acc {100 * event.train_accuracy:6.2f} %  "
             f"{event.split} loss {event.eval_loss:.4f} acc {100 * event.eval_accuracy:6.2f} %  "
-            f"{event.img_s:,.0f} img/s{'  best' if event.best else ''}"
+            f"{event.img_s:,.0f} img/s{waiting}{'  best' if event.best else ''}"
         )
 
     def _finish(self, event: Finished) -> None:
@@ -160,6 +164,14 @@ class Progress:
     def _print(self, text: str, style: str | None = None) -> None:
         """A whole line, above the bar if one is drawn; never folded or read as markup."""
         self._console.print(text, style=style, markup=False, soft_wrap=True)
+
+
+def tell_warnings(event: Event) -> None:
+    """A listener for who wants to hear of trouble only."""
+    if isinstance(event, Notice) and event.warning:
+        print(f"lockstep: warning: {event.text}", file=sys.stderr, flush=True)
+    elif isinstance(event, Regrouped):
+        print(f"lockstep: warning: {describe(event)}", file=sys.stderr, flush=True)
 
 
 def describe(event: Regrouped) -> str:

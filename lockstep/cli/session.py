@@ -10,7 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from lockstep.cli.progress import Progress
+from lockstep.cli.progress import Progress, tell_warnings
+from lockstep.cli.workers import note_rank
 from lockstep.elastic.worker_groups import WorkerGroups
 from lockstep.errors import GroupLost, LockstepError
 from lockstep.report.plot import draw_curves
@@ -42,11 +43,14 @@ def run_session(
     try:
         with ExitStack() as stack:
             watch = _Watch(stack, launch, on_event)
-            return fit(run, launch, watch, WorkerGroups, model=model, data=data, loss=loss)
+            result = fit(run, launch, watch, WorkerGroups, model=model, data=data, loss=loss)
+        note_rank(result.rank)
+        return result
     except GroupLost:
         time.sleep(_PATIENCE_S)  # the launcher ends us now, so that only the worker that failed is heard
         raise
     except LockstepError as error:
+        note_rank(error.rank)
         if error.everywhere and launch.world and launch.world.launcher == "lockstep" and error.rank:
             raise SystemExit(0) from None  # worker 0 says it and gives the code
         raise
@@ -74,9 +78,15 @@ class _Watch:
             from lockstep.cli.tensorboard import TensorBoard
 
             self._listeners.append(stack.enter_context(TensorBoard()))
+        self._listeners.append(self._on_event or self._find_teller())
+
+    def _find_teller(self) -> Listener:
+        launch = self._launch
+        if launch.quiet:
+            return tell_warnings
         # Open MPI gives every worker a terminal of its own, and copies from there to wherever it prints
         plain = bool(launch.world and launch.world.launcher == "mpirun")
-        self._listeners.append(self._on_event or stack.enter_context(Progress(sys.stdout, plain)))
+        return self._stack.enter_context(Progress(sys.stdout, plain))
 
 
 class _Curves:

@@ -57,6 +57,9 @@ def add_parser(verbs: Verbs) -> None:
         action="store_true",
         help="keep a hash of every tensor at every step, for `lockstep verify`",
     )
+    parser.add_argument(
+        "--quiet", action="store_true", help="print nothing but warnings and errors, on stderr"
+    )
     parser.add_argument("--print-config", action="store_true", help="print the Run as TOML and stop")
     parser.set_defaults(handler=run_train)
 
@@ -87,6 +90,7 @@ def run_train(options: argparse.Namespace) -> int:
         nodes=options.nodes,
         audit=options.audit,
         data_changed=options.data_changed,
+        quiet=options.quiet,
     )
     run, name = resolve(options, launch)
     if options.print_config:

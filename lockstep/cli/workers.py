@@ -15,6 +15,7 @@ from lockstep.spec.run import Run
 from lockstep.spec.world import read_world
 
 _TOKEN_LENGTH = 16
+_last_ranks: list[int] = []  # this process's rank at the end of each training
 
 
 def start_workers(launch: Launch, run: Run) -> Launch:
@@ -46,6 +47,23 @@ def start_workers(launch: Launch, run: Run) -> Launch:
         preload="lockstep.cli.session",
     )
     raise SystemExit(Launcher(job, _Screen()).run())
+
+
+def note_rank(rank: int) -> None:
+    """A training is over, and this process was that worker in its last generation."""
+    _last_ranks.append(rank)
+
+
+def find_main() -> bool:
+    """Whether this process should do what a script does once.
+
+    Ranks change while workers are lost and join, so after a training worker 0 of its end is meant. Before it
+    our own workers repeat what the process that starts them has done already.
+    """
+    if _last_ranks:
+        return _last_ranks[-1] == 0
+    world = read_world(os.environ)
+    return world is None or (world.launcher != "lockstep" and world.rank == 0)
 
 
 def _token(launch: Launch) -> str:

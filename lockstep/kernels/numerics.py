@@ -7,7 +7,8 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,6 +17,12 @@ from lockstep.errors import SpecError
 from lockstep.spec import Run
 
 _MMAP_THRESHOLD, _TRIM_THRESHOLD, _TOP_PAD = -3, -1, -2  # of mallopt(3)
+_HALVES = ("bf16", "fp16")
+# What torch's settings of fp32 hang on, wide ones first: one that is "none" has the value of a wider one.
+_FP32_SETTINGS = (
+    ("generic", "all"),
+    *((backend, op) for op in ("all", "matmul", "conv", "rnn") for backend in ("cuda", "mkldnn")),
+)
 
 
 def prepare_device(
@@ -35,17 +42,24 @@ def prepare_device(
     torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms, without importing inductor
     # costs time and changes no result
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    torch.backends.cudnn.benchmark = False
-    torch.set_float32_matmul_precision("highest")  # on a CPU with AMX the others mean bf16
-    torch.backends.cudnn.allow_tf32 = tf32
-    torch.backends.cuda.matmul.allow_tf32 = tf32
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    set_precision(tf32)
     torch.set_flush_denormal(False)
     use_gpu = name == "cuda" or (name == "auto" and torch.cuda.is_available())
     if use_gpu and local_rank is not None:
         torch.cuda.set_device(local_rank % torch.cuda.device_count())
     return torch.device("cuda", torch.cuda.current_device()) if use_gpu else torch.device("cpu")
+
+
+def set_precision(tf32: bool) -> None:
+    """fp32 as IEEE has it, or with TF32 in a GPU's matrix units; kernels that are not chosen by a timing."""
+    torch.backends.cudnn.benchmark = False
+    for setting in _FP32_SETTINGS:
+        torch._C._set_fp32_precision_setter(*setting, "none")
+    torch.set_float32_matmul_precision("highest")  # on a CPU with AMX the others mean bf16
+    torch.backends.cudnn.allow_tf32 = tf32
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    for kind in _HALVES:
+        setattr(torch.backends.cuda.matmul, f"allow_{kind}_reduced_precision_reduction", False)
 
 
 def memory_format(run: Run) -> torch.memory_format:
@@ -76,9 +90,14 @@ def half_precision(device: torch.device, enabled: bool) -> torch.autocast:
 def plain_torch() -> Iterator[None]:
     """Run the block with the modes and defaults of a fresh process, then restore the caller's."""
     with ExitStack() as stack:
+        stack.enter_context(precision_kept())
+        stack.enter_context(warnings.catch_warnings())
         stack.callback(torch.set_default_dtype, torch.get_default_dtype())
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         stack.callback(torch.set_deterministic_debug_mode, torch.get_deterministic_debug_mode())
+        stack.callback(torch.set_flush_denormal, sys.float_info.min / 2 == 0)  # no function tells
+        memory: Any = torch.utils.deterministic
+        stack.callback(setattr, memory, "fill_uninitialized_memory", memory.fill_uninitialized_memory)
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         for device in ("cpu", "cuda"):
@@ -86,6 +105,50 @@ def plain_torch() -> Iterator[None]:
         stack.enter_context(torch.device("cpu"))
         torch.set_default_dtype(torch.float32)
         yield
+
+
+@contextmanager
+def precision_kept() -> Iterator[None]:
+    """Give back, at the end, what `set_precision` sets."""
+    older, settings = _older_settings(), _fp32_settings()
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    flags = [
+        (cudnn, "benchmark"),
+        *((matmul, f"allow_{kind}_reduced_precision_reduction") for kind in _HALVES),
+    ]
+    values = [getattr(part, name) for part, name in flags]
+    try:
+        yield
+    finally:
+        for (part, name), value in zip(flags, values, strict=True):
+            setattr(part, name, value)
+        _give_precision_back(older, settings)
+
+
+def _fp32_settings() -> dict[tuple[str, str], str]:
+    return {setting: torch._C._get_fp32_precision_getter(*setting) for setting in _FP32_SETTINGS}
+
+
+def _older_settings() -> dict[str, Any]:
+    """The older way to set the same; torch refuses to tell what was set in both ways."""
+    found: dict[str, Any] = {}
+    with suppress(RuntimeError):
+        found["cudnn"] = torch.backends.cudnn.allow_tf32
+    with suppress(RuntimeError):
+        found["matmul"] = torch.get_float32_matmul_precision()
+    return found
+
+
+def _give_precision_back(older: dict[str, Any], settings: dict[tuple[str, str], str]) -> None:
+    for setting in _FP32_SETTINGS:
+        torch._C._set_fp32_precision_setter(*setting, "none")
+    if "cudnn" in older:
+        torch.backends.cudnn.allow_tf32 = older["cudnn"]
+    if "matmul" in older:
+        torch.set_float32_matmul_precision(older["matmul"])  # sets cuda.matmul.allow_tf32 too
+    for setting, value in settings.items():
+        if torch._C._get_fp32_precision_getter(*setting) != value:
+            torch._C._set_fp32_precision_setter(*setting, value)
 
 
 def _keep_memory() -> None:

@@ -104,7 +104,7 @@ class LaneByLane:
         seed_stream(images.device, random.key("lane", self._seed, step, lane))
         with half_precision(images.device, self._bf16):
             outputs = self.model(images)
-        loss = heads_loss(self.loss, outputs, labels, getattr(self.model, "aux_weight", 0.0))
+        loss = self._find_loss(outputs, labels)
         grads = self._gradients([loss], early)
         return LaneOutput(
             loss.detach().float().clone(),
@@ -113,6 +113,9 @@ class LaneByLane:
             [b.clone() for b in self.float_buffers()],
             [b.clone() for b in self.int_buffers()],
         )
+
+    def _find_loss(self, outputs: Any, labels: Tensor) -> Tensor:
+        return heads_loss(self.loss, outputs, labels, getattr(self.model, "aux_weight", 0.0))
 
     def _gradients(self, losses: list[Tensor], early: OnGradient | None) -> tuple[Tensor, ...]:
         """The backward pass; `early` gets each gradient when it is complete.

@@ -10,17 +10,27 @@ from lockstep.spec.identity import Identity
 
 @dataclass
 class Pace:
-    """Images trained by this worker's groups, and the time they took; from one generation to the next."""
+    """Images trained by this worker's groups, the time they took, and how much of it was waiting for data.
+
+    It goes on from one generation to the next.
+    """
 
     images: int = 0
     seconds: float = 0.0
+    waited_s: float = 0.0
 
-    def add(self, images: int, seconds: float) -> None:
+    def add(self, images: int, seconds: float, waited_s: float) -> None:
         self.images, self.seconds = self.images + images, self.seconds + seconds
+        self.waited_s += waited_s
 
     @property
     def img_s(self) -> float:
         return self.images / max(self.seconds, 1e-9)
+
+    @property
+    def wait_share(self) -> float:
+        """How much of the time was waiting for data, 0 to 1."""
+        return min(self.waited_s / max(self.seconds, 1e-9), 1.0)
 
 
 @dataclass(frozen=True)

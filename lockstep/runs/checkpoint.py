@@ -73,7 +73,10 @@ def load_checkpoint(path: Path) -> Saved:
     path = path.with_suffix(".json")
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-        data = (path.parent / manifest["file"]).read_bytes()
+        name = manifest["file"]
+        if name != Path(name).name:  # who hands over a checkpoint must not choose what else is read
+            raise ValueError(f"file='{name}' must be the name of a file beside it, without a folder")
+        data = (path.parent / name).read_bytes()
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
     if manifest.get("format") != _FORMAT:

@@ -54,7 +54,8 @@ class EpochDone:
     train_accuracy: float
     eval_loss: float
     eval_accuracy: float
-    img_s: float
+    img_s: float  # of this epoch's steps
+    wait_share: float  # of their time, in which this worker waited for data
     best: bool
     split: str = "test"  # "val" where the data has validation images
 

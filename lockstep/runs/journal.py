@@ -44,7 +44,7 @@ class Journal:
         self._noted: deque[tuple[str, dict[str, Any]]] = deque(maxlen=_NOTED)
         self._started = False
         self._told: set[str] = set()
-        self.pace = Pace()
+        self._pace, self.epoch_pace = Pace(), Pace()
         self.identity = digest(about.identity)
         self.found: dict[str, Any] = {}  # where the run lies, and its summary; the same on every worker
 
@@ -144,7 +144,8 @@ class Journal:
             **tested,
             "epochs": state.epoch,
             "steps": state.step,
-            "img_s": self.pace.img_s,
+            "img_s": self._pace.img_s,
+            "data_wait_s": self._pace.waited_s,
             "device": self._about.identity["numerics.device"],
             "workers": group.size,
             "backend": group.backend,
@@ -167,9 +168,11 @@ class Journal:
         steps = checkpoint.checkpoint_steps(self._directory.checkpoints) if self._directory else {}
         return state.step in steps
 
-    def step(self, done: StepDone, state: TrainState) -> None:
-        """A step was committed."""
+    def step(self, done: StepDone, state: TrainState, waited_s: float) -> None:
+        """A step was committed; so much of its time was waiting for data."""
         batch = self._about.run.train.batch
+        for pace in (self._pace, self.epoch_pace):
+            pace.add(batch, batch / done.img_s, waited_s)
         first = (done.step_in_epoch - 1) * batch
         self._add(_METRICS, {"kind": "step", **vars(done), "positions": [first, first + batch]})
         self.trace(state)
@@ -178,6 +181,7 @@ class Journal:
 
     def epoch(self, done: EpochDone) -> None:
         """An epoch was trained and evaluated."""
+        self.epoch_pace = Pace()
         self._add(_METRICS, {"kind": "epoch", **done.row()})
         if self._directory:
             self._emit(done)

@@ -8,8 +8,8 @@ calls the model itself, folded in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from lockstep.errors import BadInput, ModelError
 from lockstep.kernels.loss import make_loss
-from lockstep.kernels.numerics import half_precision
+from lockstep.kernels.numerics import half_precision, precision_kept, set_precision
 from lockstep.kernels.triton.cuda_graph import capture, run_first
 from lockstep.lower.choose import lower_for_device
 from lockstep.lower.program import DeviceLowering
@@ -44,7 +44,8 @@ class Predictor:
     def __init__(self, trained: Trained) -> None:
         self._trained = trained
         self.classes = trained.classes  # their names, in the order of the probabilities
-        self._model, self._ways = _find_ways(trained, _find_lowering(trained))
+        with self._precision():
+            self._model, self._ways = _find_ways(trained, _find_lowering(trained))
         self._most = max(min([_MOST, *(way.most for way in self._ways)]), 1)
         self._runs: dict[int, _Run] = {}
 
@@ -75,17 +76,25 @@ class Predictor:
         if size not in self._runs:
             if len(self._runs) == _KEPT:
                 del self._runs[next(iter(self._runs))]
-            with torch.inference_mode(False), torch.no_grad():  # for callers in and out of it
+            with torch.inference_mode(False), torch.no_grad(), self._precision():  # for callers in any mode
                 self._runs[size] = Batch(self._trained, way.make(size))
         return self._runs[size]
 
     def _by_the_model(self, images: Tensor) -> Tensor:
         trained = self._trained
         normal = trained.augment.normalize(images.to(trained.device))
-        with half_precision(trained.device, trained.run.train.precision == "bf16"):
+        bf16 = trained.run.train.precision == "bf16"
+        with self._precision(), half_precision(trained.device, bf16):
             outputs = self._model(normal.contiguous(memory_format=trained.memory_format))
         probabilities: Tensor = outputs.float().softmax(1)
         return probabilities
+
+    @contextmanager
+    def _precision(self) -> Iterator[None]:
+        """Torch set as the run asks; a graph keeps what was set when it was captured."""
+        with precision_kept():
+            set_precision(self._trained.run.train.precision == "tf32")
+            yield
 
 
 class Batch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,15 @@ DEVICES = ("auto", "cpu", "cuda")
 BACKENDS = ("auto", "gloo", "nccl", "mpi")
 _ENDPOINT = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}")
 RESTART_CODE = 75  # the exit code of a worker that wants to be started anew
+
+
+def check_system() -> None:
+    """Refuse systems on which workers could be neither started nor watched."""
+    if sys.platform != "linux":  # flock, prctl, memfd_create, /proc
+        raise SpecError(
+            f"Lockstep runs on Linux only, and this is {sys.platform}: "
+            "use a Linux machine, a container or WSL 2"
+        )
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,7 @@ class Launch:
     nodes: str = "1"  # how many launchers: N, or MIN:MAX
     data_changed: bool = False  # resume although the data is other than it was; another run from there on
     audit: int = 0  # every so many steps a lane is computed twice; 0: never
+    quiet: bool = False  # tell only warnings; a listener is told everything
     world: World | None = None  # what the environment says, if a launcher started this process
 
     def __post_init__(self) -> None:

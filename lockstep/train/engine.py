@@ -6,6 +6,7 @@ A batch's way ends here: store → order → augment → loader → step. Either
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -54,12 +55,14 @@ class Engine:
             except NotFinite as error:
                 raise self._step.not_finite(error.loss, self._read(self._loader)) from None
             return
-        state = self._state
+        state, clock = self._state, time.perf_counter()
         for lanes in self._loader.epoch(state.epoch, state.step_in_epoch):
+            waited_s = time.perf_counter() - clock
             result = self._step(lanes, *requests())
-            if self._group.size == 1 and requests()[0]:  # it came during the step, and nobody else need know
-                result = replace(result, stop=True)
-            yield result
+            # a request to stop may have come during the step, and alone nobody else need know
+            stop = result.stop or (self._group.size == 1 and requests()[0])
+            yield replace(result, stop=stop, waited_s=waited_s)
+            clock = time.perf_counter()
 
     def close(self) -> None:
         """End what runs beside the steps, and give the model back as it was."""

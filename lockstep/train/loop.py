@@ -34,11 +34,20 @@ from lockstep.train.setup import Setup
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run: where it lies, what it reported, and the trained model; the same on every worker."""
+    """A finished run: where it lies, what it reported, and the trained model; the same on every worker.
+
+    Only `rank` is this worker's own, of the last generation.
+    """
 
     directory: Path
     summary: dict[str, Any]
     model: nn.Module
+    rank: int = 0
+
+    def __repr__(self) -> str:
+        """One line; a model prints itself."""
+        accuracy, weights = 100 * self.summary["accuracy"], self.summary["weights_sha256"]
+        return f"Result({str(self.directory)!r}, accuracy {accuracy:.2f} %, weights_sha256 {weights})"
 
 
 class Moved(Exception):
@@ -106,7 +115,6 @@ class Loop:
             state.totals.samples += run.train.batch
             now = time.perf_counter()
             seconds, last = result.seconds or now - last, now
-            journal.pace.add(run.train.batch, seconds)
             done = StepDone(
                 state.epoch,
                 state.step_in_epoch,
@@ -116,7 +124,7 @@ class Loop:
                 result.lr,
                 run.train.batch / seconds,
             )
-            journal.step(done, state)
+            journal.step(done, state, result.waited_s)
             self._report_generation()
             if result.stop:
                 self._stop(self._interrupt.signal or signal.SIGTERM)
@@ -150,7 +158,8 @@ class Loop:
             totals.correct / totals.samples,
             evaluation.loss,
             evaluation.accuracy,
-            self._journal.pace.img_s,
+            self._journal.epoch_pace.img_s,
+            self._journal.epoch_pace.wait_share,
             best,
             self._setup.store.chosen_by[0],
         )
@@ -208,7 +217,7 @@ class Loop:
         lost = self._journal.finish(summary, self._state, write)
         lost = self._group.broadcast_bytes(lost.encode()).decode()
         self._group.barrier()
-        result = Result(self._journal.path, summary, self._setup.model)
+        result = Result(self._journal.path, summary, self._setup.model, self._group.rank)
         if lost:
             raise NotSaved(
                 f"the run is trained, but {lost} could NOT be written: free space on {result.directory} "

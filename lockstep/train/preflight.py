@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lockstep.data import Store
 from lockstep.data.loader import Lanes
 from lockstep.errors import ModelError, OutOfMemory, SpecError
 from lockstep.kernels.loss import Loss
-from lockstep.lower.lane_by_lane import LaneByLane
+from lockstep.lower.lane_by_lane import LaneByLane, OnGradient
 from lockstep.spec import Run, Train
+
+_NAMED = 4  # parameters in a message
 
 
 @torch.no_grad()
@@ -36,25 +39,93 @@ def check_output(model: nn.Module, store: Store, device: torch.device) -> None:
         )
 
 
-def check_lane(model: nn.Module, loss: Loss, store: Store, run: Run, device: torch.device) -> None:
-    """Two images through model, loss and backward, so that a loss that does not fit is refused at once."""
+class _Trial(LaneByLane):
+    """A lane that refuses outputs and losses which would train other than their user thinks."""
+
+    unused: tuple[str, ...] = ()  # parameters that the loss does not reach
+
+    def _find_loss(self, outputs: Any, labels: Tensor) -> Tensor:
+        _check_heads(outputs, hasattr(self.model, "aux_weight"))
+        loss = super()._find_loss(outputs, labels)
+        if not isinstance(loss, Tensor):
+            raise ModelError(
+                f"the loss gives a {type(loss).__name__}: it must give a tensor, without .item()"
+            )
+        main = outputs[0] if isinstance(outputs, tuple) else outputs
+        if not main.requires_grad:
+            raise ModelError(
+                "the model's output is cut off from its parameters, so nothing would be trained: forward "
+                "must not use .detach(), .data, .numpy() or torch.no_grad() on the way"
+            )
+        if loss.grad_fn is None:
+            raise ModelError(
+                "the loss is cut off from the model's output, so nothing would be trained: compute it from "
+                "the logits by torch functions, without .detach(), .item() or torch.tensor()"
+            )
+        return loss
+
+    def _gradients(self, losses: list[Tensor], early: OnGradient | None) -> tuple[Tensor, ...]:
+        found = torch.autograd.grad(losses, list(self.params.values()), allow_unused=True)
+        pairs = list(zip(self.params.items(), found, strict=True))
+        self.unused = tuple(name for (name, _), grad in pairs if grad is None)
+        return tuple(torch.zeros_like(p) if grad is None else grad for (_, p), grad in pairs)
+
+
+def _check_heads(outputs: Any, has_weight: bool) -> None:
+    """One tensor of logits; or several in a tuple, where the module says how its auxiliary heads count."""
+    parts = outputs if isinstance(outputs, tuple) else (outputs,)
+    if parts and all(isinstance(part, Tensor) for part in parts) and (len(parts) == 1 or has_weight):
+        return
+    what = (
+        f"{type(outputs).__name__} of {len(outputs)}"
+        if hasattr(outputs, "__len__")
+        else type(outputs).__name__
+    )
+    raise ModelError(
+        f"the model gives a {what} in training, and one loss is trained: let forward give one tensor of "
+        "logits; or a tuple of such tensors, and set aux_weight on the module (model.aux_weight = 0.3), by "
+        "which the losses of all but the first count"
+    )
+
+
+def check_lane(model: nn.Module, loss: Loss, store: Store, run: Run, device: torch.device) -> list[str]:
+    """Two images through model, loss and backward, so that a loss that does not fit is refused at once.
+
+    Gives warnings.
+    """
     size = min(run.train.batch // run.train.lanes, 2)
     images = torch.zeros(size, *store.shape, device=device)
     lanes = Lanes(images, torch.zeros(size, dtype=torch.int64, device=device), 1)
-    reference = LaneByLane(model, loss, run.seed, bf16=False)
+    trial = _Trial(model, loss, run.seed, bf16=False)
     try:
-        (output,) = reference.run(lanes, 0)
+        (output,) = trial.run(lanes, 0)
+    except ModelError:
+        raise
     except Exception as error:
         if is_out_of_memory(error):
-            return  # the loop says what would help
+            return []  # the loop says what would help
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         if "only for scalar outputs" in first:
             first = "the loss must be one number, the mean over its samples"
         raise ModelError(f"a step of this model and loss on {size} images a lane fails: {first}") from error
     finally:
-        reference.release()
+        trial.release()
     if output.loss.dim():
         raise ModelError(f"the loss gives shape {tuple(output.loss.shape)}: it must be one number, a mean")
+    return _explain_unused(trial.unused, len(trial.params))
+
+
+def _explain_unused(unused: tuple[str, ...], count: int) -> list[str]:
+    """What to say of parameters without a gradient; refuse if no parameter has one."""
+    names = ", ".join(f"'{name}'" for name in unused[:_NAMED])
+    names += f" and {len(unused) - _NAMED} more" if len(unused) > _NAMED else ""
+    if len(unused) == count:
+        raise ModelError(
+            f"the loss depends on none of the model's {count} trainable parameters ({names}), so nothing "
+            "would be trained: let forward use them"
+        )
+    fix = "let forward use them, or set requires_grad_(False) on them"
+    return [f"the loss does not depend on {names}: only weight decay changes them; {fix}"] if unused else []
 
 
 def is_out_of_memory(error: Exception) -> bool:

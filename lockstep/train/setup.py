@@ -22,7 +22,7 @@ from lockstep.data.map_style import from_map_style
 from lockstep.errors import DataError, ModelError
 from lockstep.kernels.loss import Loss, make_loss
 from lockstep.kernels.numerics import memory_format, to_device
-from lockstep.lower.choose import Sample, lower_for_device, lower_for_host
+from lockstep.lower.choose import Sample, explain_stock, lower_for_device, lower_for_host
 from lockstep.lower.lane_by_lane import LaneByLane
 from lockstep.lower.program import DeviceLowering
 from lockstep.measure.fingerprint import fingerprint
@@ -162,7 +162,7 @@ def set_up(
     model = to_device(model, device, run)
     check_output(model, store, device)
     chosen_loss = loss or make_loss(run.train)
-    check_lane(model, chosen_loss, store, run, device)
+    warnings = check_lane(model, chosen_loss, store, run, device)
     with explain_memory(run.train, device, at_once=True):
         lowering = lower_for_device(run, model, chosen_loss, store.shape, device)
     if lowering and not lowering.is_fused and device.type == "cuda":
@@ -171,6 +171,8 @@ def set_up(
         lane = fingerprint_lane(
             run, model, chosen_loss, store, lowering, is_own="model" in source or "loss" in source
         )
+    if not lowering and (text := explain_stock(run, chosen_loss, device)):
+        notices.append(text)
     identity = make_identity(
         run,
         data=store.facts(),
@@ -178,7 +180,7 @@ def set_up(
         fingerprint={**fingerprint(device), "lane": lane},
         kernels=lowering.facts() if lowering else {"set": "stock"},
     )
-    warnings = [*store.warnings, *warnings_of(run, model, len(store.train), device)]
+    warnings += [*store.warnings, *warnings_of(run, model, len(store.train), device)]
     return Setup(run, device, store, model, chosen_loss, identity, warnings, notices, lowering)
 
 

@@ -46,6 +46,7 @@ class StepResult:
     stop: bool = False  # whether any worker was asked to stop
     move: bool = False  # whether any worker knows of a generation to move to
     seconds: float = 0.0  # how long it took, if not the time since the one before
+    waited_s: float = 0.0  # how much of that its worker waited for data
 
 
 class NotFinite(Exception):

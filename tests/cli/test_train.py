@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from forked import Forked
-from small import call, command, summary, train_command
+from small import OVERRIDES, call, command, small_run, summary, train_command
 
 import lockstep
 from lockstep.cli.main import run
@@ -85,6 +85,19 @@ def test_a_recipe_runs_as_a_process_and_prints_plain_lines(tmp_path):
     assert f"weights_sha256 {summary(tmp_path / 'run')['weights_sha256']}" in lines
     assert "\x1b" not in done.stdout and done.stderr == ""
     assert list((tmp_path / "run" / "tensorboard").iterdir())
+
+
+def test_a_quiet_run_tells_only_warnings(tmp_path, capfd):
+    keys = [part for key in (*OVERRIDES, "train.batch=200", "train.epochs=1") for part in ("-o", key)]
+    place = ["--runs-dir", str(tmp_path), "--device", "cpu"]
+    assert run(["train", "--quiet", *place, *keys]) == 0
+    out, err = capfd.readouterr()
+    assert out == "" and err.startswith("lockstep: warning: every epoch leaves out 130 of 330 images")
+    assert (tmp_path / "shapes" / "summary.json").exists()
+    events = []
+    launch = lockstep.Launch(runs_dir=tmp_path, device="cpu", quiet=True)
+    lockstep.train(small_run("train.epochs=1"), launch=launch, on_event=events.append)
+    assert len(events) > 10 and capfd.readouterr() == ("", "")
 
 
 def test_a_terminal_gets_a_bar(tmp_path):

@@ -2,6 +2,8 @@
 
 import json
 import os
+import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -143,3 +145,5 @@ def test_doctor_shows_the_fingerprint(capsys, tmp_path):
     (fingerprint,) = [rows for name, rows in facts.items() if name.startswith("fingerprint")]
     assert len(fingerprint["probe"]) == 16
     assert run(["doctor"]) == 0 and "fingerprint" in capsys.readouterr().out
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert facts["extras"].keys() == project["optional-dependencies"].keys() - {"dev"}

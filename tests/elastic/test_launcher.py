@@ -99,6 +99,7 @@ launch = lockstep.Launch({launch}name="run", device="cpu")
 {before}
 result = lockstep.train(run, launch=launch, on_event=lambda event: None)
 line = "finished {{workers}} {{weights_sha256}}\\n".format(**result.summary)
+open("main", "a").write("x" * lockstep.is_main())
 print(line, end="")  # in one write: several workers may share this stdout
 """
 
@@ -123,6 +124,7 @@ def test_the_same_script_under_torchrun(tmp_path):
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.splitlines()
     assert first == second and re.fullmatch("finished 2 [0-9a-f]{64}", first)
+    assert (tmp_path / "main").read_text() == "x"
 
 
 def test_a_worker_that_raises_is_shown_with_its_rank(tmp_path):
@@ -297,6 +299,23 @@ def test_a_worker_lost_at_the_end_of_the_first_of_two_trainings(tmp_path):
     path.write_text(text.replace("print(", "time.sleep(1)\nprint(") + again + "print(again.directory.name)")
     done = forked.call([sys.executable, str(path)], cwd=tmp_path, launches=True)
     assert done.returncode == 0 and done.stdout.split()[-1] == "run-2", (done.stdout, done.stderr)
+
+
+def test_a_script_does_what_it_does_once_once_though_worker_0_dies(tmp_path):
+    before = (
+        "import signal\n"
+        "def once(name):\n"
+        "    if lockstep.is_main(): open(name, 'a').write('x')\n"
+        "once('before')\n"
+        "def event(event):\n"
+        "    if getattr(event, 'step', 0) == 3 and world.name == '0': os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    path = script(tmp_path, before, launch="workers=2, ")
+    path.write_text(path.read_text().replace("lambda event: None", "event") + "once('after')\n")
+    done = forked.call([sys.executable, str(path)], cwd=tmp_path, launches=True)
+    assert done.returncode == 0 and done.stdout.startswith("finished "), done.stderr
+    assert done.stdout.count("finished") == 1
+    assert [(tmp_path / name).read_text() for name in ("before", "after")] == ["x", "x"]
 
 
 def test_auto_is_one_worker_a_core_and_at_most_the_lanes(tmp_path):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from lockstep.cli.doctor import _kernels
 from lockstep.errors import ModelError, SpecError
 from lockstep.kernels.loss import make_loss
-from lockstep.lower.choose import lower_for_device
+from lockstep.lower.choose import explain_stock, lower_for_device
 from lockstep.models import build
 from lockstep.spec import Kernels, Run, Train
 
@@ -50,6 +53,32 @@ def test_auto_is_a_lookup(name, side, capability, precision, expected, gpu) -> N
     assert find(name, side, precision=precision) == expected
     assert find(name, side, precision=precision, trains=False) == expected
     assert find(name, side, precision=precision, kernels="stock") is None
+
+
+@pytest.mark.parametrize(
+    ("precision", "said"),
+    [
+        ("fp32", "train.precision=bf16, or tf32"),
+        ("tf32", "train.precision=bf16"),
+        ("bf16", "kernels.set=compiled"),
+    ],
+)
+def test_what_runs_lane_by_lane_on_a_gpu_is_told_what_is_faster(precision, said) -> None:
+    run, cuda = Run(train=Train(precision=precision)), torch.device("cuda")
+    text = explain_stock(run, make_loss(run.train), cuda)
+    assert (
+        text.startswith(f"train.precision={precision} runs lane by lane with stock kernels") and said in text
+    )
+    assert not explain_stock(run, make_loss(run.train), torch.device("cpu"))
+    assert not explain_stock(replace(run, kernels=Kernels(set="stock")), make_loss(run.train), cuda)
+    assert not explain_stock(run, lambda logits, labels: logits.mean(), cuda)
+
+
+def test_the_doctor_says_what_each_model_runs_with(gpu) -> None:
+    gpu(HOPPER)
+    found = _kernels(torch.device("cuda"))
+    assert found["emotion48"] == "fused in bf16 and tf32, else stock"
+    assert "lane by lane" in found["in fp32"] and "train.precision=bf16" in found["in fp32"]
 
 
 def test_shared_norms_want_a_fused_residual_network(gpu) -> None:

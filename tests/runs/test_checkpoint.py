@@ -101,6 +101,22 @@ def test_a_garbage_manifest_is_one_line(tmp_path, text: str) -> None:
         checkpoint.load_checkpoint(path)
 
 
+@pytest.mark.parametrize("outside", ["{}/secret", "../secret", "./secret", "sub/../../secret"])
+def test_a_manifest_names_no_file_elsewhere(tmp_path, outside: str) -> None:
+    (tmp_path / "a" / "sub").mkdir(parents=True)
+    path = save(tmp_path / "a", 3)
+    secret = path.with_suffix(".safetensors").rename(tmp_path / ("a" if outside[1] == "/" else "") / "secret")
+    manifest = json.loads(path.read_text()) | {"file": outside.format(tmp_path)}
+    del manifest["seal"]
+    path.write_text(json.dumps(manifest | {"seal": checkpoint._seal(manifest)}))
+    with pytest.raises(CheckpointError, match=r"cannot be read: file='.*' must be the name of a file beside"):
+        checkpoint.load_checkpoint(path)
+    manifest["file"] = "secret"
+    secret.replace(path.with_name("secret"))
+    path.write_text(json.dumps(manifest | {"seal": checkpoint._seal(manifest)}))
+    assert checkpoint.load_checkpoint(path).manifest["cursor"]["step"] == 3
+
+
 def test_another_format_is_named(tmp_path) -> None:
     path = save(tmp_path, 3)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 2}))

@@ -1,9 +1,24 @@
 """A Launch refuses what cannot be started."""
 
+import sys
+
 import pytest
 
+import lockstep
+from lockstep.cli.main import run
 from lockstep.errors import SpecError
 from lockstep.spec import Launch
+
+
+@pytest.mark.parametrize("system", ["darwin", "win32"])
+def test_another_system_is_one_line(system: str, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "platform", system)
+    assert run(["train"]) == 2
+    assert capsys.readouterr().err.startswith(
+        f"lockstep: Lockstep runs on Linux only, and this is {system}: "
+    )
+    with pytest.raises(SpecError, match="runs on Linux only"):
+        lockstep.train(lockstep.Run())
 
 
 def test_an_unknown_device_names_the_nearest() -> None:

@@ -13,8 +13,8 @@ from lockstep.recipes import RECIPES
 
 FLAGS = {
     "train": "RECIPE --audit --backend --bucket-mb --config --data-changed --device --fork --min-workers "
-    "--name --no-graph --no-overlap --nodes --override --print-config --rdzv --restarts --resume --runs-dir "
-    "--tensorboard --trace --wait --workers -c -o",
+    "--name --no-graph --no-overlap --nodes --override --print-config --quiet --rdzv --restarts --resume "
+    "--runs-dir --tensorboard --trace --wait --workers -c -o",
     "eval": "RUN --checkpoint --data-dir --device --json --other-data --runs-dir --split",
     "predict": "RUN IMAGE --checkpoint --device --json --runs-dir",
     "export": "RUN --checkpoint --format --output --runs-dir",
@@ -32,9 +32,9 @@ def test_exported_names():
     assert lockstep.__all__ == sorted(lockstep.__all__)
     assert set(lockstep.__all__) == {
         "Data", "Launch", "LockstepError", "Model", "Optimizer", "Run", "Schedule", "Train",
-        "load", "predictor", "recipe", "train",
+        "is_main", "load", "predictor", "recipe", "train",
     }  # fmt: skip
-    assert len(lockstep.__all__) <= 12 and all(hasattr(lockstep, name) for name in lockstep.__all__)
+    assert len(lockstep.__all__) <= 16 and all(hasattr(lockstep, name) for name in lockstep.__all__)
 
 
 def test_train_stays_a_function_when_its_package_is_imported():

@@ -136,6 +136,7 @@ def test_a_batch_is_sent_by_one_copy(dtype):
         assert sent.copies == [True]
         assert torch.equal(fed.images[fed.places[step]], split.images[ids])
         assert torch.equal(fed.labels[fed.places[step]], split.labels[ids])
+    assert fed.waited_s > 0  # it is read while we ask for it
     fed.close()
 
 

@@ -1,15 +1,23 @@
+import io
 import json
 import signal
+import sys
+import time
 import tomllib
+import warnings
+from dataclasses import replace
 
 import pytest
 import torch
 from small import rows, small_run, summary, train
 from torch import nn
+from torch.nn import functional as F
 
 import lockstep
+from lockstep.cli.progress import Progress
 from lockstep.data import open_data
 from lockstep.errors import DataError, IdentityError, Interrupted, ModelError, NumericsError, OutOfMemory
+from lockstep.kernels.numerics import plain_torch
 from lockstep.runs.event import CheckpointSaved, EpochDone, Finished, Notice, Started, StepDone
 from lockstep.runs.trained_run import check_same_data, open_trained
 from lockstep.spec.run_file import dump_toml
@@ -32,6 +40,46 @@ def test_every_position_is_used_once_an_epoch(tmp_path):
     for epoch in range(2):
         used = [row["positions"] for row in rows(result.directory, "step") if row["epoch"] == epoch]
         assert used == [[32 * step, 32 * (step + 1)] for step in range(10)]
+
+
+class Slow(torch.utils.data.Dataset):
+    """Sixteen images that take `seconds` each to decode."""
+
+    seconds = 0.0
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        time.sleep(self.seconds)
+        return torch.full((1, 8, 8), index / 16), index % 10
+
+
+def test_an_epoch_tells_its_own_pace_and_the_summary_the_mean_and_the_waiting(tmp_path):
+    run = small_run("train.batch=4", "train.lanes=2", "train.epochs=2", "checkpoint.every_steps=100")
+    test = torch.utils.data.TensorDataset(torch.zeros(2, 1, 8, 8), torch.zeros(2, dtype=torch.int64))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    data, events = Slow(), []
+
+    def note(event):
+        events.append(event)
+        data.seconds = {Started: 0.1, EpochDone: 0.0}.get(type(event), data.seconds)
+
+    result, _ = train(run, tmp_path, model=model, data=(data, test), on_event=note)
+    first, second = (event for event in events if isinstance(event, EpochDone))
+    seconds = [4 / event.img_s for event in events if isinstance(event, StepDone)]
+    assert first.img_s == pytest.approx(16 / sum(seconds[:4])) and first.img_s < 20
+    assert second.img_s == pytest.approx(16 / sum(seconds[4:])) and second.img_s > first.img_s
+    assert result.summary["img_s"] == pytest.approx(32 / sum(seconds))
+    waited_s = first.wait_share * sum(seconds[:4]), second.wait_share * sum(seconds[4:])
+    assert first.wait_share > 0.5 and waited_s[0] > waited_s[1] >= 0
+    assert result.summary["data_wait_s"] == pytest.approx(sum(waited_s))
+    shown = io.StringIO()
+    with Progress(shown) as progress:
+        for event in events:
+            progress(replace(event, wait_share=0.1) if event is second else event)
+    lines = [line for line in shown.getvalue().splitlines() if line.startswith("epoch")]
+    assert f"img/s, {100 * first.wait_share:.0f} % waiting for data" in lines[0] and "waiting" not in lines[1]
 
 
 def test_a_name_that_exists_gets_a_suffix(tmp_path):
@@ -73,10 +121,17 @@ def test_the_same_run_twice_gives_the_same_bits(tmp_path, overrides):
     one, _ = train(small_run("train.epochs=1", *overrides), tmp_path)
     torch.manual_seed(2)  # the caller's stream must not matter
     other, _ = train(small_run("train.epochs=1", *overrides), tmp_path)
-    timed = ("img_s", "generations")
+    timed = ("img_s", "data_wait_s", "generations")
     assert {k: v for k, v in one.summary.items() if k not in timed} == {
         k: v for k, v in other.summary.items() if k not in timed
     }
+
+
+def test_a_result_prints_as_one_line(tmp_path):
+    result, _ = train(small_run("train.epochs=1"), tmp_path)
+    accuracy, weights = 100 * result.summary["accuracy"], result.summary["weights_sha256"]
+    expected = f"Result('{tmp_path / 'run'}', accuracy {accuracy:.2f} %, weights_sha256 {weights})"
+    assert str(result) == repr(result) == expected
 
 
 def test_training_leaves_the_callers_random_stream_alone(tmp_path):
@@ -260,6 +315,68 @@ def test_the_callers_torch_state_changes_nothing_and_comes_back(tmp_path):
         torch.set_float32_matmul_precision("highest")
 
 
+def torch_settings():
+    """Every setting of torch that training makes, as it can be read."""
+    matmul, found = torch.backends.cuda.matmul, {}
+    for name, read in {
+        "threads": torch.get_num_threads,
+        "deterministic": torch.get_deterministic_debug_mode,
+        "filled": lambda: torch.utils.deterministic.fill_uninitialized_memory,
+        "flushed": lambda: sys.float_info.min / 2 == 0,
+        "benchmark": lambda: torch.backends.cudnn.benchmark,
+        "bf16": lambda: matmul.allow_bf16_reduced_precision_reduction,
+        "fp16": lambda: matmul.allow_fp16_reduced_precision_reduction,
+        "matmul": torch.get_float32_matmul_precision,
+        "cudnn tf32": lambda: torch.backends.cudnn.allow_tf32,
+        "matmul tf32": lambda: matmul.allow_tf32,
+        "generic": lambda: torch.backends.fp32_precision,
+        "cudnn conv": lambda: torch.backends.cudnn.conv.fp32_precision,
+        "mkldnn conv": lambda: torch.backends.mkldnn.conv.fp32_precision,
+        "warnings": lambda: list(warnings.filters),
+    }.items():
+        try:
+            found[name] = read()
+        except RuntimeError:  # set in the older and in the newer way
+            found[name] = "torch does not tell"
+    return found
+
+
+def set_by_hand():
+    torch.set_deterministic_debug_mode("warn")
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.set_flush_denormal(True)
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = True
+    torch.set_float32_matmul_precision("medium")
+
+
+def set_in_the_newer_way():
+    torch.backends.fp32_precision = "tf32"
+    torch.backends.cudnn.conv.fp32_precision = "ieee"
+    torch.backends.mkldnn.conv.fp32_precision = "bf16"
+
+
+@pytest.mark.parametrize("change", [lambda: None, set_by_hand, set_in_the_newer_way])
+def test_the_callers_settings_come_back_and_training_has_its_own(tmp_path, change):
+    within = []
+    run, note = small_run("train.epochs=1"), lambda event: within.append(torch_settings())
+    with plain_torch():  # gives everything back after this test
+        torch.set_num_threads(2)
+        change()
+        before = torch_settings()
+        result, _ = train(run, tmp_path, on_event=note)
+        assert torch_settings() == before
+        lockstep.predictor(result.directory, device="cpu")(torch.zeros(1, 1, 16, 16, dtype=torch.uint8))
+        assert torch_settings() == before
+    train(run, tmp_path, on_event=(plain := []).append)
+    own = within[0]
+    assert (own["generic"], own["mkldnn conv"], own["cudnn conv"]) == ("none", "none", "none")
+    assert (own["matmul"], own["benchmark"], own["flushed"], own["threads"]) == ("highest", False, False, 1)
+    assert result.summary["weights_sha256"] == plain[-1].summary["weights_sha256"]
+
+
 def flat(scale=1.0, seed=0):
     torch.manual_seed(seed)
 
@@ -305,6 +422,57 @@ def test_a_loss_that_is_no_mean_is_refused_before_any_work(tmp_path, loss):
     with pytest.raises(ModelError):
         train(small_run(), tmp_path, loss=loss)
     assert not list(tmp_path.iterdir())
+
+
+class Heads(nn.Module):
+    """A linear layer, one that nothing uses, and whatever is made of the first's output in training."""
+
+    def __init__(self, give):
+        super().__init__()
+        self.linear, self.spare, self.give = nn.Linear(256, 10), nn.Linear(2, 2), give
+
+    def forward(self, x):
+        logits = self.linear(x.flatten(1))
+        return self.give(self, logits) if self.training else logits
+
+
+CUT = {
+    "tuple": (lambda m, y: (y, y), "gives a tuple of 2 in training, and one loss is trained"),
+    "list": (lambda m, y: [y], "gives a list of 1 in training"),
+    "dict": (lambda m, y: {"logits": y}, "gives a dict of 1 in training"),
+    "detached": (lambda m, y: y.detach(), "the model's output is cut off from its parameters"),
+    "none": (lambda m, y: y.detach().requires_grad_() * 1, "on none of the model's 4 trainable parameters"),
+}
+
+
+@pytest.mark.parametrize("case", CUT)
+def test_outputs_that_would_not_train_as_meant_are_refused(tmp_path, case):
+    give, message = CUT[case]
+    with pytest.raises(ModelError, match=message):
+        train(small_run(), tmp_path, model=Heads(give))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda x, y: F.cross_entropy(x, y).detach(), "the loss is cut off from the model's output"),
+        (lambda x, y: torch.tensor(F.cross_entropy(x, y).item(), requires_grad=True), "the loss is cut off"),
+        (lambda x, y: F.cross_entropy(x, y).item(), "the loss gives a float: it must give a tensor"),
+    ],
+)
+def test_a_loss_without_a_gradient_is_refused(tmp_path, loss, message):
+    with pytest.raises(ModelError, match=message):
+        train(small_run(), tmp_path, loss=loss)
+
+
+def test_heads_with_a_weight_are_trained_and_unused_parameters_are_warned_of(tmp_path):
+    model = Heads(lambda m, y: (y, 2 * y))
+    model.aux_weight = 0.5
+    _, events = train(small_run("train.epochs=1"), tmp_path, model=model)
+    warning, *_ = [event.text for event in events if isinstance(event, Notice) and event.warning]
+    assert warning.startswith("the loss does not depend on 'spare.weight', 'spare.bias': only weight decay")
+    assert isinstance(events[-1], Finished)
 
 
 def test_batch_norm_over_one_value_is_refused_before_any_work(tmp_path):

@@ -44,6 +44,7 @@ class DeviceEpochs:
 
     def __init__(self, step: DeviceStep, group: Group, reduction: Reduction | None, graph: bool) -> None:
         self._step, self._group, self._reduction = step, group, reduction
+        self._waited_s = 0.0  # for data, by the steps that were told
         device, together = step.device, group.size > 1
         # statistics of all lanes are exchanged within a step, which cannot be captured everywhere
         cut = step.run.train.sync_norm and together
@@ -161,7 +162,8 @@ class DeviceEpochs:
         lr = step.rate(state.step)
         state.step += 1
         state.step_in_epoch += 1
-        return StepResult(loss, round(right * step.run.train.lanes), lr, stop, move, seconds)
+        waited_s, self._waited_s = step.images.waited_s - self._waited_s, step.images.waited_s
+        return StepResult(loss, round(right * step.run.train.lanes), lr, stop, move, seconds, waited_s)
 
 
 def make_device_epochs(

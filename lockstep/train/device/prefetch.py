@@ -6,6 +6,7 @@ on the host, put into pinned memory and sent by a stream of its own while the st
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Future, wait
 from typing import Protocol
 
@@ -27,6 +28,7 @@ class Images(Protocol):
     labels: Tensor
     places: Tensor  # [steps, samples of a step]
     ahead: int  # how many steps may be started at a time
+    waited_s: float  # how long steps waited for their images so far
 
     def begin_epoch(self, first: int) -> None:
         """The order is known; step `first` comes next."""
@@ -58,6 +60,7 @@ class ResidentImages:
     """All images, by their number."""
 
     ahead = 8
+    waited_s = 0.0
 
     def __init__(self, split: MemorySplit, order: Tensor, device: torch.device) -> None:
         self.images, self.labels = split.images.contiguous().to(device), split.labels.to(device)
@@ -90,6 +93,7 @@ class PrefetchedImages:
         self._background: BackgroundThread[_Batch] = BackgroundThread("feed", device)
         self._ahead: Future[_Batch] | None = None
         self._side = _Side(device) if pinned else None
+        self.waited_s = 0.0
 
     def begin_epoch(self, first: int) -> None:
         """The order is known; step `first` comes next."""
@@ -99,8 +103,7 @@ class PrefetchedImages:
 
     def feed(self, step: int) -> None:
         """A step is about to be started: its images must be there when it runs."""
-        assert self._ahead is not None, "steps come in order"
-        batch, half = self._ahead.result(), step % 2
+        batch, half = self._wait(step), step % 2
         self._read(step + 1)
         if self._side:
             self._side.wait_for_copy(half)
@@ -110,6 +113,17 @@ class PrefetchedImages:
             self._side.copy(half, self._there, self._pinned)
         else:
             self._there[half].copy_(self._pinned[half])
+
+    def _wait(self, step: int) -> _Batch:
+        """The batch that was read ahead; on a GPU only that waiting counts in which it had nothing to do."""
+        assert self._ahead is not None, "steps come in order"
+        if self._side:
+            self.waited_s += self._side.end_step(step % 2)
+            return self._ahead.result()
+        clock = time.perf_counter()
+        batch = self._ahead.result()
+        self.waited_s += time.perf_counter() - clock
+        return batch
 
     def close(self) -> None:
         """End what reads ahead: others may read now."""
@@ -141,6 +155,19 @@ class _Side:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._copied = [torch.cuda.Event(blocking=True) for _ in range(2)]  # type: ignore[no-untyped-call]
         self._used = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        timed = [torch.cuda.Event(enable_timing=True) for _ in range(4)]  # type: ignore[no-untyped-call]
+        self._ended, self._begun = timed[:2], timed[2:]  # the step before, and the one that waited
+        self._is_timed = [False, False]
+
+    def end_step(self, half: int) -> float:
+        """All steps before are started; gives how long the GPU was idle before the step two before."""
+        idle_s = 0.0
+        if self._is_timed[half]:
+            self._begun[half].synchronize()  # long ago
+            idle_s = self._ended[half].elapsed_time(self._begun[half]) / 1000
+        self._ended[half].record()
+        self._is_timed[half] = True
+        return idle_s
 
     def wait_for_copy(self, half: int) -> None:
         """On the host, until the pinned memory may be written again."""
@@ -155,3 +182,4 @@ class _Side:
         current = torch.cuda.current_stream(self._device)
         self._used.record(current)
         current.wait_event(self._copied[half])
+        self._begun[half].record(current)
