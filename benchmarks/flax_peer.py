@@ -1,6 +1,6 @@
 """The same training step in JAX: Flax models, Optax's SGD, one jit with donated state, data on the device.
 
-Timed by timing.py in a process without torch. Weights are fp32, `dtype` is what is computed in.
+Timed by time_job.py in a process without torch. Weights are fp32, `dtype` is what is computed in.
 Shapes: images uint8 [num_images, H, W, C], labels and order [num_images].
 """
 
@@ -13,9 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from case import Case
 from flax import linen as nn
 from jax import Array
-from timing import Case
 
 LR, MOMENTUM = 1e-3, 0.9
 

@@ -17,10 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from case import Case, Job
 from measure import RESULTS, make_parser, make_record
 from rich.console import Console
 from rich.table import Table
-from timing import Case, Job, time_apart
+from timing import time_apart
 
 from lockstep.spec.record import Record, write_records
 from lockstep.spec.run import KERNEL_SETS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from timing import Case
+from case import Case
 
 
 def lockstep_step(case: Case, lanes: int, kernels: str = "auto") -> Callable[[], Any]:

@@ -1,7 +1,7 @@
 """Whole training steps as users of PyTorch and Lightning write them, from the plain loop to the best stock.
 
 Each takes a Case and a device and gives `step()`: the next batch of a shuffled order, to float, forward,
-cross entropy, backward, SGD with momentum. Timed by timing.py, one a process; flax_peer.py has JAX's.
+cross entropy, backward, SGD with momentum. Timed by time_job.py, one a process; flax_peer.py has JAX's.
 
 Shapes: images uint8 [num_images, C, H, W], labels and order [num_images], indices [batch].
 """
@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from timing import Case
+from case import Case
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset

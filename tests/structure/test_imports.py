@@ -3,9 +3,12 @@
 import ast
 from pathlib import Path
 
+import pytest
+
 import lockstep
 
 ROOT = Path(lockstep.__file__).parent
+BENCHMARKS = ROOT.parent / "benchmarks"
 # What each package may import of ours, beside itself and errors. This is the whole architecture.
 MAY_IMPORT = {
     "errors": set(),
@@ -64,11 +67,12 @@ def test_imports_point_one_way():
         assert target in MAY_IMPORT[source], f"{path}: {source} must not import {target}"
 
 
-def test_no_cycles_between_files():
+@pytest.mark.parametrize(("folder", "base"), [(ROOT, ROOT.parent), (BENCHMARKS, BENCHMARKS)])
+def test_no_cycles_between_files(folder, base):
     """Lazy imports and those for types count too; the package's own root may be imported by all."""
     modules = {
-        ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__"): path
-        for path in ROOT.rglob("*.py")
+        ".".join(path.relative_to(base).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in folder.rglob("*.py")
     }
     graph = {}
     for name, path in modules.items():

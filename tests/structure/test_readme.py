@@ -47,8 +47,3 @@ def test_make_targets_named_in_the_readme_exist():
 def test_links_lead_to_files():
     for link in re.findall(r"\]\(([^)#:]+)\)", TEXT):
         assert (ROOT / link).exists(), link
-
-
-def test_records_named_in_the_readme_exist():
-    for name in re.findall(r"`benchmarks/results/([^`]+)`", TEXT):
-        assert (ROOT / "benchmarks" / "results" / name).is_file(), name
