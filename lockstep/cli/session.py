@@ -1,4 +1,4 @@
-"""A training run with someone watching: events become progress, curves and TensorBoard files."""
+"""A training run that someone watches: its events drive the progress bar, curves and TensorBoard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a command becomes several workers: found out from flags and environment before torch is imported."""
+"""Finds out how many workers a command is to have, and starts them, before torch is imported."""
 
 from __future__ import annotations
 

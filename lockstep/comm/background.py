@@ -1,4 +1,4 @@
-"""Threads that wait for what may never end, so that who needs the result can leave them behind.
+"""Background threads whose work can be abandoned, where a result may never come.
 
 A thread begins on GPU 0, whichever its process has chosen, so each is given the GPU that its work is for.
 """

@@ -1,4 +1,4 @@
-"""A bucket: tensors that are reduced together, from a worker's lane tree to the mean over all workers.
+"""A bucket: tensors packed into one flat buffer, so that they are reduced and sent together.
 
 A gradient's path: backward → lane tree (local) → bucket → group → lane tree (global) → optimizer. A worker's
 lane tree leaves the roots of its maximal aligned subtrees. The exchange computes the mean from the roots of

@@ -1,4 +1,4 @@
-"""The exchange of a bucket: from the subtree roots of all workers to the mean over all lanes, on each worker.
+"""What travels for one bucket: who sends which slice to whom, in which type, and how means are formed.
 
 Every worker sums one slice, in the order of the lane tree. An all-to-all brings it this slice of every root,
 and an all-gather returns the means. On one host the workers read each other's roots from shared memory

@@ -1,4 +1,4 @@
-"""The interface from which training gets its groups: one under torchrun or mpirun, else one per generation.
+"""The interface by which training asks for its next group of workers; `elastic` implements it.
 
 Training asks for the next group and does not know which of the two it is; `elastic` implements both.
 """

@@ -1,4 +1,4 @@
-"""The MPI transport: carries bytes between workers that mpirun started, through mpi4py."""
+"""The MPI backend of a group, by mpi4py."""
 
 from __future__ import annotations
 

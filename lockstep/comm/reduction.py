@@ -1,4 +1,4 @@
-"""The reduction of a step's tensors over all lanes of all workers, in buckets, during the backward pass."""
+"""When each bucket is reduced: during the backward pass, as soon as its gradients are complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How workers find each other where torchrun or mpirun started them: they form one group, for good.
+"""How workers under torchrun and mpirun find each other and form one group.
 
 Worker 0 keeps a store (or torchrun's agent does) at one address and port. torchrun tells the workers where;
 under mpirun worker 0 makes the endpoint and MPI broadcasts it. The workers of our own launcher form their

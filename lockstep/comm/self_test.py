@@ -1,4 +1,4 @@
-"""The self-test of a group: all workers run every operation on known values and check the results.
+"""Tests every operation of a group on known values, for `lockstep doctor --comm`.
 
 `lockstep doctor --comm` runs it on each backend and device; nothing here knows how the group was formed.
 """

@@ -1,4 +1,4 @@
-"""How bytes travel between workers: torch.distributed's process groups (gloo, nccl) here, `mpi` beside it.
+"""The backends of a group: gloo and NCCL through torch.distributed; MPI is in `mpi_transport.py`.
 
 All transports know the same operations on tensors that lie where they can reach them; `Group` is the
 only caller, and stages what lies elsewhere. Nothing is pickled: every message is the bytes of a tensor.

@@ -1,4 +1,4 @@
-"""Augmentation as a pure function of (seed, epoch, sample id), in batched tensor code for any device.
+"""Augmentation: flip, crop, cutout and normalization of a batch, as a pure function of seed, epoch, sample.
 
 A batch's way: store → order → augment → loader. Flip and crop only move pixels, so they are one gather
 over the raw images; normalization makes them float, and cutout zeroes a square of the result.

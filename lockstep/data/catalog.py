@@ -1,4 +1,4 @@
-"""The data sets that can be asked for by name, and what a user may set for each.
+"""The data sets by name, and their keys.
 
 How a Run's `[data]` becomes a store, the first stop of a batch: store → order → augment → loader. A data set
 is a file of this folder and an entry here; its file is imported when the set is used, so that names cost

@@ -1,4 +1,4 @@
-"""Fetches published data sets: resumed where a connection broke, checked by sum, never over a user's file.
+"""Downloads published data sets: resumed, checked by sum, never over a user's file.
 
 Outside the way of a batch: it puts into a folder the files that a store reads later.
 """

@@ -1,4 +1,4 @@
-"""The last stop of a batch: positions become lanes of images on the device.
+"""The loader: reads a worker's lanes of each step on the host, one step ahead, and moves them to the device.
 
 A batch's way: store → order → augment → loader → step. The next step's images are read by a thread
 while this one computes, so decoding files overlaps training; reading ahead changes no bit, because

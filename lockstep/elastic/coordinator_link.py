@@ -1,4 +1,4 @@
-"""A launcher's way to the coordinator of its job: in its own process, or at --rdzv on another node."""
+"""A launcher's connection to the job's coordinator: in its own process, or at --rdzv on another node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where workers are born: a process that has imported torch once, and forks for each worker.
+"""The fork server: a process that imports torch once and forks every worker of a node.
 
 A worker then starts in hundredths of a second, at the beginning and when a lost one is replaced. The child
 runs the script or module of the launcher's command from its first line, as a new Python would.

@@ -1,4 +1,4 @@
-"""What the kernel does for a launcher and its workers: no orphans, and names that `ps` shows."""
+"""Linux calls about processes: end with the parent, name a process, see whether one is stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The groups that this worker is in: one for good under torchrun and mpirun, one a generation under ours."""
+"""Implements `comm/group_source.py`: one group for good under torchrun and mpirun, one a generation here."""
 
 from __future__ import annotations
 

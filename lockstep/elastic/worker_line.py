@@ -1,4 +1,4 @@
-"""A worker's line to its launcher: which generation it belongs to, and the store at which a group is formed.
+"""A worker's connection to its launcher: heartbeats, generations, and the store by which a group is formed.
 
 A thread hears the launcher. When it tells of a generation in which somebody is missing, the thread cuts the
 group, so that this worker stops waiting for the dead; it also tells the launcher that this worker lives.

@@ -1,4 +1,4 @@
-"""The processes of a node: a fork server and the workers it forks, their lines to us and what they print."""
+"""The processes of a node: asks the fork server for workers, talks to them, shows what they print."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Global average pooling as a layer: the mean over all pixels of an image."""
+"""GlobalAverage: the mean over an image's pixels, as a layer with a deterministic gradient."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Global torch settings under which equal inputs give equal bits: device, threads, determinism, precision."""
+"""PyTorch's settings under which the same inputs give the same bits, and the device a run uses."""
 
 from __future__ import annotations
 

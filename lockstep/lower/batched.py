@@ -1,4 +1,4 @@
-"""Batched lanes: all lanes of a small chain of layers in one call with stock kernels, which is fast on a CPU.
+"""Runs all lanes of a small chain of layers in one call on a CPU, if a probe finds every bit equal.
 
 The forward pass and the data gradients take all lanes in one call. Weight gradients and the loss, which
 reduce over samples, are computed lane by lane and summed by the lane tree. On small layers a call costs more

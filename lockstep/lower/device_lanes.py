@@ -1,4 +1,4 @@
-"""Runs the lanes of a worker with fused or compiled kernels, all lanes at once, in the buffers of a network.
+"""Runs a worker's lanes on a fused or compiled network; the device's counterpart of `lane_by_lane.py`.
 
 A gradient starts here: backward → lane tree → bucket → … → optimizer.
 """

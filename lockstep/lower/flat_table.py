@@ -1,4 +1,4 @@
-"""A network on a device with its flat tables: weights, their copy in the kernels' type, gradients by lane.
+"""The buffers of a network on the device: flat tables of weights, and of gradients by lane.
 
 A gradient's path begins here: backward → lane tree. A flat table holds all tensors of a network, one after
 another. The parts of their gradients have the same order, with a row for each chunk of each lane.

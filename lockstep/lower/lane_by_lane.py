@@ -1,4 +1,4 @@
-"""The reference way to run the lanes of a step: one after another, each at its own fixed shape.
+"""The reference: runs a step's lanes one after another, each at its own shape, with any module.
 
 A gradient starts here: backward → lane tree → optimizer. It works with any `nn.Module`. Every other way to
 run lanes with the same kernels must give the same bits.

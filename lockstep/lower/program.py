@@ -1,4 +1,4 @@
-"""The interface of a program: a model in the form that kernels on the device need; a network executes it.
+"""What a program is: a model in the form that a kernel set takes. A network executes it.
 
 There are three programs: a fused chain, a fused residual network, a compiled model. `DeviceLowering` builds
 the networks of a program, for training and for evaluation.

@@ -1,4 +1,4 @@
-"""Describes a user's own module or loss for the identity of a run, with hashes.
+"""Hashes a user's own module or loss, for the identity.
 
 A description changes when the source, the structure, a plain attribute or the computed values change.
 """

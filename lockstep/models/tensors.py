@@ -1,4 +1,4 @@
-"""The tensors of a model by name, and the SHA-256 over them."""
+"""A model's tensors by name, and their SHA-256."""
 
 from __future__ import annotations
 

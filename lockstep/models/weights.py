@@ -1,4 +1,4 @@
-"""Loads a model's weights from a safetensors file: matched by name, checked before anything is copied.
+"""Loads weights from a safetensors file into a model, matched by name and checked first.
 
 It follows registry.build, for `model.weights`. The file is a checkpoint's state file, where the model's
 tensors are named "model.NAME" beside other groups, or a plain export with bare names.

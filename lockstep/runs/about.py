@@ -1,4 +1,4 @@
-"""What is kept and told of a run as a whole: what it is, and how fast it trains."""
+"""Facts about a run that its journal reports: model, data, identity, and how fast it trains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether two runs are the same, bit for bit, and where they part; reads their directories, writes nothing.
+"""Compares the directories of two runs: the same bit for bit, or where they first differ.
 
 trace.jsonl and the checkpoints of both → the first common step that differs → tensor → element.
 """

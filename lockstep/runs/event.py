@@ -1,4 +1,4 @@
-"""What training tells the outside; whoever draws, prints or logs listens to these."""
+"""The events that training emits; progress bars, logs and callbacks listen to them."""
 
 from __future__ import annotations
 

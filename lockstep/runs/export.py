@@ -1,4 +1,4 @@
-"""A trained model as a file of its own: safetensors, or ONNX checked against onnxruntime.
+"""Exports a trained model to a file: safetensors, or ONNX checked against onnxruntime.
 
 Exported weights are those that evaluation uses: averaged ones where the run keeps them.
 """

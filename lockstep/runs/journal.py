@@ -1,4 +1,4 @@
-"""What is kept and told of a run: its directory's files and the events; worker 0's task.
+"""Writes a run's metrics, trace, checkpoints and summary, and emits its events; only worker 0 does.
 
 Every worker notes what it would have written lately, so that the next worker 0 can go on where the last
 one was killed.

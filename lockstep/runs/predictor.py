@@ -1,4 +1,4 @@
-"""The predictor: a trained model as a fast function from images to the probabilities of the classes.
+"""A trained run as a fast function of images, behind `lockstep.predictor` and `lockstep predict`.
 
 For a run whose steps stay on the device, every batch size is one CUDA graph, from the bytes of the images to
 the probabilities. Fused kernels compute chains, and large batches of residual networks. Stock kernels compute

@@ -1,4 +1,4 @@
-"""Two states of a model, bit for bit: the tensors that differ, the first element, and by how much."""
+"""The first element in which two states of a model differ, and by how much."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything a run has learned so far, and its hashes.
+"""All that a run has learned so far, in memory: weights, optimizer memory, averages, cursor; and its hashes.
 
 A commit changes all of it together: weights, buffers, optimizer memory, averaged weights and cursor.
 """

@@ -1,4 +1,4 @@
-"""A trained run opened for use: the model with its weights, and what it must know of its data."""
+"""Opens a trained run for use: rebuilds its model and loads the weights of a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The norm of the gradient, summed in an order that no slice or bucket changes."""
+"""Gradient clipping: the norm, summed in an order that no slice or bucket changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine of a generation: the steps of an epoch, wholly on the device or through the host.
+"""Runs the steps of an epoch: through the host (`step.py`), or on the device (`device/`).
 
 A batch's way ends here: store → order → augment → loader → step. Either way gives the same bits.
 """

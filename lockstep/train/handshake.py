@@ -1,4 +1,4 @@
-"""Before the first step: every worker proves that it will train to the same bits.
+"""How workers agree: they compare identities and hashes, and give a joining worker the state of another.
 
 What one worker cannot do, all of them hear: an error of one is raised by all, naming the worker.
 """

@@ -1,4 +1,4 @@
-"""The optimizer on the host: a rule of `spec.optimizer` over the tensors of all parameters.
+"""The optimizer on the host: a rule of `spec/optimizer_rule.py` over lists of tensors.
 
 A gradient's way ends here: backward → lane tree → optimizer. Every operation rounds as IEEE says, once; stock
 fused optimizers do not, and their result depends on the slice that they are given.

@@ -1,4 +1,4 @@
-"""Whether a model, a loss, data and a Run go together, found out before any work starts; or why it failed."""
+"""Checks before any work that model, loss, data and Run go together; explains out-of-memory errors."""
 
 from __future__ import annotations
 

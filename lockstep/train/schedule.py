@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the step, in Python floats."""
+"""The learning rate of each step: warm-up, then the named curve."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that is checked and built before the first step: device, data, model, identity.
+"""Builds everything before the first step: data, model, kernels, identity.
 
 Bad input is found here, before a directory is made or a step computed.
 """

@@ -1,4 +1,4 @@
-"""One step: lanes, lane tree over all workers, clipping, then one commit of everything.
+"""One step through the host: lanes, lane tree over all workers, clipping, one commit of everything.
 
 A gradient's way: backward → lane tree → bucket → group → lane tree → optimizer. Nothing of the state
 changes before all lanes are summed and found finite, so a step that fails can simply be run again.

@@ -1,4 +1,4 @@
-"""One worker of a run: through all generations it proves that it trains to the same bits, and trains.
+"""One worker through all generations: agrees with the others, trains, recovers when workers are lost.
 
 What it has built and learned outlives a group. When workers are lost or join, all drop the group, form the
 next, agree on the highest committed step, take the state from a worker that has it, and redo the step.

@@ -1,4 +1,4 @@
-"""The convolution of `lower/batched`: all lanes in one call, except weight gradients, which are by lane."""
+"""Convolution for `lower/batched.py`: all lanes in one call on a CPU, weight gradients by lane."""
 
 from __future__ import annotations
 

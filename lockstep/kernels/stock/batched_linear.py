@@ -1,4 +1,4 @@
-"""The linear layer of `lower/batched`: all lanes in one call, except weight gradients, which are by lane."""
+"""Fully connected layer for `lower/batched.py`: all lanes in one call on a CPU, weight gradients by lane."""
 
 from __future__ import annotations
 

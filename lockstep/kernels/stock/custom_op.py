@@ -1,4 +1,4 @@
-"""Custom ops, which torch's compiler cannot look into: stock kernels lane by lane, and our sums over a lane.
+"""Custom ops of the `compiled` kernel set, opaque to torch.compile: stock kernels by lane, sums over a lane.
 
 Stock kernels run lane by lane, or over all lanes in one call where that is known to give the same bits. A sum
 over a lane is cut into the same chunks for any number of lanes.

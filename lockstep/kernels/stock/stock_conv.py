@@ -1,4 +1,4 @@
-"""PyTorch's convolution and its gradients, channels last; a few wide groups run one by one."""
+"""PyTorch's convolution and its gradients for the custom ops: channels last, wide groups one by one."""
 
 from __future__ import annotations
 

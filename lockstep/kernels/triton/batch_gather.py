@@ -1,4 +1,4 @@
-"""Gathers a step's images from device memory, augments, normalizes and lays them out, in one launch.
+"""A step's images on the device: gathered by the epoch's order, augmented and normalized in one launch.
 
 The path of a batch on the device: store → order → augment → layer. The bits are those of `Augment.apply`.
 """

@@ -1,4 +1,4 @@
-"""Compiles all kernels of a step in parallel, before the first step would compile them one by one."""
+"""Compiles the Triton kernels of a step in parallel, before the first step needs them."""
 
 from __future__ import annotations
 

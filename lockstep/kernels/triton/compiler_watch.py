@@ -1,4 +1,4 @@
-"""Refuses kernels whose compiled code contains an instruction that ptxas is known to get wrong.
+"""Refuses kernels that the GPU's compiler is known to get wrong.
 
 If LLVM knows that the operands of a division are small, it narrows the division and the arithmetic on its
 result to 8 bits, and packs two such additions into one 16x2-bit instruction. ptxas 12.8, which comes with

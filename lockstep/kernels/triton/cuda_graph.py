@@ -1,4 +1,4 @@
-"""Captures kernel launches as a CUDA graph, so that one call starts them all."""
+"""Captures kernel launches as a CUDA graph, which starts them all at once."""
 
 from __future__ import annotations
 

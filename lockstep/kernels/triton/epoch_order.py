@@ -1,4 +1,4 @@
-"""The order of an epoch, computed on the device in one launch; the same as `lockstep.data.order`."""
+"""The order of an epoch computed on the device: the order of `data/order.py`."""
 
 from __future__ import annotations
 

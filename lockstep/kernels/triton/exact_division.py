@@ -1,4 +1,4 @@
-"""Division of small integers by a constant as a multiplication; `compiler_watch` explains why."""
+"""Exact integer division by constants, without what a GPU compiler gets wrong (`compiler_watch.py`)."""
 
 from __future__ import annotations
 

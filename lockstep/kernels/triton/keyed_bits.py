@@ -1,4 +1,4 @@
-"""Keyed random bits inside Triton kernels: the same bits as `lockstep.kernels.random`."""
+"""Keyed random bits inside Triton kernels: the bits of `kernels/random.py`."""
 
 from __future__ import annotations
 

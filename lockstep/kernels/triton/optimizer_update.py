@@ -1,4 +1,4 @@
-"""The optimizer's update of all parameters in one launch, with their copy in the type of the kernels.
+"""The optimizer on a GPU: the rules of `spec/optimizer_rule.py` compiled, all parameters in one launch.
 
 Every operation rounds once, so the bits are those of `train.optimizer`. A step that is not finite changes
 nothing.

@@ -1,4 +1,4 @@
-"""Runs kernels on several CUDA streams at the same time, because one kernel often does not fill a GPU.
+"""CUDA streams: runs independent kernels beside each other.
 
 The stream that steps are captured on has high priority. So have all streams here except the background one.
 """

@@ -1,4 +1,4 @@
-"""Compiled model, its layers: convolutions, fully connected layers, batch norms and dropouts that know lanes.
+"""Compiled model, its layers: each stock layer replaced by one that computes several lanes.
 
 How a convolution runs its lanes was chosen before, by `conv_probe`.
 """

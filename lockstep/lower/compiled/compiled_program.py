@@ -1,4 +1,4 @@
-"""Compiled model, the program: which models can be compiled, and how their tensors lie in flat tables.
+"""Compiled model, the program: which layers are allowed, and how their tensors lie in flat tables.
 
 `compiled_network` executes it, `compiled_eval` in eval mode.
 """

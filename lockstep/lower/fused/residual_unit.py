@@ -1,4 +1,4 @@
-"""The units of a fused residual network: which units each one reads, its tensors, and its norm."""
+"""Fused residual network, its units: a convolution with its batch norm, and which unit's output it reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole steps that never leave the device, as CUDA graphs: one, or two that are cut at the exchange.
+"""The steps of an epoch on the device as CUDA graphs: alone, or cut at the exchange with other workers.
 
 Alone, a worker starts steps ahead and reads their results while the next ones run, so the device never
 waits for the host. In a group every step waits for the others.

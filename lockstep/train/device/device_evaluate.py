@@ -1,4 +1,4 @@
-"""Evaluation on the device, on a GPU as a CUDA graph: some blocks at a time, one after another.
+"""Evaluation on the device, on a GPU as a CUDA graph.
 
 Fused kernels take as many blocks in one launch as a step has lanes: there a sample's loss does not depend on
 the batch it is in. Stock kernels take one. Order and results lie on the device, which finds its place in them

@@ -1,4 +1,4 @@
-"""What a whole step needs on the device, and the step as kernels: compute, then commit.
+"""One step on the device: its tables and kernels; compute, then commit.
 
 A gradient's way is the same as in `step`, and so is every bit. State, order, keys and rates lie in flat
 tables, filled when an epoch begins; the step reads them at a cursor of its own. A step that is not finite

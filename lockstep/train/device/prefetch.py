@@ -1,4 +1,4 @@
-"""Where a step on the device finds its images: all of them in device memory, or two batches in turn.
+"""Images for steps on the device: the whole set in device memory, or batches prefetched during the step.
 
 The way of a batch: store → order → here → augment → layer. Data that does not fit on the device is read ahead
 on the host, put into pinned memory and sent by a stream of its own while the step before is computed.

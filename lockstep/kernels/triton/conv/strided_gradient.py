@@ -1,4 +1,4 @@
-"""The data gradient of a convolution with any stride, with a residual's gradient added and a ReLU's mask.
+"""Data gradient of a convolution with any stride; adds the residual's gradient and applies the ReLU's mask.
 
 With stride S, only every S-th tap of the kernel reaches a given pixel of the input. Which taps these are
 depends on the pixel's row and column modulo S. Pixels with the same remainders (RY, RX) are of one kind, and

@@ -1,4 +1,4 @@
-"""A tile: how a kernel cuts its work into programs; the tuning table has one for each operation."""
+"""A tile: how one kernel cuts its work into blocks, warps and stages."""
 
 from __future__ import annotations
 

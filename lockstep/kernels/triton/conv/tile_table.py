@@ -1,4 +1,4 @@
-"""The tuning table: which tile each operation of a layer uses, looked up by its shapes, never timed here."""
+"""The tile table: which tile each operation of a layer uses, looked up by shape; never timed here."""
 
 from __future__ import annotations
 

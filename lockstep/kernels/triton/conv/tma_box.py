@@ -1,4 +1,4 @@
-"""TMA boxes: the images, rows and columns that make up a tile of pixels, and which layers can use boxes."""
+"""The boxes of pixels that TMA copies: which images, rows and columns a convolution's tile covers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The forward pass of a convolution that loads its pixels as TMA boxes; `tma_gradient` explains boxes."""
+"""Forward convolution with operands copied by TMA; also batch statistics, or norm, residual and ReLU."""
 
 from __future__ import annotations
 
