@@ -1,4 +1,4 @@
-"""A Launch: where and how a run is started; nothing in it may change a bit of the result."""
+"""A Launch: where and how a run is started; nothing in it may change a bit, but `data_changed`, which is told."""
 
 from __future__ import annotations
 
