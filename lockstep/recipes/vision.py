@@ -61,10 +61,14 @@ def emotion() -> Run:
 
 
 def folder() -> Run:
-    """ResNet-18 on your own images: `-o data.dir=PHOTOS` with one folder a class."""
+    """ResNet-18 on your own images: `-o data.dir=PHOTOS` with one folder a class.
+
+    At 96 pixels, where the model takes its ImageNet stem. A step of 32 on one core: 26 images/s; 41 at 64
+    pixels with that stem, and 4.9 at 64 with the stem for small images, which `auto` takes there.
+    """
     return Run(
         model=Model("resnet18"),
-        data=Data("folder", augment=("flip", "crop"), options={"size": 64}),
+        data=Data("folder", augment=("flip", "crop"), options={"size": 96}),
         train=Train(epochs=20, batch=32, lanes=2, channels_last=True, label_smoothing=0.1),
         optimizer=Optimizer("nag", lr=0.01, weight_decay=5e-4),
         schedule=Schedule("cosine", warmup_epochs=1),

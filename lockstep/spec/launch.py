@@ -1,4 +1,4 @@
-"""A Launch: where and how a run is started; nothing in it may change a bit of the result."""
+"""A Launch: where and how a run is started; nothing in it changes a bit, but for `data_changed`."""
 
 from __future__ import annotations
 
