@@ -42,7 +42,7 @@ tests)
   : >"$log" || exit 2
   gpu=tests/train/test_gpu.py other="not whole_steps and not compiled_steps"
   for model in emotion48 resnet18 sync_norm; do apart "whole-$model" $gpu -k "whole_steps and $model"; done
-  for model in resnet18 alexnet; do apart "compiled-$model" $gpu -k "compiled_steps and $model"; done
+  for model in resnet18 alexnet googlenet resnet50; do apart "compiled-$model" $gpu -k "compiled_steps and $model"; done
   apart workers $gpu -k "workers_that_share or killed or nccl"
   apart rest $gpu -k "$other and not workers_that_share and not killed and not nccl"
   apart kernels tests/kernels/test_{fused_kernels,tma,norm_kernels,optimizer_update,stock_conv,compiler_watch}.py

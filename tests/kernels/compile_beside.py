@@ -1,10 +1,11 @@
 """Compiles kernels ahead for an NVIDIA H200; prints those that it heard of.
 
 Of the first two each is told of only while the other is compiled too; the third is interrupted, and tried
-again. What another thread starts meanwhile is started.
+again. What another thread starts meanwhile is started. A warning of torch's compiler ends nothing.
 """
 
 import threading
+import warnings
 from contextlib import suppress
 from typing import Any
 
@@ -56,6 +57,25 @@ def start_elsewhere() -> None:
     assert started == [True]
 
 
+def warn_beside() -> None:
+    """As torch's compiler, while a thread compiles as Triton 3.6 does: it saves and restores the filters."""
+    inside, out = threading.Event(), threading.Event()
+
+    def visit() -> None:
+        with warnings.catch_warnings():
+            inside.set()
+            out.wait(60)
+
+    thread = threading.Thread(target=visit)
+    thread.start()
+    inside.wait(60)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        out.set()
+        thread.join()
+        torch.autograd.Function()
+
+
 def main() -> None:
     driver.set_active(H200())
     triton.knobs.compilation.listener = tell
@@ -66,6 +86,9 @@ def main() -> None:
         compile_ahead(lambda: start(3))
         raise AssertionError
     compile_ahead(lambda: start(3))
+    warnings.simplefilter("error")
+    compile_ahead(warn_beside)
+    assert warnings.filters[0][0] == "error"
     print(sorted(told))
 
 

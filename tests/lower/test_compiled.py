@@ -19,8 +19,10 @@ from lockstep.kernels.global_average import GlobalAverage
 from lockstep.kernels.loss import CrossEntropy
 from lockstep.kernels.lrn import LRN
 from lockstep.kernels.numerics import plain_torch, prepare_device
+from lockstep.kernels.stock import custom_op
 from lockstep.kernels.stock.lane_function import Conv, lane_conv2d
 from lockstep.kernels.triton.conv.tile_table import Table
+from lockstep.lower.compiled import compiled_layer
 from lockstep.lower.compiled import conv_probe as at_once
 from lockstep.lower.compiled.compiled_layer import LaneConv2d
 from lockstep.lower.compiled.compiled_network import CompiledNetwork
@@ -31,6 +33,7 @@ from lockstep.lower.lane_by_lane import LaneByLane
 from lockstep.lower.program import DeviceLowering
 from lockstep.models import build
 from lockstep.models.googlenet import Inception
+from lockstep.models.tensors import model_tensors, tensors_sha256
 from lockstep.spec import Train
 
 
@@ -148,6 +151,33 @@ def test_a_convolution_that_differs_runs_lane_by_lane() -> None:
     x = torch.randn(8, 3, 4, 4, device=DEVICE)
     y = [lane_conv2d(x, weight, None, conv._replace(forward_at_once=way)) for way in (False, True)]
     assert torch.equal(*y)
+
+
+def test_a_network_that_differs_at_once_runs_its_convolutions_lane_by_lane(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where every convolution by itself gave the same bits; and what differs even then is refused."""
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), GlobalAverage(), nn.Linear(4, 10)
+    model, train = nn.Sequential(*layers).to(DEVICE), Train(batch=8, lanes=4)
+    expected = tensors_sha256(model_tensors(model))
+
+    def at_once() -> set[tuple[bool, bool]]:
+        convs = find_compiled(model, (3, 6, 6), train).model.convs
+        return {(conv.forward_at_once, conv.gradient_at_once) for conv in convs.values()}
+
+    own, mean = custom_op.stock_conv, compiled_layer.pixel_mean
+
+    def by_size(x: Tensor) -> float:
+        return 1.0 if len(x) == 2 else 1 + 1e-6
+
+    assert at_once() == {(True, True)}
+    monkeypatch.setattr(custom_op, "stock_conv", lambda x, *given: own(x, *given) * by_size(x))
+    assert at_once() == {(False, False)}
+    monkeypatch.setattr(compiled_layer, "pixel_mean", lambda x: mean(x) * by_size(x))
+    with pytest.raises(ModelError, match="other bits at once than one by one"):
+        at_once()
+    assert tensors_sha256(model_tensors(model)) == expected
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="there it is not traced only, but compiled")

@@ -174,12 +174,24 @@ def test_compiled_steps_are_the_same_bits_however_they_run(keys, tmp_path):
     compare_ways(keys, tmp_path)
 
 
+@pytest.mark.parametrize("name", ["googlenet", "resnet50"])
+def test_compiled_steps_of_large_models_are_the_same_bits_across_workers(name, tmp_path):
+    """Of two lanes, so that two numbers of them are compiled; with auxiliary heads, with wide batch norms."""
+    keys = (*COMPILED, f"model.name={name}", "data.size=32", "data.num_train=96", "optimizer.lr=0.001")
+    ways = {"alone": (), "2 workers": ("--workers", "2")}
+    compare_runs((*keys, "train.lanes=2", "train.epochs=1"), ways, tmp_path)
+
+
 def compare_ways(keys, tmp_path):
-    found = {}
     ways = {"graph": (), "launches": ("--no-graph",)}
     if "train.sync_norm=true" not in keys:  # there no lane can be audited by itself
-        ways["host"] = ("--audit", "10000")
+        ways |= {"host": ("--audit", "1"), "audited": ("--audit", "3")}
     ways |= {f"{n} workers": ("--workers", str(n)) for n in (2, 3, 4)}
+    compare_runs(keys, ways, tmp_path)
+
+
+def compare_runs(keys, ways, tmp_path):
+    found = {}
     for name, flags in ways.items():
         command = train_command(tmp_path / name, overrides=keys)
         command[command.index("cpu")] = "cuda"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,10 +25,14 @@ def compile_ahead(launch: Callable[[], object]) -> None:
     A kernel that cannot be compiled raises its error later, when it is started.
     """
     executor = ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), _MOST_THREADS))
-    try:
-        copy_context().run(_compile, launch, executor)  # the context ends Triton's mode even after an error
-    finally:
-        executor.shutdown(wait=False, cancel_futures=True)
+    with warnings.catch_warnings():
+        # Filters are the process's: threads in which Triton 3.6 compiles save and restore them in any order,
+        # so that what `launch` ignores (torch's compiler warns of itself) could be an error in the middle.
+        warnings.simplefilter("ignore")
+        try:
+            copy_context().run(_compile, launch, executor)  # Triton's mode ends with the context
+        finally:
+            executor.shutdown(wait=False, cancel_futures=True)
 
 
 def _compile(launch: Callable[[], object], executor: Executor) -> None:
