@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lockstep.cli.flag import add_device, add_elastic, add_run_keys, add_runs_dir, add_workers
 from lockstep.cli.workers import start_workers
-from lockstep.errors import SpecError
+from lockstep.errors import BadInput, SpecError
 from lockstep.recipes import RECIPES, recipe
 from lockstep.spec import Launch, Run
 from lockstep.spec.identity import is_scripted
-from lockstep.spec.run_file import dump_toml, from_table, merge, parse_overrides, read_toml, to_table
+from lockstep.spec.run_file import (
+    dump_toml,
+    from_table,
+    merge,
+    parse_overrides,
+    read_toml,
+    speaks_of,
+    to_table,
+)
 
 if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -93,10 +103,15 @@ def run_train(options: argparse.Namespace) -> int:
         quiet=options.quiet,
     )
     run, name = resolve(options, launch)
+    with named_file(options):
+        return _train(options, run, replace(launch, name=launch.name or name))
+
+
+def _train(options: argparse.Namespace, run: Run, launch: Launch) -> int:
     if options.print_config:
         print(dump_toml(run), end="")
         return 0
-    launch = start_workers(replace(launch, name=launch.name or name), run)
+    launch = start_workers(launch, run)
     from lockstep.cli.session import run_session
 
     run_session(run, launch, None)
@@ -115,7 +130,26 @@ def resolve(options: argparse.Namespace, launch: Launch) -> tuple[Run, str]:
         from lockstep.runs.resume import fork_weights
 
         table = merge(table, {"model": {"weights": str(fork_weights(launch))}})
-    return from_table(table), name
+    with named_file(options):
+        return from_table(table), name
+
+
+@contextmanager
+def named_file(options: argparse.Namespace) -> Iterator[None]:
+    """Let an error of a key or value that stands in the file given with -c name that file."""
+    try:
+        yield
+    except BadInput as error:
+        given = parse_overrides(options.override)
+        own = {
+            section: {key: value for key, value in row.items() if key not in given.get(section, {})}
+            if isinstance(row, dict)
+            else row
+            for section, row in (read_toml(options.config) if options.config else {}).items()
+        }
+        if speaks_of(str(error), own):
+            error.args = (f"{options.config}: {error}", *error.args[1:])
+        raise
 
 
 def _base(options: argparse.Namespace, launch: Launch) -> tuple[Run, str]:

@@ -6,8 +6,9 @@ Layers are merged as plain tables (recipe, then file, then overrides) and checke
 from __future__ import annotations
 
 import json
+import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,25 @@ def read_toml(path: Path) -> Table:
         raise SpecError(f"{path}: cannot read the file: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SpecError(f"{path}: not a TOML file: {error}") from None
+
+
+def speaks_of(message: str, table: Mapping[str, Any]) -> bool:
+    """Whether an error's message names a key of these tables, or a name that is a value there."""
+    return any(
+        re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)|unknown key '{re.escape(key)}'", message)
+        or re.search(rf"unknown [\w ]+ '{re.escape(str(value))}'", message)
+        for name, key, value in _entries(table)
+    )
+
+
+def _entries(table: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """The name, key and value of everything in nested tables."""
+    for section, row in table.items():
+        if isinstance(row, Mapping):
+            yield f"[{section}]", section, None
+            yield from ((f"{section}.{key}", key, value) for key, value in row.items())
+        else:
+            yield section, section, row
 
 
 def parse_overrides(items: Iterable[str]) -> Table:

@@ -77,6 +77,35 @@ def test_bad_input_is_one_line_and_exit_2_before_any_work(case, tmp_path, monkey
     assert not list(tmp_path.iterdir()), "nothing may be written"
 
 
+IN_FILE = {
+    "value": ("[train]\nepochs = 0", [], True),
+    "type": ("[train]\nepochs = true", [], True),
+    "top": ("seed = -1", [], True),
+    "key": ("[optimizer]\nlrr = 1", [], True),
+    "section": ("[optimiser]\nlr = 1", [], True),
+    "top key": ("epochs = 3", [], True),
+    "name": ('[optimizer]\nname = "adm"', [], True),
+    "model": ('[model]\nname = "lenet"', [], True),
+    "model's own key": ("[model]\ndroput = 0.1", [], True),
+    "data's own value": ("[data]\nsize = 2", [], True),
+    "two keys": ("[train]\nbatch = 100", [], True),
+    "overridden": ("[train]\nepochs = 3", ["-o", "train.epochs=0"], False),
+    "another key": ("[optimizer]\nlr = 0.1", ["-o", "optimizer.lrr=0"], False),
+    "another section": ("[train]\nepochs = 3", ["-o", "optimizer.lr=0"], False),
+}
+
+
+@pytest.mark.parametrize("case", IN_FILE)
+def test_an_error_of_a_file_names_it(case, tmp_path, monkeypatch, capsys):
+    text, arguments, is_named = IN_FILE[case]
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text(text)
+    assert run(["train", "--device", "cpu", "-c", "mine.toml", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("lockstep: mine.toml: ") == is_named and len(error.splitlines()) == 1, error
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.toml"]
+
+
 def test_a_recipe_runs_as_a_process_and_prints_plain_lines(tmp_path):
     done = call(train_command(tmp_path, "--tensorboard"))
     assert done.returncode == 0, done.stderr
