@@ -244,8 +244,8 @@ def test_what_runs_beside_may_run_last(kind: str, monkeypatch: pytest.MonkeyPatc
         for compute in later:
             compute()
 
-    for name in ("network", "residual"):
-        monkeypatch.setattr(f"lockstep.kernels.triton.{name}.beside", put_off)
+    for name in ("chain", "residual"):
+        monkeypatch.setattr(f"lockstep.lower.fused.{name}_network.beside", put_off)
     found = total(list(fuse(model, lanes, "fp32", kind=kind).run(lanes, 0)))
     assert len(later) > 2
     assert all(torch.equal(a, b) for a, b in zip(usual, found, strict=True))

@@ -20,9 +20,20 @@ _DIRECTIONS = {name: _compile(rule.direction) for name, rule in RULES.items()}
 
 
 @triton.jit
+def _divide(x, y):
+    return tl.div_rn(x, y)
+
+
+@triton.jit
+def _sqrt(x):
+    return tl.sqrt_rn(x)
+
+
+@triton.jit
 def _update(
     p, g, first, second, average, copy, values, cursor, bad, size, trained,
-    DIRECTION: tl.constexpr, MEMORY: tl.constexpr, AVERAGES: tl.constexpr, DECAY: tl.constexpr,
+    DIRECTION: tl.constexpr, DIVIDE: tl.constexpr, SQRT: tl.constexpr,
+    MEMORY: tl.constexpr, AVERAGES: tl.constexpr, DECAY: tl.constexpr,
     DECAYS_WEIGHTS: tl.constexpr, A: tl.constexpr, B: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """`values` [steps, 6]: see `step_values`; the values of p after the first `trained` are statistics."""
@@ -44,7 +55,7 @@ def _update(
     if MEMORY > 1:
         two = tl.load(second + i, mask=inside, other=0.0)
     move, one, two = DIRECTION(
-        grad, one, two, A, B, EPS, tl.load(values + 1), tl.load(values + 2), tl.div_rn, tl.sqrt_rn
+        grad, one, two, A, B, EPS, tl.load(values + 1), tl.load(values + 2), DIVIDE, SQRT
     )
     if MEMORY > 0:
         tl.store(first + i, one, mask=inside)
@@ -82,7 +93,8 @@ def update_flat(
     a, b, eps = rule.numbers(optimizer.options)
     _update[(triton.cdiv(len(p), _BLOCK),)](
         p, g, first, second, average, copy, values, cursor, bad, len(p), trained,
-        DIRECTION=_DIRECTIONS[optimizer.name], MEMORY=len(memory), AVERAGES=average is not None,
+        DIRECTION=_DIRECTIONS[optimizer.name], DIVIDE=_divide, SQRT=_sqrt,
+        MEMORY=len(memory), AVERAGES=average is not None,
         DECAY=optimizer.weight_decay, DECAYS_WEIGHTS=rule.decays_weights, A=a, B=b, EPS=eps, BLOCK=_BLOCK,
         enable_fp_fusion=False,
     )  # fmt: skip
