@@ -48,11 +48,11 @@ def run_in_thread(make: Callable[[], T], device: torch.device | None) -> Future[
 
 
 def _work(items: queue.SimpleQueue[_Item | None], device: torch.device | None) -> None:
-    if device and device.type == "cuda":
-        torch.cuda.set_device(device)
     while (item := items.get()) is not None:
         make, found = item
         try:
+            if device and device.type == "cuda":
+                torch.cuda.set_device(device)
             found.set_result(make())
         except BaseException as error:  # it is raised where the result is asked for
             found.set_exception(error)
