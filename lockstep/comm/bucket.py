@@ -77,6 +77,7 @@ class Bucket:
     def begin(self) -> None:
         """Start a step."""
         self.leaf.clear()
+        self.watched: int | None = None  # a worker whose slice is kept, to be summed a second time
         self._tree, self._left = LaneTree(self._own.start, self._entries[0].wire), len(self._own)
 
     def is_whole(self) -> bool:
@@ -100,6 +101,8 @@ class Bucket:
             return
         for slots, (_, _, tensors) in zip(self._slots, self._tree.roots(), strict=True):
             torch._foreach_copy_(slots, tensors)
+        if self.watched is not None:
+            self._kept = self._exchange.slice_roots(self.watched)
         if self._on_gpu:
             self._filled.record(torch.cuda.current_stream(self._device))
 
@@ -116,6 +119,14 @@ class Bucket:
         else:
             self._exchange.run()
         return self._means
+
+    def find_slice(self, group: Group) -> tuple[int, Tensor, Tensor]:
+        """Of the slice that is watched: whose it is, what arrived, and what all workers' roots make it."""
+        assert self.watched is not None
+        rows, like = group.all_gather_bytes(self._kept.view(torch.uint8).numpy().tobytes()), self._kept
+        roots = [torch.frombuffer(bytearray(row), dtype=like.dtype).view(-1, like.shape[1]) for row in rows]
+        arrived = self._exchange.slice_result(self.watched)
+        return self.watched, arrived, self._exchange.sum_slice(roots)
 
     def arrive(self) -> None:
         """Let later kernels on this device wait for the result."""

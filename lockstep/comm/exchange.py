@@ -83,6 +83,23 @@ class Exchange:
         if self.result is not self._gathered:
             self.result.copy_(self._gathered, non_blocking=True)
 
+    def slice_roots(self, rank: int) -> Tensor:
+        """[roots, elements] of what this worker gives to the slice of a worker, before `run` uses it up."""
+        return torch.stack([self._part(root, rank) for root in self.roots]).cpu()
+
+    def slice_result(self, rank: int) -> Tensor:
+        """A worker's slice of the means, as it arrived here."""
+        return self._part(self.result, rank).cpu()
+
+    def sum_slice(self, roots: list[Tensor]) -> Tensor:
+        """The means of a slice from all workers' `slice_roots`, in the order of the lane tree."""
+        output = torch.zeros(self._shape.slice, dtype=self._shape.travels_as)
+        self._sum([row for rows in roots for row in rows], output)
+        return output.to(self._shape.dtype)
+
+    def _part(self, flat: Tensor, rank: int) -> Tensor:
+        return flat[rank * self._shape.slice : (rank + 1) * self._shape.slice]
+
     def _lay_out(self, memory: Tensor | None) -> None:
         """Allocate the result, and the roots too unless `memory` is given for them."""
         shape, own = self._shape, len(self._shape.heights[self._group.rank])
@@ -127,15 +144,15 @@ class SharedExchange(Exchange):
 
     def run(self) -> None:
         """Exchange and sum, which every worker does at the same time."""
-        group, size = self._group, self._shape.slice
+        group = self._group
         if self._staged:
             for mine, root in zip(self._roots[group.rank], self.roots, strict=True):
                 mine.copy_(root, non_blocking=True)
             self._wait_for_gpu()
         self._memory.barrier()  # all roots are written
-        part = slice(group.rank * size, (group.rank + 1) * size)
-        self._sum([row[part] for roots in self._roots for row in roots], self._means[group.rank])
+        parts = [self._part(row, group.rank) for roots in self._roots for row in roots]
+        self._sum(parts, self._means[group.rank])
         self._memory.barrier()  # all means are written, and no worker reads the roots any more
         for rank, mean in enumerate(self._means):
-            self.result[rank * size : (rank + 1) * size].copy_(mean, non_blocking=True)
+            self._part(self.result, rank).copy_(mean, non_blocking=True)
         self._wait_for_gpu()

@@ -32,7 +32,7 @@ class Reduction:
         overlap: bool = True,
     ) -> None:
         self.overlaps = overlap and group.size > 1
-        self._count = len(entries)
+        self._count, self._group = len(entries), group
         self._buckets = [
             Bucket(group, lanes, [entries[i] for i in indices], indices)
             for indices in split(entries, bucket_mb * 1e6)
@@ -49,6 +49,16 @@ class Reduction:
         self._ready, self._futures = 0, []
         for bucket in self._buckets:
             bucket.begin()
+
+    def watch(self, pick: int) -> None:
+        """Keep one slice of the step that was begun, any by a random number, to be summed a second time."""
+        pick, number = divmod(pick, len(self._buckets))
+        self._watched = self._buckets[number]
+        self._watched.watched = pick % self._group.size
+
+    def find_slice(self) -> tuple[int, Tensor, Tensor]:
+        """After `finish`, of the slice that is watched: whose it is, what arrived here, what it should be."""
+        return self._watched.find_slice(self._group)
 
     def put(self, index: int, tensor: Tensor) -> None:
         """Take one tensor of the last lane or subtree before its `add`; the tensor is only read."""

@@ -32,7 +32,10 @@ class DeviceLanes(LaneByLane):
 
     def network(self, lanes: int) -> DeviceNetwork:
         """The network, with its buffers, for this number of lanes."""
-        network = self._lowering.network(lanes)
+        return self._join(self._lowering.network(lanes))
+
+    def _join(self, network: DeviceNetwork) -> DeviceNetwork:
+        """Let its batch norms see the lanes of all workers."""
         network.all_lanes = self._all_lanes
         return network
 
@@ -41,7 +44,7 @@ class DeviceLanes(LaneByLane):
         """One output for each maximal aligned subtree of the lanes: the sum over it."""
         self.model.train()
         own = lanes.numbers
-        network = self.network(lanes.num_lanes)
+        network = self._join(self._lowering.network_at_hand(lanes.num_lanes))
         self._fill(network, lanes, self.dropout_keys(own, step))
         network.compute()
         for first, height in self.roots(own):
@@ -65,16 +68,16 @@ class DeviceLanes(LaneByLane):
 
     def _fill(self, network: DeviceNetwork, lanes: Lanes, keys: Tensor) -> None:
         """Copy images, labels, weights and dropout keys to the buffers that the kernels read."""
-        images, x = lanes.images.permute(0, 2, 3, 1), network.x[0]
+        images, x = lanes.images.permute(0, 2, 3, 1), network.x[0][: len(lanes.labels)]
         high, wide, channels = images.shape[1:]
         if x.shape[3] == channels:
             top, left = (x.shape[1] - high) // 2, (x.shape[2] - wide) // 2
             x[:, top : top + high, left : left + wide].copy_(images)
         else:
             x.copy_(images.reshape(x.shape))
-        network.labels.copy_(lanes.labels)
+        network.labels[: len(lanes.labels)].copy_(lanes.labels)
         fill_weights(self.program, network, self.model)
-        network.keys.copy_(keys)
+        network.keys[:, : lanes.num_lanes].copy_(keys)
 
     def _output(self, network: DeviceNetwork, lanes: range, height: int) -> LaneOutput:
         layout, device = network.layout, network.logits.device

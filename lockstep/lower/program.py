@@ -96,6 +96,10 @@ class DeviceLowering:
             self._networks[lanes] = self.program.make(lanes, self.train, self.device, self.table)
         return self._networks[lanes]
 
+    def network_at_hand(self, lanes: int) -> DeviceNetwork:
+        """One that is there and executes so many lanes or more; else a new one."""
+        return next((n for n in self._networks.values() if n.lanes >= lanes), None) or self.network(lanes)
+
     def eval_network(self, lanes: int) -> tuple[EvalNetwork, Load]:
         """A network that evaluates up to `lanes` blocks at once, and the function that sets its weights."""
         return self.program.make_eval(self, lanes)

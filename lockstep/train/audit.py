@@ -1,7 +1,7 @@
-"""The audit: a random lane of a step is computed a second time, on another worker, and every bit compared.
+"""The audit: a random lane and a random slice of a step's sums are computed a second time, by other workers.
 
-Workers agree in every bit, so a difference is a fault of memory, processor or GPU that nothing else shows.
-It is found before the step is committed.
+Every bit is compared. Workers agree in every bit, so a difference is a fault of memory, processor or GPU that
+nothing else shows. It is found before the step is committed.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lockstep.comm.group import Group
+from lockstep.comm.reduction import Reduction
 from lockstep.comm.tree import LaneTree, worker_lanes
 from lockstep.data.loader import Lanes
 from lockstep.errors import AuditFailed
 from lockstep.kernels import random
 from lockstep.lower.lane_by_lane import LaneByLane, LaneOutput
 from lockstep.models.tensors import tensors_sha256
+
+_KEPT = "the step was not taken, and the state before it is kept"
 
 
 @dataclass
@@ -33,9 +36,17 @@ class Audit:
     read: Callable[[range], Lanes]
     who: str
     _kept: tuple[range, list[Tensor]] | None = None  # what this worker's lanes gave, if one is audited
+    _reduction: Reduction | None = None  # of a step with an audited slice
 
     def is_due(self, step: int) -> bool:
         return self.every > 0 and (step + 1) % self.every == 0
+
+    def begin(self, step: int, reduction: Reduction) -> None:
+        """A step begins; if it is audited, one worker's slice of its sums is kept."""
+        self._reduction = None
+        if self.is_due(step) and self.group.size > 1:
+            self._reduction = reduction
+            reduction.watch(random.key("audited slice", self.seed, step) % (1 << 32))
 
     def watch(self, step: int, first: int, output: LaneOutput) -> None:
         """Keep what the audited lane gave; the lane tree will write into it."""
@@ -44,9 +55,28 @@ class Audit:
             self._kept = covered, [tensor.clone() for tensor in self._tensors(output)]
 
     def check(self, step: int) -> None:
-        """Compute the lane again on the next worker, and let all fail if a bit differs."""
-        if not self.is_due(step):
-            return
+        """Compute lane and slice again on other workers, and let all fail if a bit differs."""
+        if self.is_due(step):
+            self._check_lane(step)
+        if self._reduction:
+            self._check_slice(step, self._reduction)
+
+    def _check_slice(self, step: int, reduction: Reduction) -> None:
+        """The worker after a slice's own sums it again; every worker must have received that."""
+        owner, arrived, again = reduction.find_slice()
+        mine = [self.who, *self._hashes([arrived, again])]
+        answers = [json.loads(text) for text in self.group.all_gather_bytes(json.dumps(mine).encode())]
+        second, _, right = answers[(owner + 1) % self.group.size]
+        for rank in (owner, *range(self.group.size)):
+            if answers[rank][1] != right:
+                did = "summed" if rank == owner else f"received from {answers[owner][0]}"
+                raise AuditFailed(
+                    f"step {step}: {answers[rank][0]} {did} other bits of a slice of the gradients than "
+                    f"{second} finds from the same parts: the memory or processor of one of them is faulty; "
+                    f"{_KEPT}"
+                )
+
+    def _check_lane(self, step: int) -> None:
         group, lane = self.group, self._lane(step)
         owner = next(r for r in range(group.size) if lane in worker_lanes(self.lanes, group.size, r))
         kept, self._kept = self._kept, None
@@ -67,17 +97,20 @@ class Audit:
                 raise AuditFailed(
                     f"step {step}: lane {lane} gave other bits on {answers[owner][0]} than on "
                     f"{answers[second][0]}, first in {name}: the memory or processor of one of them is "
-                    "faulty; the step was not taken, and the state before it is kept"
+                    f"faulty; {_KEPT}"
                 )
 
     def _lane(self, step: int) -> int:
         return random.key("audit", self.seed, step) % self.lanes
 
     def _compute(self, covered: range, step: int) -> list[Tensor]:
-        """The sum over the covered lanes, in the order of the lane tree."""
-        tree = LaneTree(covered.start)
-        for output in self.lowered.run(self.read(covered), step):
-            tree.add(self._tensors(output), output.height)
+        """The sum over the covered lanes, in the order of the lane tree; no more at once than are its own."""
+        tree, own = LaneTree(covered.start), worker_lanes(self.lanes, self.group.size, self.group.rank)
+        most = 1 << (len(own).bit_length() - 1)
+        for first in range(covered.start, covered.stop, most):
+            part = range(first, min(first + most, covered.stop))
+            for output in self.lowered.run(self.read(part), step):
+                tree.add(self._tensors(output), output.height)
         return tree.root()[1]
 
     def _tensors(self, output: LaneOutput) -> list[Tensor]:

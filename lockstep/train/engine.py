@@ -51,18 +51,41 @@ class Engine:
         """
         if self._device_epochs:
             try:
-                yield from self._device_epochs.epoch(is_due, requests, synced=self._launch.trace)
+                yield from self._on_device(self._device_epochs, is_due, requests)
             except NotFinite as error:
                 raise self._step.not_finite(error.loss, self._read(self._loader)) from None
             return
         state, clock = self._state, time.perf_counter()
         for lanes in self._loader.epoch(state.epoch, state.step_in_epoch):
             waited_s = time.perf_counter() - clock
-            result = self._step(lanes, *requests())
-            # a request to stop may have come during the step, and alone nobody else need know
-            stop = result.stop or (self._group.size == 1 and requests()[0])
-            yield replace(result, stop=stop, waited_s=waited_s)
+            yield replace(self._through_host(lanes, requests), waited_s=waited_s)
             clock = time.perf_counter()
+
+    def _on_device(
+        self, epochs: DeviceEpochs, is_due: Callable[[int], bool], requests: Requests
+    ) -> Iterator[StepResult]:
+        """All steps of the epoch on the device but those that are audited, which go through the host."""
+        state, steps = self._state, len(self._loader)
+        while state.step_in_epoch < steps:
+            until = self._next_audit(steps)
+            if state.step_in_epoch < until:
+                yield from epochs.run(until, is_due, requests, synced=self._launch.trace)
+            if state.step_in_epoch < until:
+                return  # asked to leave
+            if until < steps:
+                yield self._through_host(self._read(self._loader), requests)
+
+    def _next_audit(self, steps: int) -> int:
+        """The next step of the epoch that is audited; their number if none is."""
+        audit, first = self._step.audit, self._state.step_in_epoch
+        offset = self._state.step - first
+        return next((n for n in range(first, steps) if audit and audit.is_due(offset + n)), steps)
+
+    def _through_host(self, lanes: Lanes, requests: Requests) -> StepResult:
+        result = self._step(lanes, *requests())
+        if self._group.size == 1 and requests()[0]:  # it came during the step, and nobody else need know
+            result = replace(result, stop=True)
+        return result
 
     def close(self) -> None:
         """End what runs beside the steps, and give the model back as it was."""
@@ -89,7 +112,7 @@ class Engine:
 
     def _make_device_epochs(self) -> DeviceEpochs | None:
         """Steps that never leave the device, where kernels allow it."""
-        if not self._setup.lowering or self._launch.audit:
+        if not self._setup.lowering:
             return None
         from lockstep.train.device.device_epoch import make_device_epochs
 

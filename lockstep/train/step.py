@@ -86,6 +86,8 @@ class Step:
             reduction.put(num_params - 1 - index, grad)
 
         reduction.begin()
+        if self.audit:
+            self.audit.begin(self._state.step, reduction)
         ints, seen, lane = None, 0, lanes.first
         requests = [torch.tensor(float(request), device=lanes.images.device) for request in (stop, move)]
         self._checks_ints = not self._ints_checked or self._state.step_in_epoch == 0

@@ -104,7 +104,7 @@ def compile_all(model_name: str, precision: str) -> None:
             augment,
             range(2),
         )
-        step.begin_epoch()
+        step.begin()
         step.run_alone()
     if model_name == "residual":
         inference, load = DeviceLowering(program, tiles, train, torch.device("cpu")).eval_network(2)

@@ -20,6 +20,8 @@ from lockstep.errors import Interrupted, ModelError, NumericsError, SpecError
 from lockstep.models.resnet import BasicBlock
 from lockstep.runs.event import StepDone
 from lockstep.train.device import prefetch as images
+from lockstep.train.engine import Engine
+from lockstep.train.step import Step
 
 SIZES = ("data.size=8", "data.num_train=14", "data.num_test=4", "train.batch=4", "train.lanes=2")
 AUGMENT = 'data.augment=["flip","crop:1","cutout:2"]'
@@ -52,6 +54,13 @@ def fused(tmp_path, *overrides, model=tiny, **arguments):
     return train(small_run(*KEYS, *overrides), tmp_path, model=model(), **arguments)
 
 
+def through_host(tmp_path, *overrides, **arguments):
+    """The same, no step of which stays on the device."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Engine, "_make_device_epochs", lambda engine: None)
+        return fused(tmp_path, *overrides, **arguments)
+
+
 def hashes(result):
     return {key: value for key, value in result.summary.items() if key.endswith("sha256")}
 
@@ -78,12 +87,33 @@ def hashes(result):
 def test_a_step_on_the_device_is_the_step_through_the_host(tmp_path, model, overrides):
     keys = (*overrides, "train.epochs=1")
     device, _ = fused(tmp_path, *keys, model=model)
-    # audited runs go through the host
-    host, _ = fused(tmp_path, *keys, model=model, launch={"audit": 10_000})
+    host, _ = through_host(tmp_path, *keys, model=model)
     assert device.summary["identity"] == host.summary["identity"]
     assert hashes(device) == hashes(host)
     assert [row["loss"] for row in rows(device.directory, "step")] == [
         row["loss"] for row in rows(host.directory, "step")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("model", "overrides"),
+    [(tiny, (AUGMENT, "train.ema=0.9", "train.lanes=4")), (residual, ("kernels.set=compiled", TWO_STEPS))],
+    ids=["fused", "compiled"],
+)
+def test_only_audited_steps_leave_the_device(tmp_path, monkeypatch, model, overrides):
+    """To the same bits, in the middle of an epoch and at its end."""
+    plain, _ = fused(tmp_path, *overrides, model=model)
+    own, seen = Step.__call__, []
+
+    def count(step, *given):
+        seen.append(step._state.step)
+        return own(step, *given)
+
+    monkeypatch.setattr(Step, "__call__", count)
+    audited, _ = fused(tmp_path, *overrides, model=model, launch={"audit": 2})
+    assert seen == list(range(1, plain.summary["steps"], 2)) and hashes(audited) == hashes(plain)
+    assert [row["loss"] for row in rows(audited.directory, "step")] == [
+        row["loss"] for row in rows(plain.directory, "step")
     ]
 
 
@@ -94,7 +124,7 @@ def test_images_that_do_not_fit_are_fed_two_batches_in_turn(tmp_path, monkeypatc
     if source == "mapped":
         generator = torch.Generator().manual_seed(0)
         data = [(torch.rand(1, 8, 8, generator=generator), n % 10) for n in range(14)]
-    whole, _ = fused(tmp_path, *keys, data=data, launch={"name": "whole", "audit": 10_000})
+    whole, _ = through_host(tmp_path, *keys, data=data, launch={"name": "whole"})
     monkeypatch.setattr(images, "fits", lambda split, device: False)
 
     def stop(event):
@@ -104,7 +134,8 @@ def test_images_that_do_not_fit_are_fed_two_batches_in_turn(tmp_path, monkeypatc
     with pytest.raises(Interrupted, match="after step"):
         fused(tmp_path, *keys, data=data, launch={"name": "fed"}, on_event=stop)
     fed, _ = fused(tmp_path, *keys, data=data, launch={"name": "fed", "resume": "auto"})
-    assert hashes(fed) == hashes(whole)
+    audited, _ = fused(tmp_path, *keys, data=data, launch={"name": "audited", "audit": 2})
+    assert hashes(fed) == hashes(audited) == hashes(whole)
 
 
 def storage(tensor):

@@ -40,7 +40,7 @@ class _Batch:
 
 
 class DeviceEpochs:
-    """Runs the steps of an epoch; the state's tensors are up to date only where `epoch` says so."""
+    """Runs the steps of an epoch; the state's tensors are up to date only where `run` says so."""
 
     def __init__(self, step: DeviceStep, group: Group, reduction: Reduction | None, graph: bool) -> None:
         self._step, self._group, self._reduction = step, group, reduction
@@ -56,20 +56,20 @@ class DeviceEpochs:
         else:
             self._whole = capture(step.run_alone, device, graph)
 
-    def epoch(
-        self, is_due: Callable[[int], bool], requests: Requests, synced: bool = False
+    def run(
+        self, until: int, is_due: Callable[[int], bool], requests: Requests, synced: bool = False
     ) -> Iterator[StepResult]:
-        """The steps that are left of the epoch under way, until there is a request to stop or to move.
+        """The steps of the epoch under way before step `until`, or a request to stop or to move.
 
         The state's tensors are up to date after the last one, after a step that `is_due`, and after every
         step if `synced`; and when the group is lost.
         """
         step = self._step
-        step.begin_epoch()
+        step.begin()
         offset = step.state.step - step.state.step_in_epoch
-        ends = [n for n in range(1, step.steps + 1) if synced or n == step.steps or is_due(offset + n)]
+        ends = [n for n in range(1, until + 1) if synced or n == until or is_due(offset + n)]
         try:
-            yield from self._in_group(set(ends), requests) if self._reduction else self._alone(ends, requests)
+            yield from self._in_group(ends, requests) if self._reduction else self._alone(ends, requests)
         except (NotFinite, GroupLost):
             step.flush()
             raise
@@ -101,7 +101,7 @@ class DeviceEpochs:
                 seconds, clock = (now - clock) / (told.stop - told.first), now
                 yield from self._tell(told, seconds, *((stop, move) if not begun else (False, False)))
                 clock = clock if begun else time.perf_counter()
-            if not begun and (stop or move or at == step.steps):
+            if not begun and (stop or move or at == ends[-1]):
                 return
             told = begun
 
@@ -128,9 +128,9 @@ class DeviceEpochs:
             last = number == batch.stop - 1
             yield self._result(loss, right, stop and last, move and last, seconds)
 
-    def _in_group(self, ends: set[int], requests: Requests) -> Iterator[StepResult]:
-        step = self._step
-        for number in range(step.state.step_in_epoch, step.steps):
+    def _in_group(self, ends: list[int], requests: Requests) -> Iterator[StepResult]:
+        step, flushed = self._step, set(ends)
+        for number in range(step.state.step_in_epoch, ends[-1]):
             step.images.feed(number)
             stop, move = self._exchange(*requests())
             cursor, bad = step.status.tolist()
@@ -138,7 +138,7 @@ class DeviceEpochs:
             if bad and number >= cursor:
                 raise NotFinite(loss)
             result = self._result(loss, right, stop, move, 0.0)
-            if stop or move or number + 1 in ends:
+            if stop or move or number + 1 in flushed:
                 step.flush()
             yield result
 

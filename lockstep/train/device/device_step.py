@@ -35,6 +35,7 @@ class DeviceStep:
         self.run, self.state, self._fused, self._augment, self._own = run, state, fused, augment, own
         device = next(iter(fused.params.values())).device
         self.device, self.steps = device, len(split) // run.train.batch
+        self._epoch = -1  # whose order, keys and rates are there
         self.network = fused.network(len(own))
         self._layout, self._program = self.network.layout, fused.program
         size, count = self._layout.size, len(own) * self.network.lane_size
@@ -113,19 +114,26 @@ class DeviceStep:
         self.compute()
         self.commit(self.roots[0], 1.0)
 
-    @torch.no_grad()
-    def begin_epoch(self) -> None:
-        """Order, keys and rates of the epoch, and the state, to where the kernels read them."""
+    def _begin_epoch(self) -> None:
+        """Order, keys and rates of the epoch, to where the kernels read them."""
         run, state, train = self.run, self.state, self.run.train
+        self._epoch = state.epoch
         keys = torch.tensor(order_keys(run.seed, state.epoch), device=self.device)
         order(self._positions, keys, self._order, self._length, half_width(self._length))
-        self.images.begin_epoch(state.step_in_epoch)
         self._augment_keys.copy_(torch.tensor(self._augment.keys(state.epoch)))
         steps = range(state.step - state.step_in_epoch, state.step - state.step_in_epoch + self.steps)
         rows = [step_values(run.optimizer, self.rate(n), averaging(train.ema, n), n) for n in steps]
         self._values.copy_(torch.tensor(rows))
         if any(self._program.drops):
             self._keys.copy_(torch.stack([self._fused.dropout_keys(self._own, n) for n in steps]))
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """The state to where the kernels read it; the step of its cursor comes next."""
+        state = self.state
+        if state.epoch != self._epoch:
+            self._begin_epoch()
+        self.images.begin_epoch(state.step_in_epoch)
         for tensors, flat in self._pairs():
             self._program.to_flat(self._layout, tensors, flat)
         self.network.copy.copy_(self.network.weights)
