@@ -1,4 +1,4 @@
-"""A Launch: where and how a run is started; nothing in it may change a bit, but `data_changed`, which is told."""
+"""A Launch: where and how a run is started; nothing in it may change a bit, beside `data_changed`."""
 
 from __future__ import annotations
 
