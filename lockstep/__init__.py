@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from lockstep.kernels.loss import Loss
     from lockstep.runs.event import Listener
     from lockstep.runs.predictor import Predictor
+    from lockstep.train.evaluate import Evaluation
     from lockstep.train.loop import Result
 
 __all__ = [
@@ -36,6 +37,8 @@ __all__ = [
     "Run",
     "Schedule",
     "Train",
+    "evaluate",
+    "export",
     "is_main",
     "load",
     "predictor",
@@ -78,14 +81,52 @@ def is_main() -> bool:
     return find_main()
 
 
-def load(run: str | Path, model: nn.Module | None = None) -> nn.Module:
-    """The trained model of a run, ready for inference; a run of your own module needs that `model`."""
+def load(run: str | Path, model: nn.Module | None = None, *, checkpoint: str = "last") -> nn.Module:
+    """The trained model of a run, ready for inference; a run of your own module needs that `model`.
+
+    Here and below, `checkpoint` is `last`, `best` or the path of one.
+    """
     from lockstep.runs.trained_run import open_trained
 
-    return open_trained(Path("runs"), str(run), device="cpu", model=model).model
+    return open_trained(Path("runs"), str(run), device="cpu", which=checkpoint, model=model).model
 
 
-def predictor(run: str | Path, *, device: str = "auto", model: nn.Module | None = None) -> Predictor:
+def evaluate(
+    run: str | Path,
+    model: nn.Module | None = None,
+    data: Any = None,
+    loss: Loss | None = None,
+    *,
+    checkpoint: str = "last",
+    device: str = "auto",
+) -> Evaluation:
+    """Loss and accuracy of a run on its test images; `model`, `data` and `loss` are those of `train`.
+
+    What the run took from a script has to be given again; a loss that is left out is the one that the Run
+    names. Of `data` the test part counts, whatever the run was trained on.
+    """
+    from lockstep.runs.trained_run import open_trained
+    from lockstep.train.evaluate_run import evaluate_trained, open_given_data
+
+    trained = open_trained(Path("runs"), str(run), device=device, which=checkpoint, model=model)
+    return evaluate_trained(trained, open_given_data(trained, data).test, loss)
+
+
+def export(
+    run: str | Path, path: str | Path, model: nn.Module | None = None, *, checkpoint: str = "last"
+) -> Path:
+    """Write the trained model of a run to a new file, `….onnx` or `….safetensors`; gives its path."""
+    from lockstep.runs.export import export_model
+    from lockstep.runs.trained_run import open_trained
+
+    trained = open_trained(Path("runs"), str(run), device="cpu", which=checkpoint, model=model)
+    export_model(trained, Path(path), Path(path).suffix.removeprefix("."))
+    return Path(path)
+
+
+def predictor(
+    run: str | Path, *, device: str = "auto", model: nn.Module | None = None, checkpoint: str = "last"
+) -> Predictor:
     """The trained model of a run as a function: uint8 images [N, C, H, W] → probabilities [N, classes].
 
     Its `classes` are their names. On a GPU, for a run that its kernels take, each batch size is one CUDA
@@ -94,7 +135,7 @@ def predictor(run: str | Path, *, device: str = "auto", model: nn.Module | None 
     from lockstep.runs.predictor import Predictor
     from lockstep.runs.trained_run import open_trained
 
-    return Predictor(open_trained(Path("runs"), str(run), device=device, model=model))
+    return Predictor(open_trained(Path("runs"), str(run), device=device, which=checkpoint, model=model))
 
 
 class _Package(ModuleType):

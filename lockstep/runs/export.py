@@ -13,11 +13,26 @@ from pathlib import Path
 import safetensors.torch
 import torch
 
-from lockstep.errors import BadInput, LockstepError
+from lockstep.errors import BadInput, LockstepError, unknown
 from lockstep.runs.checkpoint import write_durably
 from lockstep.runs.trained_run import Trained
 
+SUFFIXES = {"safetensors": ".safetensors", "onnx": ".onnx"}
 _TOLERANCE = 1e-4
+
+
+def export_model(trained: Trained, path: Path, format: str) -> float | None:
+    """Write one of `SUFFIXES`, never over a file; gives an ONNX file's largest difference to torch."""
+    if format not in SUFFIXES:
+        raise BadInput(f"{path}: {unknown('format', format, SUFFIXES)}")
+    if path.exists():
+        raise BadInput(f"{path} exists and is not overwritten: give another --output or remove it")
+    if not path.parent.is_dir():
+        raise BadInput(f"--output {path}: the folder {path.parent} does not exist")
+    if format == "onnx":
+        return export_onnx(trained, path)
+    export_safetensors(trained, path)
+    return None
 
 
 def export_safetensors(trained: Trained, path: Path) -> None:
@@ -40,7 +55,7 @@ def export_onnx(trained: Trained, path: Path) -> float:
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)
         program = torch.onnx.export(
             model,
-            (torch.zeros(2, *trained.shape),),
+            (torch.zeros(2, *trained.shape, dtype=torch.float32),),
             input_names=["images"],
             output_names=["logits"],
             dynamic_shapes=({0: torch.export.Dim("batch")},),
@@ -56,7 +71,8 @@ def export_onnx(trained: Trained, path: Path) -> float:
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     worst = 0.0
     for batch in (1, 3):
-        images = torch.randn(batch, *trained.shape, generator=torch.Generator().manual_seed(batch))
+        generator = torch.Generator().manual_seed(batch)
+        images = torch.randn(batch, *trained.shape, generator=generator, dtype=torch.float32)
         with torch.no_grad():
             expected = model(images)
         (found,) = session.run(None, {"images": images.numpy()})
@@ -72,10 +88,11 @@ def export_onnx(trained: Trained, path: Path) -> float:
 
 def _metadata(trained: Trained) -> dict[str, str]:
     """Class names, image shape and normalization: (pixel/255 − mean) / std."""
+    model = trained.identity.get("source.model.class", trained.run.model.name)
     return {
         "lockstep": json.dumps(
             {
-                "model": trained.run.model.name,
+                "model": model.split()[0],
                 "step": trained.step,
                 "classes": trained.classes,
                 "shape": trained.shape,

@@ -71,7 +71,7 @@ def _open(directory: RunDirectory, device: str, which: str, model: nn.Module | N
             raise ModelError(
                 f"{directory.path} trained a module of your own "
                 f"({identity['source.model.class'].split()[0]}): give it to "
-                "lockstep.load or lockstep.predictor as model=YourModule()"
+                "lockstep.load, predictor, evaluate or export in Python as model=YourModule()"
             )
         model = build_model(run, (shape[0], shape[1], shape[2]), len(classes))
     _copy_weights(model, saved)
@@ -94,8 +94,8 @@ def check_same_data(trained: Trained, store: Store) -> None:
     """Refuse data that is not what the run was trained and tested on."""
     if trained.has_own_data:
         raise DataError(
-            f"{trained.directory} was trained on data of your own: use lockstep.predictor or lockstep.load "
-            "on it in Python"
+            f"{trained.directory} was trained on data of your own: hand it to lockstep.evaluate in Python as "
+            "data=YourData()"
         )
     theirs = {k: v for k, v in trained.identity.items() if k.startswith("manifest.") and k != HISTORY}
     found = differences(theirs, flatten("manifest", store.facts()))

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any
+
+import torch
 
 from lockstep.comm.tree import worker_lanes
-from lockstep.data import Split
-from lockstep.errors import ModelError
-from lockstep.kernels.loss import make_loss
+from lockstep.data import Split, Store, open_data
+from lockstep.data.map_style import from_map_style
+from lockstep.errors import DataError, ModelError
+from lockstep.kernels.loss import Loss, make_loss
 from lockstep.kernels.numerics import plain_torch, prepare_device
 from lockstep.lower.choose import lower_for_device
 from lockstep.lower.program import DeviceLowering
-from lockstep.runs.trained_run import Trained
+from lockstep.runs.trained_run import Trained, check_same_data
 from lockstep.train.evaluate import Evaluation, Evaluator
 
 
@@ -27,9 +31,28 @@ def place_evaluator(stock: Evaluator, lowering: DeviceLowering | None, graph: bo
     return DeviceEvaluator(**vars(stock), network=network, load=load, graph=graph)
 
 
-def evaluate_trained(trained: Trained, split: Split) -> Evaluation:
+def open_given_data(trained: Trained, data: Any) -> Store:
+    """The data set that a script hands over for a run, or the run's own by its name."""
+    if data is None:
+        store = open_data(trained.run)
+        check_same_data(trained, store)
+        return store
+    store = from_map_style(data)
+    if store.shape != trained.shape or len(store.classes) > len(trained.classes):
+        raise DataError(
+            f"data: {store.name} has images {store.shape} (C, H, W) and {len(store.classes)} classes, and "
+            f"{trained.directory} was trained on {trained.shape} and {len(trained.classes)}: these must fit"
+        )
+    floats = store.test.read(torch.zeros(1, dtype=torch.int64))[0].is_floating_point()
+    if floats != trained.takes_floats:
+        kinds = ("floats", "uint8") if floats else ("uint8", "floats")
+        raise DataError(f"data: images of {store.name} are {kinds[0]}, and the run was trained on {kinds[1]}")
+    return store
+
+
+def evaluate_trained(trained: Trained, split: Split, loss: Loss | None = None) -> Evaluation:
     """Loss and accuracy of a trained run; on the device if it trained there and can here."""
-    run, loss, lowering = trained.run, make_loss(trained.run.train), None
+    run, loss, lowering = trained.run, loss or make_loss(trained.run.train), None
     with plain_torch():
         prepare_device(trained.device.type, run.train.threads, tf32=run.train.precision == "tf32")
         if trained.identity.get("kernels.set") != "stock" and trained.device.type == "cuda":

@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors import safe_open
 from safetensors.torch import load_file
 from small import call, command, small_run, train
+from torch import nn
 
 import lockstep
 from lockstep.cli.main import run
+from lockstep.errors import LockstepError
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +87,60 @@ def test_export_onnx_agrees_with_onnxruntime(trained, tmp_path, capsys):
     with torch.no_grad():
         expected = lockstep.load(trained.directory)(images)
     torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-4, atol=1e-4)
+
+
+def small_net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+
+
+def double(logits, labels):
+    return 2 * nn.functional.cross_entropy(logits, labels)
+
+
+def pictures(count, seed, dtype=torch.uint8):
+    images = torch.randint(0, 256, (count, 1, 8, 8), generator=torch.Generator().manual_seed(seed))
+    return torch.utils.data.TensorDataset(images.to(dtype), torch.arange(count) % 3)
+
+
+def test_a_scripts_run_is_evaluated_and_exported_in_python(tmp_path):
+    data = pictures(64, 0), pictures(20, 1)
+    given = {"model": small_net(), "data": data, "loss": double}
+    result, _ = train(small_run("train.batch=16"), tmp_path, **given)
+    found = lockstep.evaluate(result.directory, model=small_net(), data=data, loss=double, device="cpu")
+    assert (found.accuracy, found.loss) == (result.summary["accuracy"], result.summary["loss"])
+    best = lockstep.evaluate(result.directory, small_net(), data, checkpoint="best", device="cpu")
+    assert best.accuracy == result.summary["best_accuracy"]
+    other = lockstep.evaluate(result.directory, small_net(), (data[0], pictures(9, 2)), device="cpu")
+    assert other.samples == 9
+    path = lockstep.export(result.directory, tmp_path / "model.safetensors", small_net())
+    assert torch.equal(load_file(path)["1.weight"], given["model"][1].weight)
+    with safe_open(path, "pt") as file:
+        assert json.loads(file.metadata()["lockstep"])["model"].endswith("Sequential")
+
+
+def test_a_run_by_name_is_evaluated_in_python(trained):
+    assert lockstep.evaluate(trained.directory, device="cpu").accuracy == trained.summary["accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("work", "message"),
+    [
+        (
+            lambda run: lockstep.evaluate(run, data=pictures(30, 0)),
+            r"images \(1, 8, 8\) \(C, H, W\) and 3 classes",
+        ),
+        (
+            lambda run: lockstep.evaluate(run, data=[(torch.zeros(1, 16, 16), i % 10) for i in range(20)]),
+            "are floats, and the run was trained on uint8",
+        ),
+        (lambda run: lockstep.export(run, run / "model.txt"), "unknown format 'txt': choose from onnx, safe"),
+        (lambda run: lockstep.export(run, run / "run.safetensors" / "x.onnx"), "does not exist"),
+    ],
+)
+def test_what_does_not_fit_a_run_is_refused(work, message, trained):
+    with pytest.raises(LockstepError, match=message):
+        work(trained.directory)
 
 
 def test_weights_of_an_export_start_a_new_run(trained, tmp_path):

@@ -32,7 +32,7 @@ def test_exported_names():
     assert lockstep.__all__ == sorted(lockstep.__all__)
     assert set(lockstep.__all__) == {
         "Data", "Launch", "LockstepError", "Model", "Optimizer", "Run", "Schedule", "Train",
-        "is_main", "load", "predictor", "recipe", "train",
+        "evaluate", "export", "is_main", "load", "predictor", "recipe", "train",
     }  # fmt: skip
     assert len(lockstep.__all__) <= 16 and all(hasattr(lockstep, name) for name in lockstep.__all__)
 
