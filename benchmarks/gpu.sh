@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The records that need a GPU, in parts of at most ten minutes each, and the tests that only a GPU can run.
-# bash benchmarks/gpu.sh PART [FOLDER]; PART: step, autotune, lanes, resnet18, start, googlenet, resnet50, alexnet, inference, roofline, tests, memory
+# bash benchmarks/gpu.sh PART [FOLDER]; PART: step, autotune, lanes, resnet18, start, googlenet, resnet50, alexnet, inference, roofline,
+# matrix-fused, matrix-compiled, matrix-googlenet, tests, memory
 set -uo pipefail
 cd "$(dirname "$0")/.."
 export PYTHONPATH="$PWD:$PWD/tests" PYTHONUNBUFFERED=1
@@ -10,6 +11,9 @@ check="$python -m pytest -c /dev/null --rootdir . --noconftest --import-mode=imp
 
 step() { $python benchmarks/gpu_step.py --output "$folder/$1.json" "${@:2}"; }
 infer() { $python benchmarks/gpu_inference.py --model "$1" --output "$folder/gpu-inference-$1.json" "${@:2}"; }
+matrix() { # workers share the GPU; bf16
+  $python benchmarks/matrix.py --device cuda --precision bf16 --output "$folder/matrix-h200-$1.json" "${@:2}"
+}
 roof() { $python benchmarks/roofline.py --model "$1" --output "$folder/roofline-$1.json"; }
 apart() { # a name, then pytest's arguments; beside the others, into one log
   { $check -p told_at_once --tb=short --show-capture=no --no-summary "${@:2}" 2>&1 || echo FAILED; } |
@@ -36,6 +40,13 @@ googlenet | resnet50 | alexnet) # at 224x224; most of it is compiling
   ;;
 inference) infer emotion48 && infer resnet18 --modes reduce-overhead ;;
 roofline) roof emotion48 && roof resnet18 ;;
+matrix-fused) matrix fused --kernels fused --workers 1 2 3 4 --launchers lockstep torchrun --jobs 5 ;;
+matrix-compiled)
+  matrix compiled --kernels compiled --models alexnet --workers 1 2 3 4 --launchers lockstep torchrun --jobs 5
+  ;;
+matrix-googlenet) # two minutes to compile it, in each worker
+  matrix googlenet --kernels compiled --models googlenet --workers 1 3 --launchers lockstep --jobs 4
+  ;;
 tests)
   log=${2:-$(mktemp -d)}/gpu-tests.log # no record
   echo "$log"
@@ -61,7 +72,7 @@ memory)
     $check tests/kernels/test_{fused_kernels,tma,norm_kernels}.py
   ;;
 *)
-  sed -n '2,3s/^# //p' "$0" >&2
+  sed -n '2,4s/^# //p' "$0" >&2
   exit 2
   ;;
 esac

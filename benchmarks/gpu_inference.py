@@ -1,4 +1,4 @@
-"""EvalNetwork on one GPU: this engine beside PyTorch eager and compiled, from uint8 images to probabilities.
+"""Inference on one GPU: this engine beside PyTorch eager and compiled, from uint8 images to probabilities.
 
 Same weights, images, precision and batch; the images lie on the GPU. Variants take turns in one process.
 

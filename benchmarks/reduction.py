@@ -22,7 +22,7 @@ from lockstep.comm.group import Group
 from lockstep.comm.reduction import Reduction
 from lockstep.elastic.job import Job
 from lockstep.elastic.launcher import Launcher
-from lockstep.elastic.worker_groups import Crew
+from lockstep.elastic.worker_groups import WorkerGroups
 from lockstep.spec.record import Record, write_records
 from lockstep.spec.world import read_world
 
@@ -45,7 +45,7 @@ def main() -> None:
             ).run()
         )
     torch.set_num_threads(1)
-    group = Crew(world, "gloo", torch.device("cpu")).next()
+    group = WorkerGroups(world, "gloo", torch.device("cpu")).next()
     records = []
     for group.on_one_host in (True, False):  # through shared memory, and as between hosts
         records += [compare(group, options.lanes, size, options.rounds) for size in LIMITS]

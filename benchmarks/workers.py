@@ -26,7 +26,7 @@ from lockstep.comm.tree import worker_lanes
 from lockstep.data.loader import Lanes
 from lockstep.elastic.job import Job
 from lockstep.elastic.launcher import Launcher
-from lockstep.elastic.worker_groups import Crew
+from lockstep.elastic.worker_groups import WorkerGroups
 from lockstep.kernels.loss import make_loss
 from lockstep.kernels.numerics import prepare_device
 from lockstep.lower.choose import Sample, lower_for_host
@@ -60,7 +60,7 @@ def main() -> None:
         )
         return
     device = prepare_device("cpu", threads=1)
-    group = Crew(world, "gloo", device).next()
+    group = WorkerGroups(world, "gloo", device).next()
     record = scaling(group, options.rounds, options.steps)
     if not group.rank:
         print(f"{record.name}: {record.value:.3f} {record.spread} {record.details}", flush=True)

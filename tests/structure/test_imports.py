@@ -1,6 +1,7 @@
 """Imports point one way; found by parsing the sources, lazy imports included."""
 
 import ast
+import importlib
 from pathlib import Path
 
 import pytest
@@ -141,3 +142,12 @@ def test_nothing_is_pickled():
         text = path.read_text().replace("safetensors.torch.", "")
         for word in ("import pickle", "torch.load(", "torch.save(", "allow_pickle", "all_gather_object"):
             assert word not in text, f"{path}: {word}"
+
+
+def test_benchmarks_import_what_exists():
+    for path in BENCHMARKS.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "lockstep":
+                module = importlib.import_module(node.module)
+                missing = [alias.name for alias in node.names if not hasattr(module, alias.name)]
+                assert not missing, f"{path}: {node.module} has no {missing}"

@@ -57,3 +57,11 @@ def test_it_is_known_what_each_record_depends_on(monkeypatch):
         for dependency in stale.dependencies(path.name):
             assert (ROOT / dependency).exists(), dependency
     assert all(row.reason for row in stale.read_unchanged())
+
+
+def test_the_script_of_the_gpu_names_files_that_exist():
+    text = (BENCHMARKS / "gpu.sh").read_text()
+    for words in re.findall(r"(?:tests|benchmarks)/[\w/.{},]+\.py", text):
+        expanded = subprocess.run(["bash", "-c", f"echo {words}"], capture_output=True, text=True, check=True)
+        for name in expanded.stdout.split():
+            assert (ROOT / name).is_file(), name
