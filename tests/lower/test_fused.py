@@ -40,7 +40,7 @@ from lockstep.spec import Run, Train
 from lockstep.train.evaluate import Evaluator
 from lockstep.train.evaluate_run import place_evaluator
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DEVICE = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
 ERRORS = {"fp32": 2e-6, "tf32": 2e-3, "bf16": 3e-2}
 
 

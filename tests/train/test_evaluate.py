@@ -24,7 +24,7 @@ from lockstep.train.evaluate import Evaluation, Evaluator, averaged_weights
 from lockstep.train.evaluate_run import place_evaluator
 
 CPU = torch.device("cpu")
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DEVICE = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
 
 
 def split(length: int) -> MemorySplit:

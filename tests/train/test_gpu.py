@@ -195,7 +195,7 @@ def compare_runs(keys, ways, tmp_path):
     for name, flags in ways.items():
         command = train_command(tmp_path / name, overrides=keys)
         command[command.index("cpu")] = "cuda"
-        done = call([*command, *flags], timeout=150)  # the first one compiles
+        done = call([*command, *flags], timeout=400)  # the first one compiles
         assert done.returncode == 0, (name, done.stderr)
         told = summary(tmp_path / name / "run")
         found[name] = tuple(told[key] for key in ("weights_sha256", "loss", "accuracy"))
