@@ -37,7 +37,7 @@ class Launch:
     restarts: int = 3  # how many lost workers a launcher replaces
     rdzv: str | None = None  # host:port of the launcher that holds the job's store
     nodes: str = "1"  # how many launchers: N, or MIN:MAX
-    audit: int = 0  # every so many steps a lane is computed twice; 0: never
+    audit: int = 0  # every so many steps a lane and a slice are computed twice; 0: never
     world: World | None = None  # what the environment says, if a launcher started this process
 
     def __post_init__(self) -> None:
