@@ -100,8 +100,8 @@ def add_elastic(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="EVERY",
-        help="every so many steps compute a random lane a second time, on another worker if there is one, and "
-        "sum a random worker's slice of the exchange a second time on another; stop if a bit differs",
+        help="every so many steps compute a random lane a second time, on another worker if there is one, "
+        "and sum a random worker's slice of the exchange a second time on another; stop if a bit differs",
     )
 
 
