@@ -102,7 +102,7 @@ def add_elastic(parser: argparse.ArgumentParser) -> None:
         default=0,
         metavar="EVERY",
         help="every so many steps compute a random lane a second time, on another worker if there is one, "
-        "and stop if a bit differs",
+        "and sum a random worker's slice of the exchange a second time on another; stop if a bit differs",
     )
 
 

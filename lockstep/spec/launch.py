@@ -48,7 +48,7 @@ class Launch:
     rdzv: str | None = None  # host:port of the launcher that holds the job's store
     nodes: str = "1"  # how many launchers: N, or MIN:MAX
     data_changed: bool = False  # resume although the data is other than it was; another run from there on
-    audit: int = 0  # every so many steps a lane is computed twice; 0: never
+    audit: int = 0  # every N-th step a lane and a slice are computed twice; 0: never
     quiet: bool = False  # tell only warnings; a listener is told everything
     world: World | None = None  # what the environment says, if a launcher started this process
 
