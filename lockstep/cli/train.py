@@ -33,6 +33,8 @@ recipes:
 
 Every key has a default: `lockstep train RECIPE --print-config` shows them, and its output is a file
 for -c. An interrupted run saves its state; --resume auto goes on to the bits it would have had.
+Of checkpoints the newest three and the best stay, when the run is finished the last and the best;
+-o checkpoint.keep=N keeps the newest N.
 Any number of workers, up to train.lanes, gives the same bits; they are also started by
 `torchrun --nproc-per-node N -m lockstep train …` and by `mpirun -n N lockstep train …`.
 """

@@ -64,7 +64,7 @@ def save_checkpoint(folder: Path, state: TrainState, identity: str, keep: int) -
     write_durably(tensors_path, data)
     path = tensors_path.with_suffix(".json")
     write_durably(path, (json.dumps(manifest, indent=1) + "\n").encode())
-    _prune(folder, keep, state.step, state.best_step)
+    prune(folder, keep, state.step, state.best_step)
     return path
 
 
@@ -142,7 +142,7 @@ def _seal(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
-def _prune(folder: Path, keep: int, step: int, best_step: int) -> None:
+def prune(folder: Path, keep: int, step: int, best_step: int) -> None:
     """Remove what is neither among the newest nor the best, manifest first, and leftovers of crashes.
 
     Steps not reached yet stay: a run that fell back from a damaged one must not lose its own for it.

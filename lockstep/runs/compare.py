@@ -18,7 +18,7 @@ from lockstep.runs.resume import check_checkpoint
 from lockstep.runs.tensor_difference import Located, in_order, locate
 from lockstep.spec.identity import Identity, differences
 
-_BOTH = "both need --trace, or a checkpoint of the same step: a larger checkpoint.keep leaves more"
+_BOTH = "both need --trace, or a checkpoint of the same step: checkpoint.keep=N leaves the newest N"
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -199,7 +200,8 @@ class Journal:
             return True
         folder = self._directory.checkpoints
         try:
-            path = checkpoint.save_checkpoint(folder, state, self.identity, self._about.run.checkpoint.keep)
+            keep = self._about.run.checkpoint.count(finished=False)
+            path = checkpoint.save_checkpoint(folder, state, self.identity, keep)
         except OSError as error:
             goes_on = "training goes on and " if state.epoch < self._about.run.train.epochs else ""
             self.warn(
@@ -221,6 +223,10 @@ class Journal:
             except OSError as error:
                 self.warn(f"summary.json NOT written: {error.strerror or error}")
                 lost.append("summary.json")
+        if write and not lost:
+            keep = self._about.run.checkpoint.count(finished=True)
+            with suppress(OSError):  # what is there too much harms nobody
+                checkpoint.prune(self._directory.checkpoints, keep, state.step, state.best_step)
         self._emit(Finished(self._directory.path, summary))
         return " and ".join(lost)
 

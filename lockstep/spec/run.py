@@ -26,6 +26,7 @@ PRECISIONS = ("fp32", "tf32", "bf16")
 WIRES = ("fp32", "bf16")
 LOSSES = ("cross_entropy", "squared_error")
 KERNEL_SETS = ("auto", "stock", "fused", "compiled")
+_WHILE_TRAINING = 3  # checkpoints: if the newest is damaged, there are others
 AUGMENTATIONS = ("flip", "crop", "cutout")
 
 
@@ -173,12 +174,17 @@ class Checkpoint:
     """When state is saved beside the end of every epoch, and how much is kept; never changes a bit."""
 
     every_steps: int = 500
-    keep: int = 3
+    keep: int = 0  # the newest so many, and the best; 0: three while the run trains, one when it is finished
 
     def __post_init__(self) -> None:
         check_fields(self, "checkpoint")
         _require(self.every_steps >= 1, "checkpoint.every_steps", self.every_steps, "must be at least 1")
-        _require(self.keep >= 1, "checkpoint.keep", self.keep, "must be at least 1")
+        rule = "must be 0 (three while the run trains, then the last), or how many of the newest stay"
+        _require(self.keep >= 0, "checkpoint.keep", self.keep, rule)
+
+    def count(self, finished: bool) -> int:
+        """How many of the newest stay."""
+        return self.keep or (1 if finished else _WHILE_TRAINING)
 
 
 @dataclass(frozen=True)

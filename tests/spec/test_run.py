@@ -68,7 +68,7 @@ def test_a_wrong_type_names_the_key_and_what_it_must_be(make, message: str) -> N
         (lambda: Schedule("onecycle", warmup_epochs=1), "schedule.warmup_epochs=1.0 must be 0 with onecycle"),
         (lambda: Schedule("onecycle", options={"peak": 1}), "schedule.peak=1.0 must be below 1"),
         (lambda: Checkpoint(every_steps=0), "checkpoint.every_steps=0 must be at least 1"),
-        (lambda: Checkpoint(keep=0), "checkpoint.keep=0 must be at least 1"),
+        (lambda: Checkpoint(keep=-1), "checkpoint.keep=-1 must be 0 (three while the run trains"),
         (
             lambda: Run(train=Train(epochs=2), schedule=Schedule(warmup_epochs=2.5)),
             "schedule.warmup_epochs=2.5 must not pass train.epochs=2",

@@ -190,7 +190,7 @@ def test_a_run_is_evaluated_by_name_unless_its_data_is_of_a_script(tmp_path):
     data, _ = train(run, tmp_path / "data", data=own)
     named = open_data(run)
     check_same_data(open_trained(tmp_path, str(loss.directory), device="cpu"), named)
-    with pytest.raises(DataError, match="was trained on data of your own: use"):
+    with pytest.raises(DataError, match="was trained on data of your own: hand it to"):
         check_same_data(open_trained(tmp_path, str(data.directory), device="cpu"), named)
 
 
@@ -279,6 +279,20 @@ def test_checkpoints_are_pruned_but_the_best_stays(tmp_path):
     kept = sorted(int(path.stem.split("-")[1]) for path in (result.directory / "checkpoints").glob("*.json"))
     assert set(kept) == {27, 30, result.summary["best_step"]}
     assert sum(isinstance(event, CheckpointSaved) for event in events) == 1 + 9 + 3
+
+
+def test_a_finished_run_keeps_the_last_checkpoint_and_the_best(tmp_path):
+    most = []
+
+    def count(event):
+        if isinstance(event, CheckpointSaved):
+            most.append(len(list(event.path.parent.glob("*.json"))))
+
+    result, _ = train(small_run("train.epochs=3"), tmp_path, on_event=count)
+    kept = {int(path.stem.split("-")[1]) for path in (result.directory / "checkpoints").iterdir()}
+    assert kept == {30, result.summary["best_step"]} and max(most) in (3, 4)
+    again, _ = train(small_run("train.epochs=3"), tmp_path, launch={"resume": "auto"})
+    assert again.summary == result.summary
 
 
 def test_run_toml_reads_back(tmp_path):
