@@ -54,7 +54,8 @@ def train_on(setup: Any) -> Iterator[float]:
     step = Step(run, state, lowered, len(loader))
     while True:
         if resident:
-            yield from (result.loss for result in resident.epoch(lambda n: False, lambda: (False, False)))
+            results = resident.run(len(loader), lambda n: False, lambda: (False, False))
+            yield from (result.loss for result in results)
         else:
             yield from (step(lanes).loss for lanes in loader.epoch(state.epoch))
         state.epoch, state.step_in_epoch = state.epoch + 1, 0
