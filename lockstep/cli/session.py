@@ -1,4 +1,4 @@
-"""A training run with someone watching: events become progress, curves and TensorBoard files."""
+"""One training run and who listens to it: events become progress, curves and TensorBoard files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a command becomes several workers: found out from flags and environment before torch is imported."""
+"""How one command becomes several workers, and which process speaks for all; imports no torch."""
 
 from __future__ import annotations
 
