@@ -1,4 +1,4 @@
-"""`lockstep bench`: what this machine can do for a run.
+"""`lockstep bench`: measures on this machine which tiles and convolutions a run can use.
 
 `tune` finds tiles for the fused kernels, `lanes` which convolutions of a model take all lanes at once.
 """

@@ -1,4 +1,4 @@
-"""`lockstep doctor`: what this machine offers, and its numerics fingerprint; `--comm` is in comm.py."""
+"""`lockstep doctor`: versions, devices, kernels, data and the numerics fingerprint of this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep import __version__
-from lockstep.cli.comm import COLUMNS, examine_comm
+from lockstep.cli.doctor_comm import COLUMNS, examine_comm
 from lockstep.cli.flag import add_json
 from lockstep.data.catalog import data_names
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.cli.flag import add_device, add_json, add_trained_run
-from lockstep.cli.run import open_run
+from lockstep.cli.trained_run import open_run
 from lockstep.errors import DataError
 
 if TYPE_CHECKING:

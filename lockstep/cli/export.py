@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.cli.flag import add_trained_run
-from lockstep.cli.run import open_run
+from lockstep.cli.trained_run import open_run
 
 if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]

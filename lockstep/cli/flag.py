@@ -1,4 +1,4 @@
-"""Flags that several verbs share."""
+"""Command-line flags that several verbs share."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.cli.flag import add_device, add_json, add_trained_run
-from lockstep.cli.run import open_run
+from lockstep.cli.trained_run import open_run
 from lockstep.errors import BadInput
 
 if TYPE_CHECKING:

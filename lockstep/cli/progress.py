@@ -1,4 +1,4 @@
-"""What a person sees of a run: a bar on a terminal, plain lines elsewhere."""
+"""What a run prints: a bar on a terminal, plain lines elsewhere, or warnings only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training run that someone watches: its events drive the progress bar, curves and TensorBoard."""
+"""One training run and who listens to it: events become progress, curves and TensorBoard files."""
 
 from __future__ import annotations
 

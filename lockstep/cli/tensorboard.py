@@ -1,4 +1,4 @@
-"""Events as TensorBoard files, through the `tensorboard` extra."""
+"""`lockstep train --tensorboard`: a run's events as TensorBoard files."""
 
 from __future__ import annotations
 

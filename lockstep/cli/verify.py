@@ -1,4 +1,4 @@
-"""`lockstep verify`: are two runs the same, bit for bit? If not, where they part."""
+"""`lockstep verify`: whether two runs are the same, bit for bit, and where they first differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds out how many workers a command is to have, and starts them, before torch is imported."""
+"""How one command becomes several workers, and which process speaks for all; imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recipes for image classification; each docstring says what it reaches, with its record in benchmarks/."""
+"""Recipes for image classification; each docstring says what it reaches."""
 
 from __future__ import annotations
 

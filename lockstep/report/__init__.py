@@ -1,1 +1,1 @@
-"""Pictures and tables made from records and run directories."""
+"""Pictures drawn from run directories."""

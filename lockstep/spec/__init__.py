@@ -1,4 +1,4 @@
-"""Values that describe a run, frozen and printable; the bottom of everything, with no torch."""
+"""Values that describe a run, frozen and printable; they import no torch, and of ours only errors."""
 
 from lockstep.spec.launch import Launch
 from lockstep.spec.record import Record

@@ -1,4 +1,4 @@
-"""Field types: what a dataclass field of the spec accepts, and the error that names it otherwise."""
+"""What a field of a Run accepts, by its type, and the error that names it otherwise."""
 
 from __future__ import annotations
 

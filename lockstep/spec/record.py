@@ -1,4 +1,4 @@
-"""A Record: one measurement that can be believed, with what is needed to repeat it."""
+"""A Record: one measurement, with what is needed to repeat it."""
 
 from __future__ import annotations
 

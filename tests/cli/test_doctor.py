@@ -15,8 +15,8 @@ from patience import PATIENCE_S
 from small import call, command
 from world import MPI, PREFIX, has_mpi, launched
 
-from lockstep.cli import comm
-from lockstep.cli.comm import COLUMNS
+from lockstep.cli import doctor_comm as comm
+from lockstep.cli.doctor_comm import COLUMNS
 from lockstep.comm.self_test import OPERATIONS
 
 ALL_OK = dict.fromkeys(OPERATIONS, "ok")
@@ -166,7 +166,7 @@ def hanging_script(folder, where, limit_s):
     script = folder / "hang.py"
     script.write_text(f"""
 import os, time
-from lockstep.cli import comm, main
+from lockstep.cli import doctor_comm as comm, main
 comm._CHECK_S, comm._TELL_S = {limit_s}, 1.0
 if '"rank": 1,' in os.environ.get("LOCKSTEP_WORLD", ""):
     from lockstep.comm import self_test as check

@@ -1,4 +1,4 @@
-"""A trained run that a verb works with, opened the same way by all of them."""
+"""Opens the trained run that `eval`, `predict` and `export` are given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`lockstep doctor --comm`: tries every operation between workers on every backend and device there is.
+"""`lockstep doctor --comm`: tries every operation between workers on every backend and device.
 
 Each column of the table is a command of its own, `lockstep doctor --comm COLUMN`, which starts two workers
 and is ended if it hangs. A worker, whoever started it, joins its group and checks it; worker 0 reports.
