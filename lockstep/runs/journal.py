@@ -230,15 +230,14 @@ class Journal:
         self._emit(Finished(self._directory.path, summary))
         return " and ".join(lost)
 
-    def notice(self, text: str) -> None:
+    def notice(self, text: str, warning: bool = False) -> None:
         """Tell something the user should know."""
         if self._directory:
-            self._emit(Notice(text))
+            self._emit(Notice(text, warning))
 
     def warn(self, text: str) -> None:
         """Tell something that asks for attention."""
-        if self._directory:
-            self._emit(Notice(text, warning=True))
+        self.notice(text, warning=True)
 
     def _add(self, name: str, row: dict[str, Any]) -> None:
         self._noted.append((name, row))
