@@ -76,8 +76,7 @@ def to_device(model: nn.Module, device: torch.device, run: Run) -> nn.Module:
 def seed_stream(device: torch.device, key: int) -> None:
     """Seed torch's generator for one lane or block, for random numbers that we cannot key by name."""
     if device.type == "cuda":
-        with torch.cuda.device(device):
-            torch.cuda.manual_seed(key)
+        torch.cuda.default_generators[device.index].manual_seed(key)
     else:
         torch.default_generator.manual_seed(key)  # torch.manual_seed would visit every backend
 
