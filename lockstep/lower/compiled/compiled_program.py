@@ -134,7 +134,7 @@ def find_compiled(
 
 
 def prove_lanes(program: CompiledProgram, train: Train, device: torch.device) -> CompiledProgram:
-    """The program with convolutions that the whole network gives the same bits with in any number of lanes."""
+    """The program, its convolutions run so that the network has the same bits in any number of lanes."""
     convs = prove_convs(program.model, program.values, train, device)
     return replace(program, model=replace(program.model, convs=convs))
 
