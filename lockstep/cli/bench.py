@@ -114,7 +114,7 @@ def show_lanes(options: argparse.Namespace) -> int:
 
     from lockstep.data import open_data
     from lockstep.kernels.numerics import plain_torch, prepare_device, to_device
-    from lockstep.lower.compiled.compiled_program import find_compiled
+    from lockstep.lower.compiled.compiled_program import find_compiled, prove_lanes
     from lockstep.models import build_model
 
     run, _ = resolve(options, Launch())
@@ -126,7 +126,10 @@ def show_lanes(options: argparse.Namespace) -> int:
         store = open_data(run)
         model = to_device(build_model(run, store.shape, len(store.classes)), device, run)
         try:
-            convs = find_compiled(model, store.shape, run.train).model.convs
+            program = find_compiled(model, store.shape, run.train)
+            if device.type == "cuda":  # elsewhere its kernels do not run
+                program = prove_lanes(program, run.train, device)
+            convs = program.model.convs
         except ModelError as error:
             raise ModelError(f"bench lanes: kernels.set=compiled cannot take this run: {error}") from None
     widest = max(map(len, convs), default=0)

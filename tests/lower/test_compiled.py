@@ -26,7 +26,7 @@ from lockstep.lower.compiled import compiled_layer
 from lockstep.lower.compiled import conv_probe as at_once
 from lockstep.lower.compiled.compiled_layer import LaneConv2d
 from lockstep.lower.compiled.compiled_network import CompiledNetwork
-from lockstep.lower.compiled.compiled_program import find_compiled
+from lockstep.lower.compiled.compiled_program import find_compiled, prove_lanes
 from lockstep.lower.compiled.conv_probe import find_at_once
 from lockstep.lower.device_lanes import DeviceLanes
 from lockstep.lower.lane_by_lane import LaneByLane
@@ -163,7 +163,8 @@ def test_a_network_that_differs_at_once_runs_its_convolutions_lane_by_lane(
     expected = tensors_sha256(model_tensors(model))
 
     def at_once() -> set[tuple[bool, bool]]:
-        convs = find_compiled(model, (3, 6, 6), train).model.convs
+        program = find_compiled(model, (3, 6, 6), train)
+        convs = prove_lanes(program, train, torch.device(DEVICE)).model.convs
         return {(conv.forward_at_once, conv.gradient_at_once) for conv in convs.values()}
 
     own, mean = custom_op.stock_conv, compiled_layer.pixel_mean

@@ -52,6 +52,7 @@ class CompiledProgram:
     model: CompiledModel
     drops: tuple[str, ...]
     largest: int  # values of a sample that a layer gives
+    values: int  # and all layers
 
     @property
     def kernels(self) -> str:
@@ -129,9 +130,13 @@ def find_compiled(
     drops = tuple(name for name, module in model.named_modules() if type(module) is nn.Dropout)
     convs = choose_convs(model, seen.shapes, train, KERNEL_TYPES[train.precision][0]) if trains else {}
     compiled = CompiledModel(model, image, seen.classes, convs)
-    if trains and device.type != "meta":
-        compiled = replace(compiled, convs=prove_convs(compiled, seen.values, train, device))
-    return CompiledProgram(compiled, drops, seen.largest)
+    return CompiledProgram(compiled, drops, seen.largest, seen.values)
+
+
+def prove_lanes(program: CompiledProgram, train: Train, device: torch.device) -> CompiledProgram:
+    """The program, its convolutions run so that the network has the same bits in any number of lanes."""
+    convs = prove_convs(program.model, program.values, train, device)
+    return replace(program, model=replace(program.model, convs=convs))
 
 
 def _check(what: str, module: nn.Module) -> None:
