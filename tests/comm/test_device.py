@@ -12,9 +12,11 @@ import torch.distributed as dist
 from patience import PATIENCE_S
 
 import lockstep
-from lockstep.comm.background import BackgroundThread
+from lockstep.comm.background import BackgroundThread, run_in_thread
+from lockstep.elastic.worker_groups import WorkerGroups
 from lockstep.elastic.worker_line import WorkerLine
 from lockstep.spec.generation import Generation
+from lockstep.spec.world import World
 
 ROOT = Path(lockstep.__file__).parent
 SECOND = torch.device("cuda", 1)
@@ -74,6 +76,32 @@ class Line(WorkerLine):
         with self.arrived:
             assert self.arrived.wait_for(lambda: key in self.values, PATIENCE_S)
             return self.values[key]
+
+
+@pytest.mark.gloo
+def test_a_group_is_formed_on_the_gpu_of_its_worker(gpus, monkeypatch):
+    """In a thread of its own, where GPU 0 is the current one; and so is one that is lost."""
+    monkeypatch.setattr("lockstep.elastic.worker_groups._line", Line)
+    # a transport takes the sockets that are new in its process for its own: here two share a process
+    both_formed = threading.Barrier(2, timeout=PATIENCE_S)
+
+    def work(rank):
+        world = World("lockstep", rank, 2, rank, 2, name=str(rank))
+        groups = WorkerGroups(world, "auto", torch.device("cuda", rank))
+        groups._training = 1  # each is the first of its process
+        group = groups.next()
+        both_formed.wait()
+        group.cut()
+        group.abort()
+        return group.backend
+
+    both = [run_in_thread(lambda rank=rank: work(rank), None) for rank in (0, 1)]
+    assert [found.result(PATIENCE_S) for found in both] == ["nccl", "nccl"]
+    assert sorted(row[1:] for row in gpus if row[1] == "connected") == [
+        ("connected", 0, 0),
+        ("connected", 1, 1),
+    ]
+    assert {row[2] for row in gpus if row[1] == "aborted"} == {0, 1}
 
 
 def test_a_thread_is_on_the_gpu_that_its_work_is_for(gpus):

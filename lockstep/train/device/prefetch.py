@@ -165,7 +165,7 @@ class _Side:
         if self._is_timed[half]:
             self._begun[half].synchronize()  # long ago
             idle_s = self._ended[half].elapsed_time(self._begun[half]) / 1000
-        self._ended[half].record(self._stream)
+        self._ended[half].record(torch.cuda.current_stream(self._device))
         self._is_timed[half] = True
         return idle_s
 
