@@ -19,7 +19,7 @@ from measure import make_parser, make_record
 
 from lockstep.comm.bucket import ReducedTensor
 from lockstep.comm.group import Group
-from lockstep.comm.reduction import Reduction
+from lockstep.comm.reducer import Reducer
 from lockstep.elastic.job import Job
 from lockstep.elastic.launcher import Launcher
 from lockstep.elastic.worker_groups import WorkerGroups
@@ -61,13 +61,13 @@ def compare(group: Group, lanes: int, megabytes: int, rounds: int) -> Record:
     count = megabytes * 1_000_000 // ENTRY_BYTES
     grads = [torch.randn(ENTRY_BYTES // 4) for _ in range(count)]
     flat = torch.zeros(count * ENTRY_BYTES // 4)
-    reduction = Reduction(group, lanes, [ReducedTensor(grad) for grad in grads])
+    reducer = Reducer(group, lanes, [ReducedTensor(grad) for grad in grads])
 
     def tree() -> None:
-        reduction.begin()
+        reducer.begin()
         own = lanes // group.size
-        reduction.add(grads, own.bit_length() - 1)  # the worker's own lanes are summed already
-        reduction.finish()
+        reducer.add(grads, own.bit_length() - 1)  # the worker's own lanes are summed already
+        reducer.finish()
 
     times: dict[str, list[float]] = {"all_reduce": [], "tree": []}
     for number in range(rounds + 3):
@@ -75,7 +75,7 @@ def compare(group: Group, lanes: int, megabytes: int, rounds: int) -> Record:
             seconds = slowest(group, work)
             if number >= 3:
                 times[name].append(seconds)
-    reduction.close()
+    reducer.close()
     ratio = statistics.median(times["tree"]) / statistics.median(times["all_reduce"])
     rounds_apart = [a / b for a, b in zip(times["tree"], times["all_reduce"], strict=True)]
     medians = {f"{name} ms": round(1e3 * statistics.median(values), 2) for name, values in times.items()}

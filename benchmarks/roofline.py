@@ -20,9 +20,9 @@ from rich.console import Console
 from rich.table import Table as Sheet
 from triton.testing import do_bench
 
+from lockstep.kernels.cuda_graph import capture
 from lockstep.kernels.triton.conv.fused_layer import Layer
 from lockstep.kernels.triton.conv.tile_table import OPERATIONS, find_table
-from lockstep.kernels.triton.cuda_graph import capture
 from lockstep.lower.flat_table import KernelNetwork
 from lockstep.lower.fused.chain_program import find_chain
 from lockstep.lower.fused.residual_network import ResidualNetwork

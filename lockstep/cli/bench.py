@@ -1,7 +1,4 @@
-"""`lockstep bench`: measures on this machine which tiles and convolutions a run can use.
-
-`tune` finds tiles for the fused kernels, `lanes` which convolutions of a model take all lanes at once.
-"""
+"""`lockstep bench`: `tune` measures a model's fastest tiles, `lanes` which convolutions take all lanes at once."""
 
 from __future__ import annotations
 

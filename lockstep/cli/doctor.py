@@ -69,7 +69,7 @@ def gather_facts(data_dir: Path | None) -> dict[str, dict[str, Any]]:
     import torch
 
     from lockstep.kernels.numerics import prepare_device
-    from lockstep.measure.fingerprint import fingerprint
+    from lockstep.measure.machine_fingerprint import fingerprint
 
     default_threads = torch.get_num_threads()
     device = prepare_device("auto", threads=1)

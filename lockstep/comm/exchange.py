@@ -1,4 +1,4 @@
-"""What travels for one bucket: who sends which slice to whom, in which type, and how means are formed.
+"""How one bucket is summed between workers: slices, wire types, within a host and between hosts.
 
 Every worker sums one slice, in the order of the lane tree. An all-to-all brings it this slice of every root,
 and an all-gather returns the means. On one host the workers read each other's roots from shared memory

@@ -1,4 +1,4 @@
-"""The group of workers: every operation between them, on any backend.
+"""A group of workers: broadcast, all-gather, all-to-all and the like, on any backend.
 
 A gradient's path: backward → lane tree → bucket → group → lane tree → optimizer. Data is sent as bytes, so
 every backend can carry any dtype. Tensors on a GPU that no transport reaches go through host memory.

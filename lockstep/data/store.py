@@ -1,4 +1,4 @@
-"""What a data set is: splits of images and labels, classes, and a manifest that identifies it.
+"""The store of an opened data set: splits of images and labels, classes, a manifest that identifies it.
 
 The first stop of a batch: store → order → augment → loader. Shapes: N images, C channels, H, W pixels.
 """

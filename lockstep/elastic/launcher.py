@@ -1,4 +1,4 @@
-"""The launcher of one node: starts its workers, watches them, restarts those that are lost.
+"""The launcher of a node: starts workers, ends those that are silent or frozen, replaces those that are lost.
 
 It starts the workers and watches them, hands signals on, shows what a failing worker said, tells the job's
 coordinator who lives, and leaves none behind. It imports no torch; the fork server does.

@@ -1,4 +1,4 @@
-"""Which killed workers a launcher replaces, and after how long; pure, without clock or process."""
+"""The restart policy: whether a lost worker is replaced, how often an hour, and after what wait."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Operations on lanes, without any model: plain torch here, stock kernels in `stock/`, ours in `triton/`."""
+"""Operations that know no model: in torch and on CUDA here, stock kernels in `stock/`, ours in `triton/`."""

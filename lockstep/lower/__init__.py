@@ -1,1 +1,1 @@
-"""How a model's lanes are computed: lane by lane, batched, fused or compiled, and how that is chosen."""
+"""How a model's lanes are computed: lane by lane, batched, or by a kernel set; each set is a folder here."""

@@ -1,4 +1,4 @@
-"""Chooses the kernel set that computes a model's lanes: a lookup by model, device and precision, no timing.
+"""Chooses the kernel set that computes a model's lanes: by model, device and precision, never by timing.
 
 Through the host, stock kernels compute one lane after another, which is the reference, or all lanes of a
 small chain batched, if that gives the bits of the reference. On the device, fused or compiled kernels compute

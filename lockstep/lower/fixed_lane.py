@@ -1,4 +1,4 @@
-"""One lane of a run on fixed values: what a worker shows of how it computes, before it may train.
+"""Fixed weights, images and labels for a lane, and what it gives with them: for fingerprint and probes.
 
 Images, labels, weights and statistics are drawn by name, so that they are the same on every worker, whatever
 its model starts from. Zeros would hide differences.

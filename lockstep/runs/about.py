@@ -1,4 +1,4 @@
-"""Facts about a run that its journal reports: model, data, identity, and how fast it trains."""
+"""Facts about a run that its summary and log report: model, data, identity, and how fast it trains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compares the directories of two runs: the same bit for bit, or where they first differ.
+"""Compares two runs, file by file and step by step: the same bit for bit, or where they first differ.
 
 trace.jsonl and the checkpoints of both → the first common step that differs → tensor → element.
 """

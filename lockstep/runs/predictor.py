@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from lockstep.errors import BadInput, ModelError
+from lockstep.kernels.cuda_graph import capture, run_first
 from lockstep.kernels.loss import make_loss
 from lockstep.kernels.numerics import half_precision, precision_kept, set_precision
-from lockstep.kernels.triton.cuda_graph import capture, run_first
 from lockstep.lower.choose import lower_for_device
 from lockstep.lower.program import DeviceLowering
 from lockstep.runs.trained_run import Trained

@@ -1,4 +1,4 @@
-"""The first element in which two states of a model differ, and by how much."""
+"""For `compare.py`: which tensors of two checkpoints differ, and the first element that does."""
 
 from __future__ import annotations
 

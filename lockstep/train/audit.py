@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lockstep.comm.group import Group
-from lockstep.comm.reduction import Reduction
+from lockstep.comm.reducer import Reducer
 from lockstep.comm.tree import LaneTree, worker_lanes
 from lockstep.data.loader import Lanes
 from lockstep.errors import AuditFailed
@@ -36,17 +36,17 @@ class Audit:
     read: Callable[[range], Lanes]
     who: str
     _kept: tuple[range, list[Tensor]] | None = None  # what this worker's lanes gave, if one is audited
-    _reduction: Reduction | None = None  # of a step with an audited slice
+    _reducer: Reducer | None = None  # of a step with an audited slice
 
     def is_due(self, step: int) -> bool:
         return self.every > 0 and (step + 1) % self.every == 0
 
-    def begin(self, step: int, reduction: Reduction) -> None:
+    def begin(self, step: int, reducer: Reducer) -> None:
         """A step begins; if it is audited, one worker's slice of its sums is kept."""
-        self._reduction = None
+        self._reducer = None
         if self.is_due(step) and self.group.size > 1:
-            self._reduction = reduction
-            reduction.watch(random.key("audited slice", self.seed, step) % (1 << 32))
+            self._reducer = reducer
+            reducer.watch(random.key("audited slice", self.seed, step) % (1 << 32))
 
     def watch(self, step: int, first: int, output: LaneOutput) -> None:
         """Keep what the audited lane gave; the lane tree will write into it."""
@@ -58,12 +58,12 @@ class Audit:
         """Compute lane and slice again on other workers, and let all fail if a bit differs."""
         if self.is_due(step):
             self._check_lane(step)
-        if self._reduction:
-            self._check_slice(step, self._reduction)
+        if self._reducer:
+            self._check_slice(step, self._reducer)
 
-    def _check_slice(self, step: int, reduction: Reduction) -> None:
+    def _check_slice(self, step: int, reducer: Reducer) -> None:
         """The worker after a slice's own sums it again; every worker must have received that."""
-        owner, arrived, again = reduction.find_slice()
+        owner, arrived, again = reducer.find_slice()
         mine = [self.who, *self._hashes([arrived, again])]
         answers = [json.loads(text) for text in self.group.all_gather_bytes(json.dumps(mine).encode())]
         second, _, right = answers[(owner + 1) % self.group.size]

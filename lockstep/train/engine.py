@@ -1,4 +1,4 @@
-"""Runs the steps of an epoch: through the host (`step.py`), or on the device (`device/`).
+"""The engine: runs an epoch's steps through the host (`step.py`) or on the device (`device/`).
 
 A batch's way ends here: store → order → augment → loader → step. Either way gives the same bits.
 """

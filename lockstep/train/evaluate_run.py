@@ -1,4 +1,4 @@
-"""Evaluation of a run, while it trains and afterwards: on the device where its steps run there."""
+"""Evaluation of a whole split, during training and afterwards: chooses the host's or the device's way."""
 
 from __future__ import annotations
 

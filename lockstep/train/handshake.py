@@ -1,4 +1,4 @@
-"""How workers agree: they compare identities and hashes, and give a joining worker the state of another.
+"""How the workers of a group agree: the same identity, the same state; a joining worker is sent the state.
 
 What one worker cannot do, all of them hear: an error of one is raised by all, naming the worker.
 """

@@ -1,4 +1,4 @@
-"""The fingerprint of a run: one lane of it on fixed values, by the kernels that will train it.
+"""The run's part of the numerics fingerprint: a hash of one lane, by the kernels that will train it.
 
 It is part of the identity, so a worker whose lane has other bits is refused by name before the first step.
 """
@@ -14,7 +14,7 @@ from lockstep.kernels.numerics import memory_format
 from lockstep.lower.fixed_lane import fixed_samples, run_fixed_lane
 from lockstep.lower.lane_by_lane import LaneByLane
 from lockstep.lower.program import DeviceLowering
-from lockstep.measure.fingerprint import lane_hash
+from lockstep.measure.machine_fingerprint import lane_hash
 from lockstep.spec import Run
 from lockstep.train.preflight import is_out_of_memory
 

@@ -1,4 +1,4 @@
-"""The loop: epochs of steps, evaluation, checkpoints, and an orderly end whatever happens.
+"""The loop of a run: epochs of steps, evaluation, when to checkpoint, and an orderly end whatever happens.
 
 Wraps the way of a batch (store → order → augment → loader → step). Every worker runs it; worker 0 keeps the
 run's directory and tells everything as events.

@@ -25,7 +25,7 @@ from lockstep.kernels.numerics import memory_format, to_device
 from lockstep.lower.choose import Sample, explain_stock, lower_for_device, lower_for_host
 from lockstep.lower.lane_by_lane import LaneByLane
 from lockstep.lower.program import DeviceLowering
-from lockstep.measure.fingerprint import fingerprint
+from lockstep.measure.machine_fingerprint import fingerprint
 from lockstep.models import build_model, load_weights
 from lockstep.models.source_hash import describe_loss, describe_module
 from lockstep.models.tensors import model_tensors, tensors_sha256

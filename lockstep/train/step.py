@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lockstep.comm.bucket import ReducedTensor
 from lockstep.comm.group import Group
-from lockstep.comm.reduction import BUCKET_MB, Reduction
+from lockstep.comm.reducer import BUCKET_MB, Reducer
 from lockstep.data.loader import Lanes
 from lockstep.errors import LockstepError, NumericsError
 from lockstep.lower.lane_by_lane import LaneByLane
@@ -80,18 +80,18 @@ class Step:
 
     def __call__(self, lanes: Lanes, stop: bool = False, move: bool = False) -> StepResult:
         """Compute and commit one step; `stop` and `move` ask all workers to leave after it."""
-        reduction, num_params = self._reduction, len(self._lowered.params)
+        reducer, num_params = self._reducer, len(self._lowered.params)
 
         def early(index: int, grad: Tensor) -> None:
-            reduction.put(num_params - 1 - index, grad)
+            reducer.put(num_params - 1 - index, grad)
 
-        reduction.begin()
+        reducer.begin()
         if self.audit:
-            self.audit.begin(self._state.step, reduction)
+            self.audit.begin(self._state.step, reducer)
         ints, seen, lane = None, 0, lanes.first
         requests = [torch.tensor(float(request), device=lanes.images.device) for request in (stop, move)]
         self._checks_ints = not self._ints_checked or self._state.step_in_epoch == 0
-        for output in self._lowered.run(lanes, self._state.step, early if reduction.overlaps else None):
+        for output in self._lowered.run(lanes, self._state.step, early if reducer.overlaps else None):
             labels = lanes.labels[seen : seen + len(output.logits)]
             seen += len(labels)
             correct = (output.logits.argmax(1) == labels).sum().float()
@@ -99,9 +99,9 @@ class Step:
                 self.audit.watch(self._state.step, lane, output)
             lane += 1 << output.height
             heads = [output.loss, correct, *(request.clone() for request in requests), *output.float_buffers]
-            reduction.add([*reversed(output.grads), *heads], output.height)
+            reducer.add([*reversed(output.grads), *heads], output.height)
             ints = self._agree(ints, output.int_buffers)
-        means = reduction.finish()
+        means = reducer.finish()
         if self.audit:
             self.audit.check(self._state.step)
         self._agree_with_workers(ints or [])
@@ -119,14 +119,14 @@ class Step:
         return StepResult(value, round(share * self._run.train.lanes), lr, stops > 0, moves > 0)
 
     @cached_property
-    def _reduction(self) -> Reduction:
+    def _reducer(self) -> Reducer:
         """Made by the first step, since steps that stay on the device have one of their own."""
-        return Reduction(self._group, self._run.train.lanes, self._entries(), *self._options)
+        return Reducer(self._group, self._run.train.lanes, self._entries(), *self._options)
 
     def close(self) -> None:
         """End what runs beside the steps."""
-        if "_reduction" in vars(self):
-            self._reduction.close()
+        if "_reducer" in vars(self):
+            self._reducer.close()
 
     def _entries(self) -> list[ReducedTensor]:
         """What is reduced in a step: gradients from the last layer on, then loss, counts and buffers."""

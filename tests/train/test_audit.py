@@ -27,9 +27,9 @@ def wrong_lane(self, losses, early):
     if is_faulty() and metrics.is_file() and len(metrics.read_text().splitlines()) > 5:
         grads[2].view(-1)[3] += 1e-6
     return grads
-def note_slice(self, step, reduction):
-    begin(self, step, reduction)
-    audited[:] = [step > 3 and reduction._watched.watched == 1]
+def note_slice(self, step, reducer):
+    begin(self, step, reducer)
+    audited[:] = [step > 3 and reducer._watched.watched == 1]
 def wrong_slice(self):
     own = SharedExchange._sum
     def wrong(self, rows, output):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lockstep.kernels.cuda_stream import side_by_side
 from lockstep.kernels.stock.stock_conv import lying_last, stock_conv, stock_conv_backward
 from lockstep.kernels.triton.conv.fused_forward import forward
 from lockstep.kernels.triton.conv.fused_gradient import weight_grad
@@ -22,7 +23,6 @@ from lockstep.kernels.triton.lane_tree_sum import lane_tree_sum
 from lockstep.kernels.triton.norm.norm_forward import Norm, norm_chunks
 from lockstep.kernels.triton.norm.norm_gradient import column_sums, norm_sums
 from lockstep.kernels.triton.norm.norm_moments import Statistics, find_moments, statistics
-from lockstep.kernels.triton.streams import side_by_side
 
 _LAST = torch.channels_last
 _PRECISIONS = {torch.bfloat16: "bf16", torch.float32: "fp32"}

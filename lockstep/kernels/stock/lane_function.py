@@ -1,4 +1,4 @@
-"""Autograd functions of the `compiled` kernel set: convolution, linear and batch norm over several lanes.
+"""Arithmetic of the `compiled` kernel set over lanes: convolution, linear and batch norm, with gradients.
 
 Gradients of parameters are summed over lanes by the lane tree. Products and sums are custom ops. The rest is
 pointwise and left to torch's compiler, which may fuse it freely.

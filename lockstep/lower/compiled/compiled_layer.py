@@ -1,4 +1,4 @@
-"""Compiled model, its layers: each stock layer replaced by one that computes several lanes.
+"""Compiled model, its layers: a module for each stock layer, which calls `kernels/stock/lane_function.py`.
 
 How a convolution runs its lanes was chosen before, by `conv_probe`.
 """

@@ -16,9 +16,9 @@ from torch import Tensor
 from lockstep.comm.tree import LaneTree
 from lockstep.errors import ModelError
 from lockstep.kernels import random
+from lockstep.kernels.cuda_graph import run_first
 from lockstep.kernels.stock.lane_function import Conv
 from lockstep.kernels.triton.conv.tile_table import Table
-from lockstep.kernels.triton.cuda_graph import run_first
 from lockstep.lower.compiled.compiled_network import CompiledModel, CompiledNetwork, as_lying
 from lockstep.lower.fixed_lane import fixed_values, fixed_weights
 from lockstep.spec import Train

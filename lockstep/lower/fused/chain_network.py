@@ -11,12 +11,12 @@ from functools import partial
 
 import torch
 
+from lockstep.kernels.cuda_stream import beside
 from lockstep.kernels.triton.conv.fused_forward import forward
 from lockstep.kernels.triton.conv.fused_gradient import input_grad, weight_grad
 from lockstep.kernels.triton.conv.fused_layer import Layer
 from lockstep.kernels.triton.conv.tile import lane_chunks
 from lockstep.kernels.triton.conv.tile_table import Table
-from lockstep.kernels.triton.streams import beside
 from lockstep.lower.flat_table import KernelNetwork, Slot
 from lockstep.spec import Train
 

@@ -17,6 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from lockstep.kernels.cuda_stream import beside
 from lockstep.kernels.triton.conv.fused_forward import forward
 from lockstep.kernels.triton.conv.fused_gradient import input_grad, weight_grad
 from lockstep.kernels.triton.conv.fused_layer import Layer
@@ -30,7 +31,6 @@ from lockstep.kernels.triton.norm.norm_forward import apply
 from lockstep.kernels.triton.norm.norm_gradient import norm_grad
 from lockstep.kernels.triton.norm.norm_moments import AllLanes, Statistics, find_moments, statistics
 from lockstep.kernels.triton.norm.pixel_average import average, spread
-from lockstep.kernels.triton.streams import beside
 from lockstep.lower.flat_table import KernelNetwork
 from lockstep.lower.fused.residual_unit import (
     IMAGES,

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from lockstep.comm.bucket import ReducedTensor
 from lockstep.comm.group import Group
-from lockstep.comm.reduction import Reduction
+from lockstep.comm.reducer import Reducer
 from lockstep.comm.tree import worker_lanes
 from lockstep.errors import GroupLost
-from lockstep.kernels.triton.cuda_graph import capture, run_first
+from lockstep.kernels.cuda_graph import capture, run_first
 from lockstep.lower.device_lanes import DeviceLanes
 from lockstep.lower.lane_by_lane import LaneByLane
 from lockstep.runs.train_state import TrainState
@@ -42,14 +42,14 @@ class _Batch:
 class DeviceEpochs:
     """Runs the steps of an epoch; the state's tensors are up to date only where `run` says so."""
 
-    def __init__(self, step: DeviceStep, group: Group, reduction: Reduction | None, graph: bool) -> None:
-        self._step, self._group, self._reduction = step, group, reduction
+    def __init__(self, step: DeviceStep, group: Group, reducer: Reducer | None, graph: bool) -> None:
+        self._step, self._group, self._reducer = step, group, reducer
         self._waited_s = 0.0  # for data, by the steps that were told
         device, together = step.device, group.size > 1
         # statistics of all lanes are exchanged within a step, which cannot be captured everywhere
         cut = step.run.train.sync_norm and together
         run_first(step.dry_run, device, together and not cut)
-        if reduction:
+        if reducer:
             self._sums = torch.zeros_like(step.grads)
             self._compute = capture(step.compute, device, graph and not cut)
             self._commit = capture(lambda: step.commit(self._sums, 1.0), device, graph)
@@ -69,7 +69,7 @@ class DeviceEpochs:
         offset = step.state.step - step.state.step_in_epoch
         ends = [n for n in range(1, until + 1) if synced or n == until or is_due(offset + n)]
         try:
-            yield from self._in_group(ends, requests) if self._reduction else self._alone(ends, requests)
+            yield from self._in_group(ends, requests) if self._reducer else self._alone(ends, requests)
         except (NotFinite, GroupLost):
             step.flush()
             raise
@@ -77,8 +77,8 @@ class DeviceEpochs:
     def close(self) -> None:
         """End what runs beside the steps."""
         self._step.images.close()
-        if self._reduction:
-            self._reduction.close()
+        if self._reducer:
+            self._reducer.close()
 
     def _alone(self, ends: list[int], requests: Requests) -> Iterator[StepResult]:
         """Nothing is started beyond an end before it is told."""
@@ -144,13 +144,13 @@ class DeviceEpochs:
 
     def _exchange(self, stop: bool, move: bool) -> tuple[bool, bool]:
         """One step with the others; whether any of them wants to stop or to move."""
-        step, reduction = self._step, self._reduction
-        assert reduction
-        reduction.begin()
+        step, reducer = self._step, self._reducer
+        assert reducer
+        reducer.begin()
         self._compute()
         for root, height in zip(step.roots, step.heights, strict=True):
-            reduction.add([*step.parts(root), root.new_tensor([stop, move])], height)
-        *sums, requests = reduction.finish()
+            reducer.add([*step.parts(root), root.new_tensor([stop, move])], height)
+        *sums, requests = reducer.finish()
         torch._foreach_copy_(step.parts(self._sums), sums)
         stops, moves = (requests > 0).tolist()  # the exchange is over now, or the group was cut
         self._group.check()
@@ -173,15 +173,15 @@ def make_device_epochs(
     assert isinstance(fused, DeviceLanes)
     own = worker_lanes(setup.run.train.lanes, group.size, group.rank)
     step = DeviceStep(setup.run, state, fused, setup.store.train, setup.augment(), own)
-    reduction = _make_reduction(step, group, launch)
-    return DeviceEpochs(step, group, reduction, launch.graph and setup.device.type == "cuda")
+    reducer = _make_reducer(step, group, launch)
+    return DeviceEpochs(step, group, reducer, launch.graph and setup.device.type == "cuda")
 
 
-def _make_reduction(step: DeviceStep, group: Group, launch: Launch) -> Reduction | None:
+def _make_reducer(step: DeviceStep, group: Group, launch: Launch) -> Reducer | None:
     """The exchange of a flat table with the other workers; None for one whose tree is whole."""
     if group.size == 1 and step.run.train.wire == "fp32":
         return None
     wire = torch.bfloat16 if step.run.train.wire == "bf16" else None
     grads, rest = step.parts(step.grads)
     entries = [ReducedTensor(grads, wire), ReducedTensor(rest), ReducedTensor(step.grads[:2])]
-    return Reduction(group, step.run.train.lanes, entries, launch.bucket_mb, overlap=False)
+    return Reducer(group, step.run.train.lanes, entries, launch.bucket_mb, overlap=False)

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from lockstep.comm.tree import tree_sum
 from lockstep.data.augment import Augment
 from lockstep.data.store import Split
+from lockstep.kernels.cuda_graph import capture, run_first
 from lockstep.kernels.triton.batch_gather import Move, gather_batch
-from lockstep.kernels.triton.cuda_graph import capture, run_first
 from lockstep.lower.eval_network import EvalNetwork
 from lockstep.train.device.prefetch import place_images
 from lockstep.train.evaluate import Evaluator

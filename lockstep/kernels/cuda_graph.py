@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext, suppress
 
 import torch
 
-from lockstep.kernels.triton.streams import stream
+from lockstep.kernels.cuda_stream import stream
 
 
 def run_first(launch: Callable[[], object], device: torch.device, beside_others: bool = False) -> None:
@@ -23,7 +23,7 @@ def run_first(launch: Callable[[], object], device: torch.device, beside_others:
     from lockstep.kernels.triton.compile_ahead import compile_ahead
 
     with torch.cuda.device(device):  # Triton starts kernels where the thread is
-        with after_the_first() if beside_others else nullcontext():
+        with one_compiles_first() if beside_others else nullcontext():
             compile_ahead(launch)
         launch()
 
@@ -48,7 +48,7 @@ def capture(launch: Callable[[], object], device: torch.device, graph: bool) -> 
 
 
 @contextmanager
-def after_the_first() -> Iterator[None]:
+def one_compiles_first() -> Iterator[None]:
     """Of the children of one process that come here, one goes in at once, and the others when it is out.
 
     The workers of a host compile the same kernels: so the first does, and the others find them on disk. One

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from world import in_threads
 
 from lockstep.comm.bucket import ReducedTensor, split
-from lockstep.comm.reduction import Reduction
+from lockstep.comm.reducer import Reducer
 from lockstep.comm.tree import LaneTree, subtrees, worker_lanes
 
 SHAPES = [(), (1,), (7,), (3, 5), (2, 3, 3, 3), (70,), (0,), (300, 11)]
@@ -35,22 +35,22 @@ def expected_mean(lanes, wire):
 def reduce_in(group, columns, num_lanes, wires, overlap, bucket_mb, together):
     """Two steps of one worker: lane by lane, or a subtree at a time; the last one put piece by piece."""
     entries = [ReducedTensor(column[0], wire) for column, wire in zip(columns, wires, strict=True)]
-    reduction = Reduction(group, num_lanes, entries, bucket_mb, overlap)
+    reducer = Reducer(group, num_lanes, entries, bucket_mb, overlap)
     own = worker_lanes(num_lanes, group.size, group.rank)
     for _ in range(2):  # buffers are used again
-        reduction.begin()
+        reducer.begin()
         passes = subtrees(own) if together else [(lane, 0) for lane in own]
         for first, height in passes:
             tree = LaneTree()
             for lane in range(first, first + (1 << height)):
                 tree.add([column[lane].clone() for column in columns])
             leaf = tree.root()[1]
-            if reduction.overlaps and first == passes[-1][0]:
+            if reducer.overlaps and first == passes[-1][0]:
                 for index in range(0, len(leaf), 2):  # some come early, the rest at the end
-                    reduction.put(index, leaf[index])
-            reduction.add(leaf, height)
-        means = [mean.clone() for mean in reduction.finish()]
-    reduction.close()
+                    reducer.put(index, leaf[index])
+            reducer.add(leaf, height)
+        means = [mean.clone() for mean in reducer.finish()]
+    reducer.close()
     return means
 
 
@@ -126,12 +126,12 @@ def test_channels_last_tensors_keep_their_layout_and_bits():
     lanes = [lane.contiguous(memory_format=torch.channels_last) for lane in columns[0]]
 
     def work(group):
-        reduction = Reduction(group, 4, [ReducedTensor(lanes[0])])
-        reduction.begin()
+        reducer = Reducer(group, 4, [ReducedTensor(lanes[0])])
+        reducer.begin()
         for lane in worker_lanes(4, group.size, group.rank):
-            reduction.add([lanes[lane].clone(memory_format=torch.preserve_format)])
-        (mean,) = reduction.finish()
-        reduction.close()
+            reducer.add([lanes[lane].clone(memory_format=torch.preserve_format)])
+        (mean,) = reducer.finish()
+        reducer.close()
         return mean.clone(memory_format=torch.preserve_format)
 
     for mean in in_threads(3, work):
@@ -143,14 +143,14 @@ def test_a_step_that_broke_off_is_started_again():
     values = rows(4, 9, 3)
 
     def work(group):
-        reduction = Reduction(group, 4, [ReducedTensor(values[0])], overlap=False)
+        reducer = Reducer(group, 4, [ReducedTensor(values[0])], overlap=False)
         own = worker_lanes(4, group.size, group.rank)
-        reduction.begin()
-        reduction.add([torch.full_like(values[0], 7.0)])
-        reduction.begin()
+        reducer.begin()
+        reducer.add([torch.full_like(values[0], 7.0)])
+        reducer.begin()
         for lane in own:
-            reduction.add([values[lane].clone()])
-        return reduction.finish()[0].clone()
+            reducer.add([values[lane].clone()])
+        return reducer.finish()[0].clone()
 
     for mean in in_threads(2, work):
         assert torch.equal(mean, recursive_sum(list(values)) * 0.25)

@@ -1,4 +1,4 @@
-"""CUDA streams: runs independent kernels beside each other.
+"""CUDA streams: starts kernels that do not depend on each other side by side.
 
 The stream that steps are captured on has high priority. So have all streams here except the background one.
 """

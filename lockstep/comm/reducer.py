@@ -1,4 +1,4 @@
-"""When each bucket is reduced: during the backward pass, as soon as its gradients are complete."""
+"""The reducer: reduces each bucket during the backward pass, as soon as its gradients are complete."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lockstep.comm.tree import Leaf
 BUCKET_MB = 25.0
 
 
-class Reduction:
+class Reducer:
     """Computes the means of a fixed list of tensors over the lanes of all workers, in every step.
 
     A step is `begin`, an `add` for every lane or subtree of lanes, and `finish`. During the last lane or
