@@ -1,4 +1,4 @@
-"""`lockstep bench`: `tune` measures a model's fastest tiles, `lanes` which convolutions take all lanes at once."""
+"""`lockstep bench`: `tune` measures a model's fastest tiles, `lanes` which layers take all lanes at once."""
 
 from __future__ import annotations
 
