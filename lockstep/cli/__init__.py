@@ -1,1 +1,1 @@
-"""The command line: one file a verb, and the only part that prints."""
+"""The command line: one file per verb; no other part of Lockstep prints."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
-_PROCESSES = 8  # each has the whole batch on the GPU
+_PROCESSES = 8  # at most: each holds the whole batch on the GPU
 _TUNE = """\
 Measure which tile each fused kernel of a run's model is fastest with on this GPU, and write them to a file:
 
@@ -39,7 +39,7 @@ The choices are part of a compiled run's identity.
 
 
 def add_parser(verbs: Verbs) -> None:
-    """Add the verb, what it measures and the flags."""
+    """Add the verb, its subcommands and their flags."""
     text = "measure on this machine what a run can use"
     parser = verbs.add_parser("bench", help=text, description=text.capitalize() + ".")
     what = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
@@ -58,7 +58,7 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def tune_tiles(options: argparse.Namespace) -> int:
-    """Find the tiles and write them down."""
+    """Measure the fastest tiles and write them to a file."""
     from lockstep.data import open_data
     from lockstep.kernels.loss import make_loss
     from lockstep.kernels.numerics import prepare_device
@@ -104,7 +104,7 @@ def tune_tiles(options: argparse.Namespace) -> int:
 
 
 def show_lanes(options: argparse.Namespace) -> int:
-    """Print how each convolution runs its lanes."""
+    """Print for each convolution whether it computes all lanes at once or lane by lane."""
     if not find_spec("triton"):
         raise BadInput("bench lanes: kernels.set=compiled needs the package triton, which is not installed")
     from rich.console import Console
@@ -124,7 +124,7 @@ def show_lanes(options: argparse.Namespace) -> int:
         model = to_device(build_model(run, store.shape, len(store.classes)), device, run)
         try:
             program = find_compiled(model, store.shape, run.train)
-            if device.type == "cuda":  # elsewhere its kernels do not run
+            if device.type == "cuda":  # its kernels run on no other device
                 program = prove_lanes(program, run.train, device)
             convs = program.model.convs
         except ModelError as error:
@@ -148,7 +148,7 @@ def _way(at_once: bool) -> str:
 
 
 def to_toml(tiles: dict[str, Tile], device: str) -> str:
-    """A table of tiles as a file."""
+    """A table of tiles as TOML text."""
     lines = [f"# Tiles measured on {device}: rows, columns, depth, warps, stages, parts, boxes.", "[tiles]"]
     for name, tile in tiles.items():
         lines.append(f'"{name}" = {list(map(int, astuple(tile)))}')

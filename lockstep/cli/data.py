@@ -1,4 +1,4 @@
-"""`lockstep data`: fetch a published data set, say what lies in a folder, or read all of it."""
+"""`lockstep data`: downloads a published data set, prints what a data set holds, or checks its files."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _names(fetchable: bool = False) -> str:
 
 
 def get_data(options: argparse.Namespace) -> int:
-    """Fetch with a progress bar a file."""
+    """Download a data set, with a progress bar for each file."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     from lockstep.data.catalog import published_as
@@ -80,7 +80,7 @@ def get_data(options: argparse.Namespace) -> int:
 
 
 def _find_run(options: argparse.Namespace) -> Run:
-    """A Run of this data set, so that its keys are checked as those of a training."""
+    """Make a Run with this data set, so that its keys are checked as in training."""
     table = parse_overrides(options.override)
     if others := sorted(table.keys() - {"data"}):
         raise SpecError(
@@ -97,12 +97,12 @@ def _find_run(options: argparse.Namespace) -> Run:
 
 
 def show_info(options: argparse.Namespace) -> int:
-    """Open the data set and print what it is."""
+    """Open the data set and print what it holds."""
     import torch
 
     from lockstep.data import open_data
 
-    torch.set_num_threads(1)  # as in training: more of them only wait for each other
+    torch.set_num_threads(1)  # as in training: more threads only wait for each other
     store = open_data(_find_run(options))
     counts = {"train": len(store.train), **{name: len(split) for name, split in store.eval_splits().items()}}
     if options.json:
@@ -130,12 +130,12 @@ def _print_info(store: Store, counts: dict[str, int]) -> None:
     for text in (*store.notices, *(f"warning: {text}" for text in store.warnings)):
         print(f"  {text}")
     for key, value in store.manifest.items():
-        if not key.startswith("num_"):  # said above
+        if not key.startswith("num_"):  # printed above
             print(f"  {key}: {value}")
 
 
 def check_files(options: argparse.Namespace) -> int:
-    """Read everything with a bar, then list what is bad."""
+    """Read the whole data set with a progress bar, then list the bad files."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 

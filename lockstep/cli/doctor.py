@@ -1,4 +1,4 @@
-"""`lockstep doctor`: versions, devices, kernels, data and the numerics fingerprint of this machine."""
+"""`lockstep doctor`: prints versions, devices, kernels, data and the numerics fingerprint of this machine."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def examine(options: argparse.Namespace) -> int:
 
 
 def gather_facts(data_dir: Path | None) -> dict[str, dict[str, Any]]:
-    """Everything the doctor looks at."""
+    """All facts that the doctor prints, by section."""
     import torch
 
     from lockstep.kernels.numerics import prepare_device
@@ -96,7 +96,7 @@ def gather_facts(data_dir: Path | None) -> dict[str, dict[str, Any]]:
 
 
 def _kernels(device: torch.device) -> dict[str, str]:
-    """Which kernels `kernels.set=auto` takes for each model, and why; with dropout, on 64x64 colours."""
+    """Which kernels `kernels.set=auto` chooses for each model with default options on 64x64 RGB images."""
     import torch
 
     from lockstep.models import build, model_names

@@ -1,7 +1,8 @@
 """`lockstep doctor --comm`: tries every operation between workers on every backend and device.
 
-Each column of the table is a command of its own, `lockstep doctor --comm COLUMN`, which starts two workers
-and is ended if it hangs. A worker, whoever started it, joins its group and checks it; worker 0 reports.
+Each column of the table runs as its own command, `lockstep doctor --comm COLUMN`, which starts two workers
+and is ended if it hangs. Each worker, whichever launcher started it, joins its group and checks it; worker 0
+prints the report.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from lockstep.spec.world import World, read_world
 COLUMNS = ("gloo-cpu", "gloo-cuda", "nccl-cuda", "mpi-cpu", "mpi-cuda")
 _WORKERS = 2
 _CHECK_S = 25.0  # for a worker to join its group and check it
-_TELL_S = 3.0  # that the other workers leave worker 0 to say what it hangs in
-_COLUMN_S = 40.0  # for a column, with the start of its workers
+_TELL_S = 3.0  # more for workers other than 0, so that worker 0 can still report where it hangs
+_COLUMN_S = 40.0  # for a column, including the start of its workers
 _END_S = 5.0  # for a column to end its workers
 # Open MPI refuses root and more processes than cores; the doctor tries the network, not that rule.
 _MPIRUN_ENV = {
@@ -40,10 +41,10 @@ _MPIRUN_ENV = {
 
 @dataclass(frozen=True)
 class Report:
-    """What was found out about one column."""
+    """The result of one column."""
 
     workers: int = 0  # 0: not tried
-    operations: dict[str, str] = field(default_factory=dict)  # → ok, staged, or why not
+    operations: dict[str, str] = field(default_factory=dict)  # ok, staged, or why it failed
     reason: str = ""
 
     @property
@@ -52,14 +53,14 @@ class Report:
 
 
 def examine_comm(column: str, as_json: bool) -> int:
-    """Check the group that this process is a worker of; without one, start workers for the columns."""
+    """If this process is a worker, check its group; otherwise start workers for the columns."""
     world = read_world(os.environ)
     if world:
         return _work(world, column, as_json)
     if column != "all":
         return _start(column)
-    for number in (signal.SIGINT, signal.SIGTERM):  # a shell lets what it starts beside it ignore the first
-        signal.signal(number, lambda number, frame: sys.exit(128 + number))  # a column is ended first
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background jobs ignore SIGINT by default
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))  # `_try` ends its column
     reports = {}
     for name in COLUMNS:
         missing = _find_missing(name)
@@ -89,7 +90,7 @@ def _find_missing(column: str) -> str:
 
 
 def _try(column: str) -> Report:
-    """Run a column as a process of its own, and end it if it does not end."""
+    """Run a column in its own process, and end it if it hangs."""
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(_command(column), stdin=subprocess.DEVNULL, stdout=output, stderr=errors)
         late = ""
@@ -109,7 +110,7 @@ def _command(column: str) -> list[str]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Launchers end their workers on SIGTERM; ours do so even when killed."""
+    """End a column's launcher: it ends its workers on SIGTERM, and our own does so even if it is killed."""
     process.terminate()
     try:
         process.wait(_END_S)
@@ -119,7 +120,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _read_report(column: str, output: IO[str]) -> Report | None:
-    """What worker 0 said; a backend may have printed lines of its own."""
+    """Find worker 0's report; a backend may have printed other lines."""
     output.seek(0)
     for line in output:
         try:
@@ -130,7 +131,7 @@ def _read_report(column: str, output: IO[str]) -> Report | None:
 
 
 def _last_words(errors: IO[str]) -> str:
-    """The line by which a worker or its launcher said why; mpirun adds many after it."""
+    """The line that says why a worker or its launcher failed; mpirun prints many others after it."""
     errors.seek(0)
     lines = [line.strip() for line in errors if line.strip()]
     own = [line.partition("lockstep: ")[2] for line in lines if "lockstep: " in line]
@@ -139,7 +140,7 @@ def _last_words(errors: IO[str]) -> str:
 
 
 def _start(column: str) -> int:
-    """Start the workers of one column by the launcher of its backend."""
+    """Start the workers of one column with its backend's launcher."""
     missing = _find_missing(column)
     if missing:
         raise SpecError(f"--comm {column}: {missing}")
@@ -155,7 +156,7 @@ def _say(worker: str, line: str) -> None:
 
 
 def _work(world: World, column: str, as_json: bool) -> int:
-    """Join the group, check it, and report as worker 0."""
+    """Join the group and check it; worker 0 reports."""
     if world.size == 1:
         raise SpecError(f"{world.launcher} started 1 worker: --comm needs 2 or more")
     from lockstep.comm.self_test import OPERATIONS, check_group
@@ -182,26 +183,26 @@ def _work(world: World, column: str, as_json: bool) -> int:
 
 
 class _Session:
-    """What a worker has found so far; it ends the worker if it hangs."""
+    """Collects a worker's results, and ends the worker if it hangs."""
 
     def __init__(self, world: World, column: str, as_json: bool) -> None:
         self.found: dict[str, str] = {}
         self._world, self._column, self._as_json = world, column, as_json
         self._joined = self._staged = self._told = False
-        # no backend's own timeout can be relied upon, and a worker blocked in one hears no signal
+        # no backend's own timeout is reliable, and a worker that is blocked in a backend handles no signals
         self._timer = threading.Timer(_CHECK_S + (_TELL_S if world.rank else 0.0), self._give_up)
         self._timer.daemon = True
         self._timer.start()
 
     def joined(self, column: str, staged: bool) -> None:
-        """Note which group it is."""
+        """Note which group the worker has joined."""
         self._column, self._staged, self._joined = column, staged, True
 
     def report(self, reason: str = "") -> int:
-        """Print what was found, as worker 0; gives the exit code."""
+        """As worker 0, print the results; returns the exit code."""
         self._told = True
         if self._world.rank:
-            return 0  # a failed worker would be the end of worker 0, before it has spoken
+            return 0  # if this worker failed, its launcher would end worker 0 before it has reported
         from lockstep.comm.self_test import OK
 
         failed = [f"{name}: {text}" for name, text in self.found.items() if text != OK]
@@ -215,7 +216,7 @@ class _Session:
         return int(bool(reason))
 
     def end(self) -> None:
-        """The worker has left its group."""
+        """Stop the timer: the worker has left its group."""
         self._timer.cancel()
 
     def _give_up(self) -> None:

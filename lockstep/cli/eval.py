@@ -1,4 +1,4 @@
-"""`lockstep eval`: a trained run on images it was not trained on."""
+"""`lockstep eval`: evaluates a trained run on images it was not trained on."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def evaluate(options: argparse.Namespace) -> int:
 
 
 def _open_own(trained: Trained, options: argparse.Namespace) -> tuple[str, Split]:
-    """A split of the data that the run was trained on, and its name."""
+    """A test or validation split of the run's own data, and its name."""
     from lockstep.data import open_data
     from lockstep.runs.trained_run import check_same_data
 
@@ -86,7 +86,7 @@ def _open_own(trained: Trained, options: argparse.Namespace) -> tuple[str, Split
 
 
 def _open_other(trained: Trained, options: argparse.Namespace) -> tuple[str, Split]:
-    """Images that a user gives in place of the run's own, and where they lie."""
+    """The images that --other-data gives instead of the run's own, and their folder."""
     from lockstep.data.folder import open_images
 
     if trained.takes_floats:

@@ -1,4 +1,4 @@
-"""`lockstep export`: a trained model as one file for other programs."""
+"""`lockstep export`: writes a trained model to one file for other programs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def export(options: argparse.Namespace) -> int:
-    """Write the file; one that exists is never overwritten."""
+    """Write the file; an existing file is never overwritten."""
     from lockstep.runs.export import SUFFIXES, export_model
 
     trained = open_run(options, "cpu")

@@ -9,7 +9,7 @@ from lockstep.spec.launch import BACKENDS, DEVICES
 
 
 def add_run_keys(parser: argparse.ArgumentParser) -> None:
-    """What becomes a Run: a recipe, then a file's keys, then overrides."""
+    """Add the flags that make a Run: a recipe, then a file's keys, then overrides."""
     parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="where to start from; default: shapes")
     parser.add_argument("-c", "--config", type=Path, metavar="FILE.toml", help="keys of a Run")
     parser.add_argument(
@@ -23,19 +23,19 @@ def add_run_keys(parser: argparse.ArgumentParser) -> None:
 
 
 def add_runs_dir(parser: argparse.ArgumentParser) -> None:
-    """Where runs lie."""
+    """Add the folder that holds the runs."""
     parser.add_argument("--runs-dir", type=Path, default=Path("runs"), metavar="DIR", help="default: runs")
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
-    """Where to compute."""
+    """Add the device to compute on."""
     parser.add_argument(
         "--device", choices=DEVICES, default="auto", help="default: auto, a GPU if there is one"
     )
 
 
 def add_workers(parser: argparse.ArgumentParser) -> None:
-    """How many processes, and how they talk; nothing here changes a bit."""
+    """Add the number of workers, and how they exchange gradients; nothing here changes a bit."""
     group = parser.add_argument_group("workers")
     group.add_argument(
         "--workers",
@@ -63,7 +63,7 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
 
 
 def add_elastic(parser: argparse.ArgumentParser) -> None:
-    """What happens when workers are lost, and how several nodes make one job; nothing here changes a bit."""
+    """Add the flags for lost workers and for jobs on several nodes; nothing here changes a bit."""
     group = parser.add_argument_group("losses and nodes (with --workers)")
     group.add_argument(
         "--min-workers",
@@ -111,7 +111,7 @@ def _workers(text: str) -> int | str:
 
 
 def add_trained_run(parser: argparse.ArgumentParser) -> None:
-    """A trained run and which of its checkpoints to use."""
+    """Add a trained run, and which of its checkpoints to use."""
     parser.add_argument("run", metavar="RUN", help="a run's name or directory")
     parser.add_argument(
         "--checkpoint", default="last", metavar="last|best|PATH", help="which weights; default: last"
@@ -120,5 +120,5 @@ def add_trained_run(parser: argparse.ArgumentParser) -> None:
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """Output for programs."""
+    """Add the flag for output that programs read."""
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -41,12 +41,12 @@ def make_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without × is told of it all the same
+        sys.stdout.reconfigure(errors="replace")  # a terminal without × shows ? instead
     sys.exit(run(sys.argv[1:] if arguments is None else list(arguments)))
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command; gives its exit code."""
+    """Run one command; returns its exit code."""
     try:
         check_system()
         parser = make_parser()
@@ -57,13 +57,13 @@ def run(arguments: Sequence[str]) -> int:
         return int(options.handler(options))
     except LockstepError as error:
         if error.everywhere and error.rank:
-            return 0  # worker 0 says it and gives the code; a launcher would end it for ours
+            return 0  # worker 0 reports it; if we failed too, a launcher might end worker 0 first
         print(f"lockstep: {f'worker {error.rank}: ' if error.rank else ''}{error}", file=sys.stderr)
         return error.exit_code
-    except BrokenPipeError:  # the reader of our output went away
+    except BrokenPipeError:  # the reader of our output has closed it
         sys.stderr.close()
         return 1
-    except OSError as error:  # a disk or a right that is missing
+    except OSError as error:  # such as a full disk or a missing permission
         print(f"lockstep: {error.filename or 'writing'}: {error.strerror or error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""`lockstep predict`: the most likely classes of image files."""
+"""`lockstep predict`: prints the most likely classes of image files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def predict(options: argparse.Namespace) -> int:
-    """Read every image first, so that a bad one is named before any work; then predict."""
+    """Read all images, so that a bad file is reported before any work; then predict."""
     from lockstep.data.image_file import read_image
     from lockstep.runs.predictor import Predictor
 

@@ -1,4 +1,4 @@
-"""What a run prints: a bar on a terminal, plain lines elsewhere, or warnings only."""
+"""Prints the progress of a run: a bar on a terminal, plain lines elsewhere, or only warnings."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from lockstep.runs.event import (
 )
 
 _LINE_EVERY_S = 10.0
-_MUCH = 0.1  # of an epoch's time: so much waiting for data is said
+_MUCH = 0.1  # waiting for data is shown above this fraction of an epoch's time
 
 
 class _Console(Console):
-    """One that falls silent when nobody reads it any more; training goes on."""
+    """A console that stops printing when its pipe is closed, so that training goes on."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -36,10 +36,10 @@ class _Console(Console):
 
 
 class Progress:
-    """A listener that draws; use it as a context, so that the terminal is left in order."""
+    """An event listener that prints progress; a context manager, which restores the terminal at its end."""
 
     def __init__(self, stream: TextIO, plain: bool = False) -> None:
-        """`plain`: there is no person's terminal, whatever the stream seems to be."""
+        """`plain`: print lines even if the stream looks like a terminal."""
         self._console = _Console(file=stream, highlight=False, force_terminal=False if plain else None)
         self._started: Started | None = None
         self._img_s = 0.0
@@ -76,7 +76,7 @@ class Progress:
             case Regrouped():
                 self._print(describe(event), "bold yellow")
             case CheckpointSaved():
-                pass  # the end of the epoch says it; a line each would hide the rest
+                pass  # a line for each checkpoint would hide the rest
             case Finished():
                 self._finish(event)
 
@@ -162,12 +162,12 @@ class Progress:
         return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
 
     def _print(self, text: str, style: str | None = None) -> None:
-        """A whole line, above the bar if one is drawn; never folded or read as markup."""
+        """Print a line, above the bar if there is one; it is never wrapped or parsed as markup."""
         self._console.print(text, style=style, markup=False, soft_wrap=True)
 
 
 def tell_warnings(event: Event) -> None:
-    """A listener for who wants to hear of trouble only."""
+    """An event listener that prints only warnings and changes of workers."""
     if isinstance(event, Notice) and event.warning:
         print(f"lockstep: warning: {event.text}", file=sys.stderr, flush=True)
     elif isinstance(event, Regrouped):
@@ -175,7 +175,7 @@ def tell_warnings(event: Event) -> None:
 
 
 def describe(event: Regrouped) -> str:
-    """One line for a change of workers: who, where, step, what was done, how long it took."""
+    """One line for a change of workers: who, on which host, from which step on, and how long it took."""
     return (
         f"{'; '.join(event.changes)}: {_count(event.workers, 'worker')} went on from step {event.step} "
         f"after {event.seconds:.2f} s"

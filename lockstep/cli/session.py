@@ -1,4 +1,4 @@
-"""One training run and who listens to it: events become progress, curves and TensorBoard files."""
+"""Trains one run and attaches its event listeners: progress, curves.png and TensorBoard files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run_session(
     data: Any = None,
     loss: Loss | None = None,
 ) -> Result:
-    """Train as one worker; worker 0 draws curves.png and shows progress, unless the caller listens."""
+    """Train as one worker; worker 0 draws curves.png, and shows progress unless `on_event` is given."""
     try:
         with ExitStack() as stack:
             watch = _Watch(stack, launch, on_event)
@@ -47,17 +47,17 @@ def run_session(
         note_rank(result.rank)
         return result
     except GroupLost:
-        time.sleep(_PATIENCE_S)  # the launcher ends us now, so that only the worker that failed is heard
+        time.sleep(_PATIENCE_S)  # meanwhile the launcher ends us, so that only the failed worker reports
         raise
     except LockstepError as error:
         note_rank(error.rank)
         if error.everywhere and launch.world and launch.world.launcher == "lockstep" and error.rank:
-            raise SystemExit(0) from None  # worker 0 says it and gives the code
+            raise SystemExit(0) from None  # worker 0 reports the error and sets the exit code
         raise
 
 
 class _Watch:
-    """Everyone who listens to worker 0; they come with the first event, as any worker may become it."""
+    """Passes events to all listeners; it makes them at the first event, as any worker may become worker 0."""
 
     def __init__(self, stack: ExitStack, launch: Launch, on_event: Listener | None) -> None:
         self._stack, self._launch, self._on_event = stack, launch, on_event
@@ -72,7 +72,7 @@ class _Watch:
     def _gather(self) -> None:
         stack, launch = self._stack, self._launch
         if launch.world and launch.world.stdout_fd >= 0:
-            os.dup2(launch.world.stdout_fd, 1)  # the launcher lets worker 0 speak, whoever that is
+            os.dup2(launch.world.stdout_fd, 1)  # the launcher's stdout is for worker 0 only
         self._listeners.append(stack.enter_context(_Curves()))
         if launch.tensorboard:
             from lockstep.cli.tensorboard import TensorBoard
@@ -84,13 +84,13 @@ class _Watch:
         launch = self._launch
         if launch.quiet:
             return tell_warnings
-        # Open MPI gives every worker a terminal of its own, and copies from there to wherever it prints
+        # Open MPI gives every worker a pseudo-terminal, even if its own output goes to a file
         plain = bool(launch.world and launch.world.launcher == "mpirun")
         return self._stack.enter_context(Progress(sys.stdout, plain))
 
 
 class _Curves:
-    """Draws curves.png now and then and at the end; a picture that cannot be drawn never stops a run."""
+    """Draws curves.png from time to time and at the end; a failure to draw never stops a run."""
 
     def __init__(self) -> None:
         self._directory: Path | None = None
@@ -113,7 +113,7 @@ class _Curves:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with Interrupt():  # a signal that comes twice is one wish
+        with Interrupt():  # a signal that is sent twice must not interrupt the drawing
             self._draw()
 
     def _draw(self) -> None:
@@ -126,7 +126,7 @@ class _Curves:
 
 
 def _is_drawn(directory: Path) -> bool:
-    """Whether a finished run has its last picture: who wrote the summary may have been killed before it."""
+    """Whether curves.png is newer than the summary: a worker may be killed between writing the two."""
     try:
         drawn, done = ((directory / name).stat().st_mtime_ns for name in ("curves.png", "summary.json"))
     except OSError:

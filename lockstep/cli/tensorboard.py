@@ -1,4 +1,4 @@
-"""`lockstep train --tensorboard`: a run's events as TensorBoard files."""
+"""`lockstep train --tensorboard`: writes a run's events to TensorBoard files."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from lockstep.errors import BadInput
 from lockstep.runs.event import EpochDone, Event, Started, StepDone
 
 _OF_A_STEP = ("loss", "accuracy", "lr", "img_s")
-_OF_AN_EPOCH = ("_loss", "_accuracy")  # of training and of evaluation
+_OF_AN_EPOCH = ("_loss", "_accuracy")  # how the names of an epoch's scalars end
 
 
 def check_tensorboard() -> None:
-    """Refuse before any work if the extra is missing."""
+    """Raise an error if TensorBoard is not installed, before any work starts."""
     if not find_spec("tensorboard"):
         raise BadInput("--tensorboard needs the extra: pip install 'lockstep-train[tensorboard]'")
 
 
 class TensorBoard:
-    """A listener that writes scalars into the run's directory."""
+    """An event listener that writes scalars into the run's directory."""
 
     def __init__(self) -> None:
         check_tensorboard()

@@ -121,7 +121,7 @@ def _train(options: argparse.Namespace, run: Run, launch: Launch) -> int:
 
 
 def resolve(options: argparse.Namespace, launch: Launch) -> tuple[Run, str]:
-    """The Run that the arguments mean, and the name it gets if none is given."""
+    """The Run that the arguments describe, and its default name."""
     base, name = _base(options, launch)
     table = to_table(base)
     if options.config:
@@ -138,7 +138,7 @@ def resolve(options: argparse.Namespace, launch: Launch) -> tuple[Run, str]:
 
 @contextmanager
 def named_file(options: argparse.Namespace) -> Iterator[None]:
-    """Let an error of a key or value that stands in the file given with -c name that file."""
+    """Prefix an error with the name of the -c file if it concerns a key or value of that file."""
     try:
         yield
     except BadInput as error:
@@ -155,7 +155,7 @@ def named_file(options: argparse.Namespace) -> Iterator[None]:
 
 
 def _base(options: argparse.Namespace, launch: Launch) -> tuple[Run, str]:
-    """What the file and the overrides are laid over: a recipe, or the run to go on from."""
+    """The Run that the file and the overrides modify, a recipe's or an earlier run's, and its name."""
     if options.recipe:
         return recipe(options.recipe), options.recipe
     earlier = launch.fork or (launch.resume if launch.resume != "auto" else None)

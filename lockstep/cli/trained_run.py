@@ -1,4 +1,4 @@
-"""Opens the trained run that `eval`, `predict` and `export` are given."""
+"""Opens the trained run that `lockstep eval`, `predict` or `export` names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def open_run(options: argparse.Namespace, device: str) -> Trained:
-    """Open the run that the arguments name; say if a later run of the same name exists."""
+    """Open the run that the arguments name; print a note if a later run of the same name exists."""
     from lockstep.runs.directory import RunDirectory
     from lockstep.runs.trained_run import open_trained
 

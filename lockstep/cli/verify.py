@@ -1,4 +1,4 @@
-"""`lockstep verify`: whether two runs are the same, bit for bit, and where they first differ."""
+"""`lockstep verify`: prints whether two runs are the same, bit for bit, and where they first differ."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def verify(options: argparse.Namespace) -> int:
     try:
         a, b = (Side.read(RunDirectory.find(options.runs_dir, run)) for run in (options.run_a, options.run_b))
         found = compare(a, b)
-    # Exit code 1 says here that runs differ, so what cannot be read must not end with it.
+    # Exit code 1 means that the runs differ, so a file that cannot be read must end with 2.
     except CheckpointError as error:
         raise BadInput(str(error)) from None
     except OSError as error:
@@ -52,7 +52,7 @@ def verify(options: argparse.Namespace) -> int:
 
 
 def _lines(found: Comparison) -> Iterator[str]:
-    """What a person reads."""
+    """The result as text for a person."""
     yield _verdict(found)
     yield f"  A: {_describe(found.a)}"
     yield f"  B: {_describe(found.b)}"
@@ -93,7 +93,7 @@ def _describe(side: Side) -> str:
 
 
 def _compared(found: Comparison) -> str:
-    """What equality rests on."""
+    """The checkpoints and traces that were found equal."""
     parts = []
     if found.checkpoints:
         steps = ", ".join(map(str, found.checkpoints[:-1]))
@@ -107,7 +107,7 @@ def _compared(found: Comparison) -> str:
 
 
 def _difference(found: Comparison, first: int) -> Iterator[str]:
-    """The first step that differs, from its tensors to one element."""
+    """Describe the first step that differs: its tensors, then one element."""
     count = f"first of {len(found.names)}" if len(found.names) > 1 else "the only one"
     yield f"  tensor: {found.names[0]}, {count} to differ at step {first}"
     if found.located is None:
@@ -125,7 +125,7 @@ def _difference(found: Comparison, first: int) -> Iterator[str]:
 
 
 def _locate(located: Located) -> Iterator[str]:
-    """One tensor of two checkpoints."""
+    """Describe how one tensor differs between two checkpoints."""
     where = f"in the checkpoints of step {located.step}"
     tensors = f"{len(located.names)} of {located.num_tensors} tensors differ"
     if located.element is None:
@@ -149,7 +149,7 @@ def _distance(element: Element) -> str:
 
 
 def _table(found: Comparison) -> dict[str, Any]:
-    """The same for programs."""
+    """The result as a table for --json."""
     return {
         "identical": found.identical,
         "complete": _complete(found),

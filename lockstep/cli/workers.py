@@ -1,4 +1,4 @@
-"""How one command becomes several workers, and which process speaks for all; imports no torch."""
+"""Starts several workers from one command, and decides which process is the main one; imports no torch."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _last_ranks: list[int] = []  # this process's rank at the end of each training
 
 
 def start_workers(launch: Launch, run: Run) -> Launch:
-    """The Launch of one worker, its world filled in; if several are asked for, start them and exit."""
+    """Return this worker's Launch with its world; if several workers are asked for, start them and exit."""
     if launch.world is None:
         world = read_world(os.environ)
-        alone = world is not None and world.size == 1 and world.launcher != "lockstep"  # a batch system, say
+        alone = world is not None and world.size == 1 and world.launcher != "lockstep"  # e.g. a batch system
         launch = replace(launch, world=None if alone else world)
     try:
         launch.check_run(run)
     except SpecError:
         if launch.rank:
-            raise SystemExit(0) from None  # worker 0 says it and gives the code
+            raise SystemExit(0) from None  # worker 0 reports the error and sets the exit code
         raise
     if launch.world:
         return launch
@@ -50,15 +50,15 @@ def start_workers(launch: Launch, run: Run) -> Launch:
 
 
 def note_rank(rank: int) -> None:
-    """A training is over, and this process was that worker in its last generation."""
+    """Note this process's rank in the last generation of a training, once that is over."""
     _last_ranks.append(rank)
 
 
 def find_main() -> bool:
-    """Whether this process should do what a script does once.
+    """Whether this process should do what a script must do only once, such as print.
 
-    Ranks change while workers are lost and join, so after a training worker 0 of its end is meant. Before it
-    our own workers repeat what the process that starts them has done already.
+    Ranks change when workers are lost or join, so after a training it is the one that was worker 0 at the
+    end. Before a training it is the process that starts our workers, which then run the same script again.
     """
     if _last_ranks:
         return _last_ranks[-1] == 0
@@ -67,7 +67,7 @@ def find_main() -> bool:
 
 
 def _token(launch: Launch) -> str:
-    """What launchers of one job prove to each other; alone, one needs none."""
+    """The secret by which the launchers of one job know each other; a single launcher needs none."""
     token = os.environ.get("LOCKSTEP_TOKEN", "")
     if launch.rdzv and len(token) < _TOKEN_LENGTH:
         raise SpecError(
@@ -78,7 +78,7 @@ def _token(launch: Launch) -> str:
 
 
 def _count(launch: Launch, threads: int) -> int:
-    """How many workers: as asked for; `auto` is one per GPU, else as many as the cores have threads for."""
+    """The number of workers to start; `auto` is one per GPU, else one for every `threads` cores."""
     if launch.workers != "auto":
         return int(launch.workers or 1)
     gpus = 0
@@ -90,7 +90,7 @@ def _count(launch: Launch, threads: int) -> int:
 
 
 class _Screen:
-    """Shows the lines of workers on stderr, whole and with their name."""
+    """Prints the workers' lines on stderr, each as a whole and with the worker's name."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

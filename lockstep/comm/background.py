@@ -1,6 +1,6 @@
 """Background threads whose work can be abandoned, where a result may never come.
 
-A thread begins on GPU 0, whichever its process has chosen, so each is given the GPU that its work is for.
+In a new thread GPU 0 is the current one, whatever the process has chosen. So each thread gets its GPU here.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _Item = tuple[Callable[[], Any], Future[Any]]
 
 
 class BackgroundThread(Generic[T]):
-    """Does one thing after another beside this thread, until it is closed or nobody has it any more."""
+    """Runs submitted functions one after another, until it is closed or garbage-collected."""
 
     def __init__(self, name: str, device: torch.device | None) -> None:
-        """`device` is what the work is for; None if it touches none."""
+        """`device` is the one that the work uses; None if it uses none."""
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._end = weakref.finalize(self, self._queue.put, None)
         self._end.atexit = False
@@ -31,18 +31,18 @@ class BackgroundThread(Generic[T]):
         ).start()
 
     def submit(self, make: Callable[[], T]) -> Future[T]:
-        """What `make` will give; an error is raised where the result is asked for."""
+        """Queue `make`; the future holds its result, or raises its error."""
         found: Future[T] = Future()
         self._queue.put((make, found))
         return found
 
     def close(self) -> None:
-        """End once all is done."""
+        """End the thread once all submitted work is done."""
         self._end()
 
 
 def run_in_thread(make: Callable[[], T], device: torch.device | None) -> Future[T]:
-    """What `make` will give; its thread is left alone if nobody waits for that any longer."""
+    """Run `make` in a thread of its own, which a caller may abandon by dropping the future."""
     background: BackgroundThread[T] = BackgroundThread("once", device)
     return background.submit(make)
 
@@ -54,6 +54,6 @@ def _work(items: queue.SimpleQueue[_Item | None], device: torch.device | None) -
             if device and device.type == "cuda":
                 torch.cuda.set_device(device)
             found.set_result(make())
-        except BaseException as error:  # it is raised where the result is asked for
+        except BaseException as error:  # raised again by the future
             found.set_exception(error)
-        del item, make, found  # nothing is held while this waits for more
+        del item, make, found  # a waiting thread must keep nothing alive

@@ -1,8 +1,8 @@
 """A bucket: tensors packed into one flat buffer, so that they are reduced and sent together.
 
 A gradient's path: backward → lane tree (local) → bucket → group → lane tree (global) → optimizer. A worker's
-lane tree leaves the roots of its maximal aligned subtrees. The exchange computes the mean from the roots of
-all workers. With one worker the local tree is the whole tree, and nothing is copied.
+lane tree yields one root for each of its maximal aligned subtrees. The exchange computes the mean from the
+roots of all workers. With one worker the local tree is the whole tree, and nothing is copied.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lockstep.comm.tree import LaneTree, Leaf, subtrees, worker_lanes
 
 @dataclass(frozen=True)
 class ReducedTensor:
-    """A tensor that is reduced in every step: a tensor like it, and its type on the wire if that differs."""
+    """Describes a tensor that is reduced in every step: an example, and its wire type if that differs."""
 
     like: Tensor
     wire: torch.dtype | None = None
@@ -77,7 +77,7 @@ class Bucket:
     def begin(self) -> None:
         """Start a step."""
         self.leaf.clear()
-        self.watched: int | None = None  # a worker whose slice is kept, to be summed a second time
+        self.watched: int | None = None  # for an audit: the worker whose slice is summed twice
         self._tree, self._left = LaneTree(self._own.start, self._entries[0].wire), len(self._own)
 
     def is_whole(self) -> bool:
@@ -121,7 +121,7 @@ class Bucket:
         return self._means
 
     def find_slice(self, group: Group) -> tuple[int, Tensor, Tensor]:
-        """Of the slice that is watched: whose it is, what arrived, and what all workers' roots make it."""
+        """The watched slice: its owner, the means that arrived, and the means summed again from all roots."""
         assert self.watched is not None
         rows, like = group.all_gather_bytes(self._kept.view(torch.uint8).numpy().tobytes()), self._kept
         roots = [torch.frombuffer(bytearray(row), dtype=like.dtype).view(-1, like.shape[1]) for row in rows]
@@ -129,7 +129,7 @@ class Bucket:
         return self.watched, arrived, self._exchange.sum_slice(roots)
 
     def arrive(self) -> None:
-        """Let later kernels on this device wait for the result."""
+        """Make later kernels of the current CUDA stream wait for the result."""
         if not self._alone and self._on_gpu:
             torch.cuda.current_stream(self._device).wait_event(self._done)
 

@@ -68,7 +68,7 @@ class Exchange:
             self.result = self._gathered
 
     def run(self) -> None:
-        """Exchange and sum, which every worker does at the same time."""
+        """Exchange and sum; a collective, so every worker calls it."""
         group, size = self._group, self._shape.slice
         counts = [len(heights) for heights in self._shape.heights]
         own = counts[group.rank]
@@ -84,7 +84,7 @@ class Exchange:
             self.result.copy_(self._gathered, non_blocking=True)
 
     def slice_roots(self, rank: int) -> Tensor:
-        """[roots, elements] of what this worker gives to the slice of a worker, before `run` uses it up."""
+        """[roots, elements]: this worker's part of the slice that `rank` sums; valid only before `run`."""
         return torch.stack([self._part(root, rank) for root in self.roots]).cpu()
 
     def slice_result(self, rank: int) -> Tensor:
@@ -143,7 +143,7 @@ class SharedExchange(Exchange):
         self._lay_out(None if self._staged else self._roots[group.rank])
 
     def run(self) -> None:
-        """Exchange and sum, which every worker does at the same time."""
+        """Exchange and sum; a collective, so every worker calls it."""
         group = self._group
         if self._staged:
             for mine, root in zip(self._roots[group.rank], self.roots, strict=True):

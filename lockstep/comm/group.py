@@ -15,8 +15,8 @@ from torch import Tensor
 from lockstep.comm.transport import Transport
 from lockstep.errors import GroupLost
 
-_LENGTH, _SHORT = 8, 1024  # bytes: of a message's length, and of a message that needs one collective
-_Operation = Callable[[Transport, Any, Any], None]  # (transport, what it fills, what it reads)
+_LENGTH, _SHORT = 8, 1024  # bytes: a length prefix; the longest row that needs only one collective
+_Operation = Callable[[Transport, Any, Any], None]  # (transport, output, input)
 
 
 class Group:
@@ -52,11 +52,11 @@ class Group:
         self._run(lambda t, output, given: t.send(given, to), None, tensor)
 
     def recv(self, tensor: Tensor, source: int) -> None:
-        """Receive into a tensor what one worker sends."""
+        """Receive a tensor from one worker, in place."""
         self._run(lambda t, output, given: t.recv(output, source), tensor, None)
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> None:
-        """Give every worker the tensor of one of them, in place."""
+        """Copy one worker's tensor to all workers, in place."""
         self._run(lambda t, output, given: t.broadcast(output, source), tensor, None)
 
     def all_reduce(self, tensor: Tensor) -> None:
@@ -86,7 +86,7 @@ class Group:
     def all_to_all(
         self, output: Tensor, tensor: Tensor, received: Sequence[int], sent: Sequence[int]
     ) -> None:
-        """Send `sent[i]` elements of a flat tensor to worker i; `received[i]` come from it."""
+        """Send `sent[i]` elements of a flat tensor to worker i, and receive `received[i]` from it."""
         size = tensor.element_size()
         counts = [n * size for n in received], [n * size for n in sent]
         # a worker with nothing to send or receive takes part too, since other workers may have something
@@ -123,7 +123,7 @@ class Group:
         return [theirs.numpy().tobytes() for theirs in found]
 
     def close(self) -> None:
-        """Leave the group at the end, as every worker does."""
+        """Leave the group at the end; every worker does."""
         for transport in (self._gpu, self._host):
             if transport:
                 transport.close()
@@ -160,7 +160,7 @@ class Group:
     ) -> None:
         """Run an operation that fills `output` and reads `given`; every worker runs the same one.
 
-        Empty tensors are not sent, unless `empty` says that other workers may have some that are not empty.
+        Empty tensors are not sent, unless `empty` says that other workers' tensors may not be empty.
         """
         tensors = [tensor for tensor in (output, given) if tensor is not None]
         if not self._host:
@@ -181,7 +181,7 @@ class Group:
             operation(transport, *views)
         except RuntimeError as error:  # the base of torch's and mpi4py's errors
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        if reason:  # outside the handler, whose frames would keep a lost group's sockets open
+        if reason:  # raised outside the handler, whose frames would keep a lost group's sockets open
             raise GroupLost(
                 f"worker {self.rank} of {self.size} lost contact to another worker, which has ended or "
                 "cannot be reached: see that worker's output, then go on with --resume auto "

@@ -1,6 +1,7 @@
 """The interface by which training asks for its next group of workers; `elastic` implements it.
 
-Training asks for the next group and does not know which of the two it is; `elastic` implements both.
+A source gives either one group for the whole run (one process, torchrun, mpirun) or one for each generation
+(our own launcher). Training does not know which.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ class LeftOut(Exception):
 
 
 class GroupSource(Protocol):
-    """Gives a worker its groups, and reports to the launcher what became of them."""
+    """Gives a worker its groups, and reports their progress to the launcher."""
 
     generation: Generation | None  # of the current group; None if there are no generations
 
     @property
     def is_elastic(self) -> bool:
-        """Whether a lost group is followed by another."""
+        """Whether training goes on in a new group after one is lost."""
 
     @property
     def joins(self) -> bool:
@@ -30,7 +31,7 @@ class GroupSource(Protocol):
 
     @property
     def wants_to_move(self) -> bool:
-        """Whether another generation is planned, which begins between two steps."""
+        """Whether another generation is planned, which this worker should enter after its step."""
 
     @property
     def run(self) -> str | None:
@@ -43,10 +44,10 @@ class GroupSource(Protocol):
         """Leave a group that is lost."""
 
     def leave(self, group: Group) -> None:
-        """Leave a group at its end, as all its workers do."""
+        """Leave a group in good order, together with all its workers."""
 
     def tell_job(self, run: str, identity: dict[str, object]) -> None:
-        """Tell the job what is trained, and where its files are."""
+        """Tell the job's coordinator the run's identity and directory."""
 
     def ask_identity(self) -> dict[str, object] | None:
         """The identity of the job that this worker joins, if it has begun."""
@@ -55,4 +56,4 @@ class GroupSource(Protocol):
         """Report that the generation has completed a step."""
 
     def tell_end(self, code: int, rank: int) -> None:
-        """Report that the training is over, for all workers."""
+        """Report that the training is over for all workers."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-_LAST_WORDS_S = 0.3  # when a process aborts the job, mpirun drops output that it has not read yet
+_LAST_WORDS_S = 0.3  # wait before an abort, at which mpirun drops output that it has not read yet
 
 
 class MpiTransport:

@@ -41,7 +41,7 @@ class Reducer:
         self._background: BackgroundThread[Leaf] | None = (
             BackgroundThread("reduce", entries[0].like.device) if self.overlaps else None
         )
-        self._ready = 0  # buckets before this one are on their way
+        self._ready = 0  # the next bucket to send; all before it are submitted
         self._futures: list[Future[Leaf]] = []
 
     def begin(self) -> None:
@@ -51,13 +51,13 @@ class Reducer:
             bucket.begin()
 
     def watch(self, pick: int) -> None:
-        """Keep one slice of the step that was begun, any by a random number, to be summed a second time."""
+        """Keep one slice of this step for an audit; the random number `pick` selects bucket and worker."""
         pick, number = divmod(pick, len(self._buckets))
         self._watched = self._buckets[number]
         self._watched.watched = pick % self._group.size
 
     def find_slice(self) -> tuple[int, Tensor, Tensor]:
-        """After `finish`, of the slice that is watched: whose it is, what arrived here, what it should be."""
+        """The watched slice, after `finish`: its owner, the means that arrived, the means summed again."""
         return self._watched.find_slice(self._group)
 
     def put(self, index: int, tensor: Tensor) -> None:

@@ -1,8 +1,8 @@
 """How workers under torchrun and mpirun find each other and form one group.
 
-Worker 0 keeps a store (or torchrun's agent does) at one address and port. torchrun tells the workers where;
-under mpirun worker 0 makes the endpoint and MPI broadcasts it. The workers of our own launcher form their
-groups by `control`.
+Workers meet at a TCP store, which worker 0 or torchrun's agent holds. torchrun tells the workers its address
+and port; under mpirun worker 0 opens a port, and MPI broadcasts it. The workers of our own launcher meet by
+`elastic/worker_line.py` instead, and use only `form` and `choose_backend` from here.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from lockstep.errors import GroupLost, LockstepError, SpecError
 from lockstep.spec.world import World
 
 _REACH_S = 15.0  # to reach the host of worker 0
-_LISTEN_S = 60.0  # until worker 0 listens, where its host answers
-_GATHER_S = 300.0  # until all workers are there: they may be reading data from a slow disk
+_LISTEN_S = 60.0  # until worker 0 listens, if its host answers
+_GATHER_S = 300.0  # until all workers are here: they may be reading data from a slow disk
 _LOOPBACK = "127.0.0.1"
 T = TypeVar("T")
 
-_groups = itertools.count()  # a script may train more than once; each time is a group of its own
+_groups = itertools.count()  # a script may train more than once, with a new group each time
 
 
 def join(world: World | None, backend: str, device: torch.device) -> Group:
-    """The group of this process's world; alone where there is none."""
+    """The group of this process's world; a group of one if there is no world."""
     if world is None or world.size == 1:
         return Group()
     if backend == "mpi":
@@ -53,18 +53,18 @@ def join(world: World | None, backend: str, device: torch.device) -> Group:
 
 @dataclass(frozen=True)
 class Place:
-    """A worker's place in a group that is formed."""
+    """A worker's part in forming a group."""
 
     rank: int
     size: int
     backend: str
     address: str  # at which it listens
-    device: torch.device  # on which it trains, whichever is current in the thread that forms the group
-    on_one_host: bool  # whether all workers are
+    device: torch.device  # on which it trains; another may be current in the thread that forms the group
+    on_one_host: bool  # whether all workers are on one host
 
 
 def form(store: Any, place: Place) -> Group:
-    """The group of all workers that come to a store."""
+    """Form the group of all workers that meet at a store."""
     rank, size, reason = place.rank, place.size, ""
     try:
         host = TorchTransport("gloo", store, rank, size, place.address)
@@ -82,7 +82,7 @@ def form(store: Any, place: Place) -> Group:
 
 
 def listen(address: str, port: int = 0) -> socket.socket:
-    """A listening socket bound to one address, for a store: a store by itself would bind them all."""
+    """A listening socket on one address, for a store: TCPStore itself would listen on all addresses."""
     listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -98,7 +98,7 @@ def listen(address: str, port: int = 0) -> socket.socket:
 
 
 def own_address_towards(address: str) -> str:
-    """The address by which this host reaches another one; nothing is sent."""
+    """This host's own address on the route to another host; nothing is sent."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
@@ -109,7 +109,7 @@ def own_address_towards(address: str) -> str:
 
 
 def choose_backend(backend: str, world: World, device: torch.device) -> str:
-    """What `auto` means: NCCL wants a GPU a worker; workers that share one talk by gloo."""
+    """Resolve `auto`: NCCL if every worker has a GPU of its own, else gloo."""
     if backend == "nccl" and not (device.type == "cuda" and dist.is_nccl_available()):
         raise SpecError("--backend nccl needs a GPU and a CUDA build of PyTorch: leave --backend out")
     own_gpu = device.type == "cuda" and world.local_size <= torch.cuda.device_count()
@@ -118,7 +118,7 @@ def choose_backend(backend: str, world: World, device: torch.device) -> str:
 
 @functools.cache
 def _open_store(world: World) -> tuple[Any, str]:
-    """The store of a world, once a process, and the address at which this worker can be reached."""
+    """The store of a world, opened once per process, and the address at which this worker is reached."""
     if world.launcher == "mpirun":
         world, listener = _tell_by_mpi(world)
     elif world.rank == 0 and not world.has_store:
@@ -151,7 +151,7 @@ def _open_store(world: World) -> tuple[Any, str]:
 
 
 def _within(seconds: float, make: Callable[[], T]) -> T:
-    """What `make` gives, or a TimeoutError: a store waits without end for a listener that never answers."""
+    """The result of `make`, or a TimeoutError: a store waits forever for a listener that never answers."""
     try:
         return run_in_thread(make, None).result(seconds)
     except TimeoutError:
@@ -212,7 +212,7 @@ def _tell_by_mpi(world: World) -> tuple[World, socket.socket | None]:
 
 
 def _mpi_group(world: World) -> tuple[Group, bool]:
-    """All of MPI's processes, and whether one host has them all."""
+    """The group of all MPI processes, and whether they are on one host."""
     _import_mpi(world)
     group = Group(world.rank, world.size, MpiTransport())
     return group, len(set(group.all_gather_bytes(socket.gethostname().encode()))) == 1

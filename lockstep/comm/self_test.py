@@ -1,6 +1,6 @@
 """Tests every operation of a group on known values, for `lockstep doctor --comm`.
 
-`lockstep doctor --comm` runs it on each backend and device; nothing here knows how the group was formed.
+The command runs it on each backend and device; nothing here depends on how the group was formed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lockstep.errors import GroupLost
 OK = "ok"
 _SIZES = (1, 7, 65_537)  # the last is too large for MPI or a socket to send before the receiver is ready
 _DTYPES = (torch.float32, torch.int64)
-_KINDS = 11  # of values, so few that sums over a thousand workers are still exact in float32
+_KINDS = 11  # different sets of values: few, so that sums over 1000 workers are exact in float32
 _LATE_S = 0.05  # the delay of worker 0 before the barrier
 
 

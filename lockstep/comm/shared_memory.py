@@ -22,7 +22,7 @@ import torch
 from lockstep.comm.group import Group
 from lockstep.errors import GroupLost
 
-_TOKEN = 56  # bytes at the start of a piece that prove its owner; then come the owner's turn and farewell
+_TOKEN = 56  # bytes at the start of a piece that prove its owner; its turn count and farewell flag follow
 _HEADER = 64
 # Numbers of system calls; membarrier is for processors on which other cores may see writes in another order.
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine()) if sys.platform == "linux" else None
@@ -66,7 +66,7 @@ class Shared:
         _futex(self._turns[self._group.rank], _WAKE, 2**31 - 1)
 
     def cut(self) -> None:
-        """Wake this worker if it waits for others, and let it wait no more; called from another thread."""
+        """Make this worker's barriers fail from now on, also one it waits in; called from another thread."""
         self._is_cut = True
         for turn in self._turns:
             _futex(turn, _WAKE, 2**31 - 1)
@@ -81,7 +81,7 @@ class Shared:
 
 
 def share(group: Group, num_bytes: int) -> Shared | None:
-    """Shared memory with `num_bytes` for each worker; None where that is not possible."""
+    """Shared memory with `num_bytes` for each worker; None if that is not possible."""
     if not (group.on_one_host and group.size > 1 and _FUTEX):
         return None
     token = secrets.token_bytes(_TOKEN)
@@ -140,7 +140,7 @@ def _futex(word: ctypes.c_uint32, operation: int, value: int, timeout_s: float =
 
 
 def _membarrier(command: int) -> bool:
-    """membarrier(2), where the processor needs it; False if the system has none."""
+    """membarrier(2), if the processor needs it; False if the kernel does not have it."""
     return _MEMBARRIER is None or _LIBC.syscall(_MEMBARRIER, command, 0, 0) == 0
 
 

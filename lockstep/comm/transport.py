@@ -1,7 +1,7 @@
 """The backends of a group: gloo and NCCL through torch.distributed; MPI is in `mpi_transport.py`.
 
-All transports know the same operations on tensors that lie where they can reach them; `Group` is the
-only caller, and stages what lies elsewhere. Nothing is pickled: every message is the bytes of a tensor.
+All transports have the same operations. `Group` is their only caller; it copies tensors to host memory if
+the transport cannot reach them on the GPU. Nothing is pickled: every message is the bytes of a tensor.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from torch import Tensor
 from lockstep.comm.background import BackgroundThread, run_in_thread
 from lockstep.spec.launch import RESTART_CODE
 
-_TIMEOUT = timedelta(minutes=30)  # of one collective: a peer may be saving, or reading a slow disk
+_TIMEOUT = timedelta(minutes=30)  # of one collective: a peer may be saving, or reading from a slow disk
 _ABORT_S = 10.0
-_LOOK_S = 0.2  # while waiting, how often to see whether the group was cut
-_MOVE, _GATHER = 0, 1  # tags, so that two operations on one pair never meet
+_LOOK_S = 0.2  # while waiting, the time between two checks whether the group was cut
+_MOVE, _GATHER = 0, 1  # message tags, so that a receive never takes the other operation's message
 
 
 class Transport(Protocol):
@@ -54,13 +54,13 @@ class Transport(Protocol):
 
 
 class TorchTransport:
-    """gloo or nccl, as an object of its own: the default group of a script is left alone."""
+    """A gloo or NCCL process group of our own; the default process group of a script is not touched."""
 
     _device: torch.device | None
     _background: BackgroundThread[None] | None
 
     def __init__(self, name: str, store: Any, rank: int, size: int, at: str | torch.device) -> None:
-        """This worker is reached by gloo `at` an address, by NCCL `at` a GPU."""
+        """`at` is this worker's address for gloo, or its GPU for NCCL."""
         self.name, self._rank, self._size = name, rank, size
         self._device, self._background = None, None
         before = _sockets()
@@ -134,7 +134,7 @@ class TorchTransport:
         self._group = None
 
     def abort(self) -> None:
-        """Let the others know at once; taking a group apart takes a while, and nobody waits for that."""
+        """Cut the group, so that the others notice at once; destroy it in the background, as that is slow."""
         self.cut()
         if self._background:
             self._background.close()
@@ -142,23 +142,24 @@ class TorchTransport:
         run_in_thread(held.clear, self._device)
 
     def cut(self) -> None:
-        """Shut the connections, so that whoever waits in a collective fails at once."""
+        """Shut the connections, so that every worker that waits in a collective fails at once."""
         if self.name == "nccl":
             self._abort_nccl()
             return
-        # gloo's own abort does not wake a thread that waits; its listener must be left alone
+        # gloo's own abort does not wake waiting threads; getpeername skips its listener, which must stay open
         now = _sockets()
         for fd, inode in self._own.items():
             if now.get(fd) == inode:
                 with suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
                     connection.getpeername()
                     connection.shutdown(socket.SHUT_RDWR)
-        self._is_cut = True  # now nothing arrives any more where somebody no longer waits
+        self._is_cut = True  # set last: once `_wait` gives up, nothing may arrive in its tensors
 
     def _wait(self, *works: Any) -> None:
-        """Until operations are done, or the group is cut.
+        """Wait until the operations are done; raise a RuntimeError if the group is cut.
 
-        gloo forgets what it had begun to write or to read when a connection ends, and then wakes nobody.
+        When a connection ends, gloo drops half-sent and half-received messages, and never wakes the thread
+        that waits for them. So a background thread waits, and this one checks for a cut.
         """
 
         def work() -> None:
@@ -171,17 +172,17 @@ class TorchTransport:
         while not wait(done, _LOOK_S).done:
             if self._is_cut:
                 raise RuntimeError("the connection was cut")
-        return done.pop().result()  # nothing here may hold its error, which holds the group
+        return done.pop().result()  # pop: a kept error would keep the group alive
 
     def _abort_nccl(self) -> None:
-        """NCCL may hang in its own abort: then this worker is started anew, with the state of another."""
+        """Abort NCCL. If that hangs, exit: a new worker takes this one's place, with the state of another."""
         group = self._group
         if group and not wait([run_in_thread(group.abort, self._device)], _ABORT_S).done:
             os._exit(RESTART_CODE)
 
 
 def _sockets() -> dict[int, int]:
-    """This process's sockets, by descriptor, and what tells them from others that get their number later."""
+    """The inode of each socket by descriptor; it tells a socket from a later one with the same descriptor."""
     found = {}
     for entry in Path("/proc/self/fd").iterdir() if sys.platform == "linux" else ():
         with suppress(OSError):

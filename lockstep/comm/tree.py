@@ -31,7 +31,7 @@ def subtrees(lanes: range) -> list[tuple[int, int]]:
 
 
 class LaneTree:
-    """Sums lists of tensors, one list a lane, in the order of the lane tree.
+    """Sums lists of tensors, one list per lane, in the order of the lane tree.
 
     With a `wire` type every node is rounded to it, so that the bits do not depend on which nodes are sent.
     """
@@ -74,7 +74,7 @@ class LaneTree:
 
 
 def tree_sum(values: Tensor) -> Tensor:
-    """Sum over dim 0 as a balanced binary tree; rows of zeros are added up to a power of two of rows."""
+    """Sum over dim 0 as a balanced binary tree; rows of zeros fill up to a power of two."""
     rows = len(values)
     size = 1 << max(rows - 1, 0).bit_length()
     if size != rows:

@@ -1,6 +1,6 @@
-"""Bytes to batches, one way: store → order → augment → loader.
+"""The data pipeline, from files to training batches: store → order → augment → loader.
 
-Nothing heavy is imported before it is needed: `lockstep --help` names the data sets of `catalog`.
+Modules are imported on first use, so that `lockstep --help`, which lists the data sets, starts fast.
 """
 
 from __future__ import annotations

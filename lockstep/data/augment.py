@@ -1,7 +1,7 @@
-"""Augmentation: flip, crop, cutout and normalization of a batch, as a pure function of seed, epoch, sample.
+"""Augments a batch: flip, crop, cutout and normalization, as a pure function of seed, epoch and sample id.
 
-A batch's way: store → order → augment → loader. Flip and crop only move pixels, so they are one gather
-over the raw images; normalization makes them float, and cutout zeroes a square of the result.
+Data pipeline: store → order → augment → loader. Flip and crop only move pixels, so one gather over the raw
+images does both. Normalization then converts them to floats, and cutout zeroes a square of the result.
 Shapes: N images, C channels, H, W pixels.
 """
 
@@ -21,7 +21,7 @@ _DRAWS = ("crop-row", "crop-col", "flip", "cutout-row", "cutout-col")
 
 @dataclass(frozen=True)
 class Augment:
-    """What happens to an image between the store and the model."""
+    """A run's augmentations, and the mean and standard deviation that normalize its images."""
 
     seed: int
     flip: bool
@@ -34,7 +34,7 @@ class Augment:
     def parse(
         cls, names: Sequence[str], seed: int, size: int, mean: tuple[float, ...], std: tuple[float, ...]
     ) -> Augment:
-        """Read names such as `flip`, `crop`, `crop:4`, `cutout:8`; pixels default to a share of `size`."""
+        """Read names such as `flip`, `crop`, `crop:4`, `cutout:8`; the default is a fraction of `size`."""
         pixels = dict.fromkeys(("flip", "crop", "cutout"), 0)
         defaults = {"flip": 1, "crop": max(size // 8, 1), "cutout": max(size // 4, 1)}
         for item in names:
@@ -43,33 +43,33 @@ class Augment:
         return cls(seed, bool(pixels["flip"]), pixels["crop"], pixels["cutout"], mean, std)
 
     def apply(self, images: Tensor, ids: Tensor, epoch: int) -> Tensor:
-        """Training images: moved, normalized, cut out."""
+        """Flip and crop, then normalize, then cut out a batch of training images."""
         if self.flip or self.crop_padding:
             images = self._move(images, ids, epoch)
         images = self.normalize(images)
         return self._cut_out(images, ids, epoch) if self.cutout else images
 
     def normalize(self, images: Tensor) -> Tensor:
-        """Bytes to floats of mean 0 and deviation 1; floats are only shifted and scaled."""
+        """Convert images to float32 and normalize each channel; bytes are first scaled to 0 to 1."""
         scale, shift = self.normal(images)
         return images.to(torch.float32) * scale.view(-1, 1, 1) - shift.view(-1, 1, 1)
 
     def normal(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """What each channel is multiplied by, and what is subtracted then."""
+        """Scale and shift of each channel: a normalized pixel is pixel · scale − shift."""
         unit = 255.0 if images.dtype == torch.uint8 else 1.0
         scale = torch.tensor([1.0 / (unit * s) for s in self.std], device=images.device)
         shift = torch.tensor([m / s for m, s in zip(self.mean, self.std, strict=True)], device=images.device)
         return scale, shift
 
     def keys(self, epoch: int) -> list[int]:
-        """The keys of an epoch's draws."""
+        """The random-number keys of an epoch, one for each kind of draw."""
         return [self._key(what, epoch) for what in _DRAWS]
 
     def _key(self, what: str, epoch: int) -> int:
         return random.key("augment", self.seed, epoch, what)
 
     def _move(self, images: Tensor, ids: Tensor, epoch: int) -> Tensor:
-        """Mirror and shift by one gather; what comes from outside the image is 0."""
+        """Mirror and shift with one gather; pixels from outside the image are 0."""
         height, width = images.shape[2:]
         rows = torch.arange(height, device=images.device).expand(len(ids), -1)
         cols = torch.arange(width, device=images.device).expand(len(ids), -1)
@@ -104,5 +104,5 @@ class Augment:
 def make_augment(
     run: Run, shape: tuple[int, int, int], mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Augment:
-    """Augmentation for images of one shape."""
+    """The augmentation that a Run asks for, for images of `shape`."""
     return Augment.parse(run.data.augment, run.seed, min(shape[1:]), mean, std)

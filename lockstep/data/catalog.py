@@ -1,8 +1,8 @@
-"""The data sets by name, and their keys.
+"""Lists the data sets by name, checks their options, and opens the one that a Run's `[data]` names.
 
-How a Run's `[data]` becomes a store, the first stop of a batch: store → order → augment → loader. A data set
-is a file of this folder and an entry here; its file is imported when the set is used, so that names cost
-`lockstep --help` nothing.
+Data pipeline: store → order → augment → loader; this file opens the store. To add a data set, add a file to
+this folder and an entry to `_ENTRIES`. The file is imported only when the data set is used, so that
+`lockstep --help` starts fast.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from lockstep.data.fetch import Published
     from lockstep.data.store import Store
 
-_KEYS = ("name", "dir", "augment")  # of every data set
-_DATA = Path("data")  # where data sets lie unless said otherwise
+_KEYS = ("name", "dir", "augment")  # keys that every data set has
+_DATA = Path("data")  # default folder for data sets
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """The file whose DATA_SETS has the set, and whether it can be fetched."""
+    """The file whose DATA_SETS defines the data set, and whether the set can be downloaded."""
 
     file: str
     fetchable: bool = False
@@ -43,7 +43,7 @@ _ENTRIES = {
 
 
 def data_names(fetchable: bool = False) -> tuple[str, ...]:
-    """Every data set that `open_store` knows, or only those that are published somewhere."""
+    """The names of all data sets, or only of those that can be downloaded."""
     return tuple(name for name, entry in _ENTRIES.items() if entry.fetchable or not fetchable)
 
 
@@ -53,7 +53,7 @@ def data_options(name: str) -> tuple[str, ...]:
 
 
 def published_as(name: str) -> Published:
-    """Where a data set is published."""
+    """The URL and files of a data set that can be downloaded."""
     if name not in data_names(fetchable=True):
         raise DataError(unknown("data set to fetch", name, data_names(fetchable=True)))
     published = _find(name).published
@@ -62,9 +62,9 @@ def published_as(name: str) -> Published:
 
 
 def find_files(name: str, dir: Path | None) -> Path | None:
-    """The folder that holds the files of a data set, at or below `dir` or where data sets lie; None if none.
+    """The folder that holds a data set's files, in `dir` or the default folders; None if there is none.
 
-    `open_store` finds the same.
+    `open_store` finds the same folder.
     """
     find = _find(name).find
     assert find is not None, "asked of sets that have known files"
@@ -82,16 +82,16 @@ def open_store(name: str, dir: Path | None, options: Mapping[str, Any]) -> Store
 
 
 def open_data(run: Run) -> Store:
-    """The data set a Run names."""
+    """Open the data set that a Run names."""
     return open_store(run.data.name, Path(run.data.dir) if run.data.dir else None, run.data.options)
 
 
 def check_data(run: Run, on_progress: Count) -> list[str]:
-    """Read all of a Run's data set; a line for each file that is bad."""
+    """Read a Run's whole data set, and return a line for each bad file."""
     found = _find(run.data.name)
     options = _check_options(found.name, found.options, run.data.options)
     if found.read is None:
-        return []  # nothing lies on a disk
+        return []  # a generated data set has no files
     folder = _find_folder(found, Path(run.data.dir) if run.data.dir else None)
     if found.check is not None:
         return found.check(options, folder, on_progress)
@@ -110,7 +110,7 @@ def _find(name: str) -> DataSet:
 
 
 def _check_options(name: str, kind: type, options: Mapping[str, Any]) -> Any:
-    """The options as their dataclass, with every key known and of the type of its default."""
+    """Make the options' dataclass; refuse unknown keys, and values of another type than the default's."""
     defaults = {field.name: field.default for field in fields(kind)}
     for option, value in options.items():
         if option not in defaults:
@@ -131,12 +131,12 @@ def _article(kind: type) -> str:
 
 
 def _folders(name: str, dir: Path | None) -> tuple[Path, ...]:
-    """Where to look for a data set, in this order."""
+    """The folders to search for a data set, in this order."""
     return (_DATA / name, _DATA) if dir is None else (dir,)
 
 
 def _find_folder(found: DataSet, dir: Path | None) -> Path:
-    """`dir` itself, which the data set looks through, or the first of the usual ones that has it."""
+    """`dir` if it is given (the data set then searches below it), else the default folder with its files."""
     folder = dir or (find_files(found.name, None) if found.find else None) or _folders(found.name, None)[0]
     if folder.is_dir():
         return folder

@@ -1,6 +1,6 @@
-"""CIFAR-10 from its binary batches, as published.
+"""Reads CIFAR-10 from its six binary batch files.
 
-A store, so the first stop of a batch: store → order → augment → loader. A batch is a file of records of
+Data pipeline: store → order → augment → loader; this file makes a store. A batch file holds records of
 3073 bytes: one label, then the red, green and blue planes of 32x32 pixels.
 """
 
@@ -74,7 +74,7 @@ def _look_for(folder: Path) -> Path | None:
 
 
 def _check_lengths(paths: list[Path]) -> None:
-    """All six batches are equally long, so that one cut at a record is noticed too."""
+    """Refuse batch files of unequal length: this also finds a file that was cut between two records."""
     lengths = [path.stat().st_size for path in paths]
     usual = Counter(lengths).most_common(1)[0][0]
     expected = _PUBLISHED_BYTES if _PUBLISHED_BYTES in lengths else usual

@@ -1,6 +1,7 @@
-"""What a file that adds a data set defines: its options, how it is opened, where it is published.
+"""`DataSet`, the definition of one data set: its options, how to open it, and where to download it.
 
-`catalog` lists such files; a Run's `[data]`, `lockstep data` and `doctor` work with any of them.
+Each data set's file puts its definitions into DATA_SETS, where `catalog` finds them. A Run's `[data]`,
+`lockstep data` and `lockstep doctor` work with any of them.
 """
 
 from __future__ import annotations
@@ -13,32 +14,32 @@ from typing import Any
 from lockstep.data.fetch import Published
 from lockstep.data.store import Store
 
-Count = Callable[[int, int], None]  # done, in all
+Count = Callable[[int, int], None]  # (done, total)
 
 
 @dataclass(frozen=True)
 class NoOptions:
-    """What a user may set under `data.` for a set that is as it was published: nothing."""
+    """The options of a data set that has none."""
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set by name: either it is generated, or read from a folder."""
+    """One data set; it has either `generate` or `read`, which reads it from a folder."""
 
     name: str
     options: type = NoOptions
-    generate: Callable[[Any], Store] | None = None  # by its options
+    generate: Callable[[Any], Store] | None = None  # from its options
     read: Callable[[Any, Path], Store] | None = None
-    find: Callable[[Path], Path | None] | None = None  # the folder of its files, at or below another
-    check: Callable[[Any, Path, Count], list[str]] | None = None  # what is wrong, where reading does not tell
+    find: Callable[[Path], Path | None] | None = None  # finds its files at or below a folder
+    check: Callable[[Any, Path, Count], list[str]] | None = None  # lists bad files, if `read` does not decode
     published: Published | None = None
-    files: str = "its files"  # what data.dir must hold
+    files: str = "its files"  # for the error message "set data.dir to …"
 
 
 def find_place(folder: Path, names: Sequence[str], holds: Callable[[Path], bool]) -> Path | None:
-    """The first that `holds`: `folder`, its subfolders of a known name, and theirs.
+    """The first folder that `holds` accepts: `folder`, its subfolders called one of `names`, or theirs.
 
-    A name is known whatever its case, and with or without - and _: CIFAR-10 is cifar10.
+    Names are compared without case, - and _: CIFAR-10 is cifar10.
     """
 
     def named(parent: Path) -> Iterator[Path]:

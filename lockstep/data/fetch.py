@@ -1,6 +1,6 @@
-"""Downloads published data sets: resumed, checked by sum, never over a user's file.
+"""Downloads published data sets: resumes partial files, checks MD5 sums, never overwrites a user's file.
 
-Outside the way of a batch: it puts into a folder the files that a store reads later.
+It is not part of the data pipeline: it only puts files into a folder, where a store reads them later.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from lockstep.errors import DataError, FetchError
 
-Progress = Callable[[str, int, int], None]  # file, bytes done, bytes in all (0: unknown)
+Progress = Callable[[str, int, int], None]  # (file, bytes done, total bytes or 0 if unknown)
 
 _CHUNK_BYTES = 1 << 18
 _TIMEOUT_S = 30.0
@@ -29,7 +29,7 @@ _SCHEMES = ("http://", "https://", "file://")
 
 @dataclass(frozen=True)
 class Archive:
-    """A published file, its MD5 sum, and the members to extract where it is a tar file."""
+    """A published file, its MD5 sum, and the members to extract if it is a tar file."""
 
     name: str
     md5: str
@@ -38,7 +38,7 @@ class Archive:
 
 @dataclass(frozen=True)
 class Published:
-    """Where a data set is published, and as which files."""
+    """The base URL of a published data set, and its files."""
 
     base: str
     archives: tuple[Archive, ...]
@@ -47,7 +47,7 @@ class Published:
 def fetch(
     published: Published, dir: Path, mirror: str | None = None, on_progress: Progress | None = None
 ) -> None:
-    """Put the files of a published data set into `dir`; what is there and right is kept."""
+    """Download a published data set into `dir`; files that are there with the right sum are kept."""
     base = mirror if mirror is not None else published.base
     if not base.startswith(_SCHEMES):
         raise DataError(f"--mirror {base}: must begin with http://, https:// or file://")
@@ -74,7 +74,7 @@ def _ignore(_file: str, _done: int, _total: int) -> None:
 
 
 def _fetch_archive(archive: Archive, target: Path, url: str, on_progress: Progress) -> None:
-    """Download beside the target and rename once the sum is right."""
+    """Download to a `.part` file, and rename it to the target once its sum is right."""
     if target.exists():
         found = _md5(target)
         if found != archive.md5:
@@ -98,7 +98,7 @@ def _fetch_archive(archive: Archive, target: Path, url: str, on_progress: Progre
 
 
 def _download(url: str, part: Path, on_progress: Callable[[int, int], None]) -> None:
-    """Write `url` to `part`, going on from the bytes it has where the server can."""
+    """Download `url` to `part`; resume after the bytes already there, if the server supports it."""
     start = part.stat().st_size if part.exists() else 0
     with _open(url, start) as response:
         if response.status != http.HTTPStatus.PARTIAL_CONTENT:  # file:// has no status
@@ -117,7 +117,7 @@ def _download(url: str, part: Path, on_progress: Callable[[int, int], None]) -> 
 
 
 def _open(url: str, start: int) -> Any:
-    """The response to a GET from byte `start` on, or of the whole file where that is past its end."""
+    """Request the file from byte `start` on, or the whole file if `start` is past its end."""
     headers = {"User-Agent": "lockstep", **({"Range": f"bytes={start}-"} if start else {})}
     try:
         return urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT_S)
@@ -147,7 +147,7 @@ def _network_error(url: str, reason: str) -> FetchError:
 
 
 def _md5(path: Path) -> str:
-    digest = hashlib.md5(usedforsecurity=False)  # what the publishers give; it guards against accidents
+    digest = hashlib.md5(usedforsecurity=False)  # the publishers list MD5; it finds damage, not attacks
     with path.open("rb") as stream:
         while chunk := stream.read(_CHUNK_BYTES):
             digest.update(chunk)
@@ -155,7 +155,7 @@ def _md5(path: Path) -> str:
 
 
 def _extract(archive: Archive, dir: Path) -> None:
-    """Write the expected members and no others, so that no name in the archive can lead elsewhere."""
+    """Extract only the expected members, so that no path in the archive can point outside `dir`."""
     missing = set(archive.members)
     try:
         with tarfile.open(dir / archive.name) as tar:
@@ -170,7 +170,7 @@ def _extract(archive: Archive, dir: Path) -> None:
 
 
 def _extract_member(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
-    """Extract beside the target and rename, unless the target is there: then it must be equal."""
+    """Extract to a `.part` file and rename it to the target; an existing target must have equal content."""
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f"{target.name}.part")
     source = tar.extractfile(member)

@@ -1,8 +1,9 @@
-"""A folder of PNG and JPEG files, one subfolder a class, decoded when first read.
+"""Opens a folder of PNG and JPEG files as a data set: one subfolder per class, decoded when first read.
 
-A store, so the first stop of a batch: store → order → augment → loader. `DIR/train/CLASS/*` with
-`DIR/val/CLASS/*`, `DIR/test/CLASS/*` or both; or a share of `DIR/train/CLASS/*` or `DIR/CLASS/*` is held out
-by name. `val` is also called `valid` or `validation`.
+Data pipeline: store → order → augment → loader; this file makes a store. The folder holds
+`DIR/train/CLASS/*` with `DIR/val/CLASS/*`, `DIR/test/CLASS/*` or both. If it holds only `DIR/train/CLASS/*`
+or `DIR/CLASS/*`, a fraction of the files is held out as `val`, chosen by a hash of the file name. `val` may
+also be called `valid` or `validation`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from lockstep.data.image_file import (
 from lockstep.data.store import Store, check_size
 from lockstep.errors import DataError
 
-_NAMED = 5  # classes in an error
+_NAMED = 5  # most classes that an error lists
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def open_folder(options: FolderOptions, folder: Path) -> Store:
 
 
 def _manifest(options: FolderOptions, files: dict[str, list[ImageFile]], last: str) -> dict[str, object]:
-    """What tells the images from any others; `test` there is what the run is judged by, whatever its name."""
+    """What identifies the images; here `test` is the split that judges the run, whatever its folder is."""
     both = {"test": files[last], **({"val": files["val"]} if len(files) == 3 else {})}
     parts = {"train": files["train"], **both}
     return {
@@ -94,7 +95,7 @@ def _manifest(options: FolderOptions, files: dict[str, list[ImageFile]], last: s
 
 
 def check_folder(options: FolderOptions, folder: Path, on_progress: Count) -> list[str]:
-    """Decode every image; a line for each that cannot be."""
+    """Decode every image, and return a line for each one that fails."""
     files = [
         file
         for part in list_splits(folder, options.val_fraction, options.seed).files.values()
@@ -119,7 +120,10 @@ def check_folder(options: FolderOptions, folder: Path, on_progress: Count) -> li
 def open_images(
     folder: Path, classes: Sequence[str], shape: tuple[int, int, int], split: str | None
 ) -> tuple[Path, FolderSplit]:
-    """All images of a split of another folder, or of one that has only classes, by a run's own classes."""
+    """Open the images of another folder, labelled with a run's classes; returns their folder too.
+
+    `split` defaults to test, then val. A folder that holds only class folders is used as a whole.
+    """
     roots = find_roots(folder)
     choices = [split] if split else ["test", "val"]
     root = next((roots[name] for name in choices if name in roots), None)
@@ -136,7 +140,7 @@ def open_images(
 
 
 def _check_headers(files: Sequence[ImageFile], folder: Path) -> None:
-    """Open every file as far as its header, before any work starts."""
+    """Read the header of every file, so that a bad file is found before training starts."""
     try:
         for _ in in_parallel(lambda file: check_header(file.path), files):
             pass
@@ -147,7 +151,7 @@ def _check_headers(files: Sequence[ImageFile], folder: Path) -> None:
 
 
 def _names_sha256(files: Sequence[ImageFile]) -> str:
-    """A hash of names and sizes: cheap, and it changes when files come, go or are edited."""
+    """A hash of names and sizes: cheap, and it changes when files are added, removed or resized."""
     lines = (f"{file.name}\t{file.path.stat().st_size}\n" for file in files)
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 

@@ -1,6 +1,7 @@
-"""Which image files below a folder are which split: found by the names of folders, or held out by name.
+"""Lists the image files below a folder and assigns each one to the train, val or test split.
 
-`DIR/train/CLASS/*` with `DIR/val/CLASS/*`, `DIR/test/CLASS/*` or both, or only `DIR/CLASS/*`.
+Folder names decide: `DIR/train/CLASS/*` with `DIR/val/CLASS/*`, `DIR/test/CLASS/*` or both. If there is only
+train, or only `DIR/CLASS/*`, a hash of each file name decides whether it is held out as val.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from lockstep.errors import DataError
 from lockstep.kernels.random import key
 
 _SPLITS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
-_NAMED = 5  # classes in a warning
+_NAMED = 5  # most classes that a warning lists
 
 
 @dataclass
 class Listing:
-    """What lies below a folder: the images of each split, and how many files of which kind are none."""
+    """The images of each split below a folder, and the number of other files by suffix."""
 
     roots: dict[str, Path]
     files: dict[str, list[ImageFile]] = field(default_factory=dict)
@@ -32,11 +33,11 @@ class Listing:
 
     @property
     def is_held_out(self) -> bool:
-        """Whether only one folder was there, and val is a share of it."""
+        """Whether there is only a folder of training images, so that val is held out from it."""
         return len(self.roots) == 1
 
     def __str__(self) -> str:
-        """Which folders are used, and what for."""
+        """A sentence that says which folders are used, and for what."""
         count = {name: f"{len(part):,}" for name, part in self.files.items()}
         if self.is_held_out:
             where = self.roots["train"]
@@ -46,7 +47,7 @@ class Listing:
         return "images: " + ", ".join(f"{self.roots[name]} ({count[name]}) {use[name]}" for name in count)
 
     def warnings(self) -> Iterator[str]:
-        """What is there and not used, or missing and easily not noticed."""
+        """Warnings about files that are ignored, and about splits without images of some class."""
         if self.left_out:
             kinds = ", ".join(f"{count} {kind}" for kind, count in self.left_out.most_common())
             yield f"left out, as only {', '.join(SUFFIXES)} are read: {kinds}: convert or remove them"
@@ -63,7 +64,10 @@ class Listing:
 
 
 def find_roots(folder: Path) -> dict[str, Path]:
-    """The folders of splits there are; without train/, only those that hold folders, as a class does not."""
+    """The folder of each split that exists.
+
+    Without train/, a folder called val or test may be a class: it is a split only if it holds folders.
+    """
     found: dict[str, Path] = {}
     for split, names in _SPLITS.items():
         there = [folder / name for name in names if (folder / name).is_dir()]
@@ -81,7 +85,7 @@ def _shown(paths: Iterable[Path]) -> str:
 
 
 def list_splits(folder: Path, val_fraction: float, seed: int) -> Listing:
-    """The files of each split in name order; where there is only train, some are held out as val."""
+    """The files of each split in name order; if there is only train, some files are held out as val."""
     roots = find_roots(folder)
     if roots and "train" not in roots:
         raise DataError(
@@ -105,7 +109,7 @@ def _class_folders(root: Path) -> list[Path]:
 
 
 def list_files(root: Path, left_out: Counter[str]) -> list[ImageFile]:
-    """Every image below the class folders of `root`, in name order."""
+    """Every image in the class folders of `root`, in name order; other files are counted in `left_out`."""
     classes = _class_folders(root)
     if not classes:
         raise DataError(f"{root}: holds no class folders: expected {root}/CLASS/*.png or *.jpg")
@@ -131,9 +135,9 @@ def list_files(root: Path, left_out: Counter[str]) -> list[ImageFile]:
 def _hold_out(
     files: list[ImageFile], val_fraction: float, seed: int
 ) -> tuple[list[ImageFile], list[ImageFile]]:
-    """Hold out the files whose hashed name falls below the fraction; each class keeps one for training."""
+    """Hold out files whose hashed name is below the fraction, at least one; a class keeps one to train on."""
     rank = {file: key("val", seed, file.name) + (1 << 63) for file in files}
-    kept = {file.label: file for file in sorted(files, key=lambda file: rank[file])}  # the last of each class
+    kept = {file.label: file for file in sorted(files, key=lambda file: rank[file])}  # highest rank per class
     free = [file for file in files if kept[file.label] is not file]
     if not free:
         raise DataError(

@@ -1,7 +1,7 @@
-"""MNIST and Fashion-MNIST from their IDX files, plain or gzipped, as published.
+"""Reads MNIST and Fashion-MNIST from their IDX files, plain or gzipped.
 
-A store, so the first stop of a batch: store → order → augment → loader. An IDX file is a magic number
-0x0000_08_DD (unsigned bytes, DD dims), DD big-endian sizes and the bytes. Shapes: N images, H, W pixels.
+Data pipeline: store → order → augment → loader; this file makes a store. An IDX file holds a magic number
+0x0000_08_DD (unsigned bytes, DD dimensions), DD big-endian sizes, and then the bytes.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _PARTS = {"train": "train", "test": "t10k"}
 
 @dataclass(frozen=True)
 class Idx:
-    """What tells one IDX data set from another, beside its files."""
+    """One data set that is published as IDX files: its names, classes, statistics and content hash."""
 
     name: str
     folders: tuple[str, ...]  # names a subfolder may have, in lower case without - and _
     classes: tuple[str, ...]
     mean: float
     std: float
-    sha256: str  # of the content as published, by which the other's files are known
+    sha256: str  # of the published content, as both sets have the same file names
 
 
 MNIST = Idx(
@@ -68,7 +68,7 @@ FASHION = Idx(
 
 
 def open_idx(kind: Idx, folder: Path) -> Store:
-    """Read and check both splits of the set that lies in `folder` or in a subfolder of its name."""
+    """Read and check both splits of the data set in `folder` or in one of its known subfolders."""
     found = _find_folder(kind, folder)
     train, test = (_read_split(kind, found, part) for part in ("train", "test"))
     if train.images.shape[1:] != test.images.shape[1:]:
@@ -124,7 +124,7 @@ def _look_for(kind: Idx, folder: Path) -> Path | None:
 
 
 def _variants(folder: Path, part: str, what: str) -> list[Path]:
-    """The files there that may be this one: with - or ., plain (preferred) or gzipped."""
+    """The existing files under any name of this one: with - or ., plain (preferred) or gzipped."""
     names = (f"{_PARTS[part]}-{name}-ubyte" for name in (what, what.replace("-", ".")))
     paths = [folder / name for name in names]
     return [path for path in (*paths, *(Path(f"{path}.gz") for path in paths)) if path.is_file()]
@@ -153,7 +153,7 @@ def _pick(kind: Idx, folder: Path, part: str, what: str) -> Path:
 
 
 def _read_idx(path: Path, num_dims: int) -> Tensor:
-    """The uint8 tensor of one file, whose magic number, sizes and length must all fit."""
+    """Read one file as a uint8 tensor; refuse a wrong magic number, size or length."""
     content = _read_bytes(path)
     header = 4 + 4 * num_dims
     if len(content) < header:

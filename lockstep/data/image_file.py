@@ -1,6 +1,7 @@
-"""PNG and JPEG files as pixels: one file, or a split of them that is decoded as it is read.
+"""Decodes PNG and JPEG files: a single file, or a split of files when it is read.
 
-What a folder's store is made of: store → order → augment → loader. Shapes: C channels, H rows, W columns.
+Data pipeline: store → order → augment → loader; the store of a folder consists of such splits.
+Shapes: C channels, H rows, W columns.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ SUFFIXES = (".png", ".jpg", ".jpeg")
 STATISTICS = {1: ((0.449,), (0.226,)), 3: ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))}
 IN_MEMORY_BYTES = 1 << 30
 _UNREADABLE = (OSError, SyntaxError, ValueError, UnidentifiedImageError, Image.DecompressionBombError)
-_NUM_THREADS = min(8, os.cpu_count() or 1)  # Pillow decodes without the interpreter's lock
+_NUM_THREADS = min(8, os.cpu_count() or 1)  # Pillow releases the GIL while it decodes
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -33,7 +34,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class ImageFile:
-    """An image file of one class; `name` is CLASS/FILE, so that it is the same wherever the folder lies."""
+    """An image file of one class; `name` is CLASS/FILE, which does not depend on where the folder is."""
 
     path: Path
     name: str
@@ -41,7 +42,7 @@ class ImageFile:
 
 
 class FolderSplit:
-    """A split that decodes files as they are read, and keeps the pixels where they fit into 1 GiB."""
+    """A split that decodes files when they are read, and keeps the pixels if they fit into 1 GiB."""
 
     def __init__(
         self, files: Sequence[ImageFile], classes: Sequence[str], shape: tuple[int, int, int], folder: Path
@@ -64,7 +65,7 @@ class FolderSplit:
         absent = torch.tensor(sorted(set(ids[~self._is_kept[ids]].tolist())), dtype=torch.int64)
         if len(absent):
             self._kept[absent] = self._decode(absent)
-            self._is_kept[absent] = True  # last: a reader in another thread sees whole images only
+            self._is_kept[absent] = True  # set last: another thread must not read a half-written image
         return self._kept[ids], self._labels[ids]
 
     def _decode(self, ids: Tensor) -> Tensor:
@@ -80,16 +81,16 @@ class FolderSplit:
 
 
 def in_parallel(work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
-    """The results in order, by several threads."""
+    """Apply `work` to every item in a thread pool; results come in the order of the items."""
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         yield from pool.map(work, items)
 
 
 def check_header(path: Path) -> None:
-    """Open a file as far as its header."""
+    """Refuse a file whose image header cannot be read."""
     try:
         if not S_ISREG(path.stat().st_mode):
-            raise OSError("no file")  # one that may never end
+            raise OSError("no file")  # reading a pipe or device may never end
         with Image.open(path):
             pass
     except _UNREADABLE as error:
@@ -97,7 +98,7 @@ def check_header(path: Path) -> None:
 
 
 def read_image(path: Path, shape: tuple[int, int, int]) -> tuple[Tensor, tuple[int, int]]:
-    """A file as uint8 [C, H, W] of `shape`, and its own (H, W): shorter side fitted, centre cropped."""
+    """Decode a file to uint8 [C, H, W] of `shape`, resized and centre-cropped; returns its own (H, W) too."""
     channels, height, width = shape
     if channels not in STATISTICS:
         raise DataError(f"{path}: an image file gives 1 or 3 channels, not the {channels} that are wanted")
@@ -119,9 +120,9 @@ def _unreadable(path: Path, error: Exception) -> DataError:
 
 
 def _as_mode(image: Image.Image, mode: str) -> Image.Image:
-    """Grey or RGB from any mode; 16-bit greys are scaled, since Pillow would clip them at 255."""
+    """Convert any mode to grey or RGB; 16-bit greys are scaled, since Pillow would clip them at 255."""
     if image.mode.startswith("I"):
         image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
-    if image.mode == "P":  # a palette may hold transparency, which only RGBA takes
+    if image.mode == "P":  # a palette may hold transparency, which RGB cannot
         image = image.convert("RGBA")
     return image if image.mode == mode else image.convert(mode)

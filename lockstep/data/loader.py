@@ -1,8 +1,8 @@
 """The loader: reads a worker's lanes of each step on the host, one step ahead, and moves them to the device.
 
-A batch's way: store → order → augment → loader → step. The next step's images are read by a thread
-while this one computes, so decoding files overlaps training; reading ahead changes no bit, because
-every sample depends on its keys alone.
+Data pipeline: store → order → augment → loader. A thread prefetches the next step's images while the current
+step computes, so decoding overlaps training. Prefetching changes no bit, because a sample depends only on
+its keys.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from lockstep.data.store import MemorySplit, Split
 
 @dataclass(frozen=True)
 class Lanes:
-    """Lanes of one step, one after another along dim 0, normalized and on the device."""
+    """Consecutive lanes of one step, concatenated along dim 0, normalized and on the device."""
 
-    images: Tensor  # [k · n, C, H, W]
+    images: Tensor  # [k · n, C, H, W]: k lanes of n samples
     labels: Tensor  # [k · n]
     num_lanes: int  # k
-    first: int = 0  # the number of the first one among all lanes of the step
+    first: int = 0  # number of the first lane, among all lanes of the step
 
     @property
     def numbers(self) -> range:
@@ -34,21 +34,21 @@ class Lanes:
         return range(self.first, self.first + self.num_lanes)
 
     def lane(self, index: int) -> tuple[Tensor, Tensor]:
-        """One lane's images and labels; aligned as if it were alone, since BLAS may look at addresses."""
+        """One lane's images and labels; 64-byte aligned, since BLAS may choose other kernels by alignment."""
         size = len(self.labels) // self.num_lanes
         part = slice(index * size, (index + 1) * size)
         images = self.images[part]
         return (images if images.data_ptr() % 64 == 0 else images.clone()), self.labels[part]
 
     def range(self, first: int, count: int) -> Lanes:
-        """Some neighbouring lanes, by their numbers among all lanes of the step."""
+        """`count` lanes from lane `first` on, numbered among all lanes of the step."""
         size = len(self.labels) // self.num_lanes
         part = slice((first - self.first) * size, (first - self.first + count) * size)
         return Lanes(self.images[part], self.labels[part], count, first)
 
 
 class TrainLoader:
-    """Gives a worker's lanes of each step from a cursor (epoch, step in the epoch) on; it reads no others."""
+    """Yields a worker's own lanes of each step, and reads no others; `epoch` can start at any step."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class TrainLoader:
         self._batch, self._lanes, self._own = batch, lanes, range(lanes) if own is None else own
 
     def __len__(self) -> int:
-        """Steps in an epoch; the positions past the last whole batch are dropped."""
+        """Steps in an epoch; the samples after the last whole batch are dropped."""
         return len(self._split) // self._batch
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Lanes]:
@@ -83,7 +83,7 @@ class TrainLoader:
                 yield self._finish(epoch, *raw)
 
     def _choose_gpu(self) -> None:
-        """In the thread that reads, which begins on GPU 0: data of the user's may compute."""
+        """Move the prefetch thread from GPU 0 to the worker's GPU, on which a user's data set may compute."""
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
 
@@ -102,7 +102,10 @@ class TrainLoader:
 def eval_blocks(
     split: Split, augment: Augment, block: int, device: torch.device, own: range | None = None
 ) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """Blocks of `block` samples, all or the `own`: images, labels, how many are real; the last is padded."""
+    """Yield blocks of `block` samples for evaluation: images, labels, and the number of real samples.
+
+    The last block is padded. `own` selects blocks by number; the default is all of them.
+    """
     for number in range(-(-len(split) // block)) if own is None else own:
         first = number * block
         ids = torch.arange(first, min(first + block, len(split)))

@@ -1,6 +1,6 @@
-"""Any map-style data set of the user's as a store: what has `len` and gives (image, label) by number.
+"""Makes a store of a user's map-style data set: an object with `len` that gives (image, label) by index.
 
-The first stop of a batch that comes through the Python API: store → order → augment → loader.
+Data pipeline of the Python API: store → order → augment → loader; this file makes the store.
 Images are tensors (C H W or H W), NumPy arrays (H W C or H W) or Pillow images. Shapes: N images, C channels.
 """
 
@@ -21,14 +21,14 @@ from lockstep.errors import DataError
 from lockstep.kernels.random import integers, key
 
 _NUM_HASHED = 64
-_CHANNELS = 4  # that an image may well have
-_TENTH = 10  # one sample in so many is held out of a single data set
+_CHANNELS = 4  # an array with more is probably C H W by mistake
+_TENTH = 10  # one sample in ten is held out of a single data set
 
 
 def from_map_style(data: Any, tell: Callable[[str], None] = lambda text: None) -> Store:
-    """A store of a data set, of a pair (train, test), or of a Store, which is returned as it is.
+    """Make a store of a data set or of a pair (train, test); a Store is returned as it is.
 
-    `tell` hears of work that takes long.
+    `tell` gets a message before work that takes long.
     """
     if isinstance(data, Store):
         return data
@@ -70,7 +70,7 @@ class MappedSplit:
         return len(self.indices)
 
     def expecting(self, image: Tensor, num_classes: int) -> MappedSplit:
-        """The same split, which refuses what differs from `image` or has another class."""
+        """The same split, whose `read` refuses other shapes and types than `image`'s, and other classes."""
         return MappedSplit(self.data, self.name, self.indices, tuple(image.shape), image.dtype, num_classes)
 
     def read(self, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -84,7 +84,7 @@ class MappedSplit:
                 )
             if not 0 <= label < self.num_classes:
                 check_labels(self.where(i), torch.tensor([label]), self.num_classes)
-            images[number].copy_(image)  # which may be changed when the next one is read
+            images[number].copy_(image)  # copied, as the data set may reuse its buffer
             labels.append(label)
         if self.dtype.is_floating_point:
             self._check_finite(ids, images)
@@ -109,12 +109,12 @@ class MappedSplit:
             raise DataError(f"{self.where(i)}: a sample must be (image, label): {error}") from error
 
     def labels(self) -> Tensor:
-        """Every label: from `targets` or `labels` where the data set has one, else by reading all samples."""
+        """Every label: from the list `targets` or `labels` if there is one, else by reading all samples."""
         listed = self.listed_labels()
         return torch.tensor([self.item(i)[1] for i in range(len(self))]) if listed is None else listed
 
     def listed_labels(self) -> Tensor | None:
-        """The labels of a data set that lists them."""
+        """The labels in the data set's list `targets` or `labels`; None if it has no such list."""
         for name in ("targets", "labels"):
             listed = getattr(self.data, name, None)
             if listed is not None and not callable(listed) and len(listed) == len(self.data):
@@ -129,7 +129,7 @@ def _describe(dtype: torch.dtype, shape: Iterable[int]) -> str:
 
 
 def _split(data: Any) -> tuple[MappedSplit, MappedSplit]:
-    """Both splits of a pair, or of one data set by a hash of the sample's number."""
+    """Train and test splits: the two of a pair, or one data set split by a hash of the sample's index."""
     if isinstance(data, tuple) and len(data) == 2:
         train, test = (
             MappedSplit(part, name, range(_length(part, name)))
@@ -158,7 +158,7 @@ def _length(data: Any, name: str) -> int:
 
 
 def _classes(train: MappedSplit, test: MappedSplit, tell: Callable[[str], None]) -> tuple[str, ...]:
-    """The data set's own names for its classes, or as many numbers as its labels need."""
+    """The data set's class names; if it has none, the numbers from 0 to the largest label."""
     unlisted = sum(len(split) for split in (train, test) if split.listed_labels() is None)
     if unlisted:
         tell(
@@ -223,7 +223,7 @@ def _as_label(label: Any) -> int:
 def _sample_sha256(*splits: MappedSplit) -> str:
     """A hash over at most 64 samples of each split, evenly spaced: enough to tell data sets apart.
 
-    One that is another when it is read again is refused: no two runs would be the same.
+    A sample that differs when it is read again is refused, since no run could be repeated.
     """
     digest, hashes = hashlib.sha256(), []
     places = [(split, i) for split in splits for i in _evenly(len(split))]
@@ -231,7 +231,7 @@ def _sample_sha256(*splits: MappedSplit) -> str:
         found = _sample_bytes(*split.item(i))
         digest.update(found)
         hashes.append(hashlib.sha256(found).digest())
-    for (split, i), known in zip(places, hashes, strict=True):  # after all others: a few may be kept
+    for (split, i), known in zip(places, hashes, strict=True):  # a second pass: the latest may be cached
         if hashlib.sha256(_sample_bytes(*split.item(i))).digest() != known:
             raise DataError(
                 f"{split.where(i)}: it is another sample when it is read again: random changes of images "

@@ -1,8 +1,8 @@
-"""The order of an epoch: which sample stands at which position, as a pure function.
+"""Shuffles an epoch: the sample id at each position, as a pure function of seed, epoch and position.
 
-A batch's way: store → order → augment → loader. The order is a permutation computed position by
-position (a Feistel network over the next even power of two, walked until it lands inside), so nobody
-holds a shuffled list and the cursor of a run is two integers.
+Data pipeline: store → order → augment → loader. The permutation is a Feistel network over the next power of
+four; it is applied again until the result is below the number of samples (cycle walking). So no worker keeps
+a shuffled list, and the cursor of a run is two integers.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def sample_ids(seed: int, epoch: int, positions: Tensor, length: int) -> Tensor:
 
 
 def half_width(length: int) -> int:
-    """Bits of one half of a number that is permuted."""
+    """Bits in each half of the Feistel network, for `length` samples."""
     return max((max(length - 1, 1).bit_length() + 1) // 2, 1)
 
 
 def order_keys(seed: int, epoch: int) -> list[int]:
-    """The keys of an epoch's permutation."""
+    """The round keys of an epoch's permutation."""
     return [random.key("order", seed, epoch, turn) for turn in range(_ROUNDS)]
 
 
@@ -45,6 +45,6 @@ def _permute(x: Tensor, half_bits: int, keys: list[int]) -> Tensor:
 
 
 def lane_positions(step_in_epoch: int, batch: int, lanes: int) -> Tensor:
-    """The positions of a step as [lane, sample]: sample j of the batch is in lane j mod V."""
+    """The positions of a step as [lane, sample]: sample j of the batch is in lane j mod `lanes`."""
     first = step_in_epoch * batch
     return torch.arange(first, first + batch).view(batch // lanes, lanes).t()

@@ -1,8 +1,8 @@
-"""The embedded data set: labelled pictures of geometric figures, drawn from (seed, index) alone.
+"""The built-in data set `shapes`: labelled pictures of geometric figures, computed from seed and index.
 
-A store, so the first stop of a batch: store → order → augment → loader. Only + − × ÷, comparisons and
-square roots of float32 and int64 are used, one tensor operation each, so that pixels are equal on every
-machine. Shapes: N images, C channels, H rows, W columns.
+Data pipeline: store → order → augment → loader; this file makes a store. It uses only + − × ÷, comparisons
+and square roots of float32 and int64, one tensor operation each, so that pixels are equal on every machine.
+Shapes: N images, C channels, H rows, W columns.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from lockstep.data.store import MemorySplit, Split, Store, check_size
 from lockstep.errors import DataError
 from lockstep.kernels.random import integers, key, uniform
 
-VERSION = 1  # of the generator: any change to a pixel raises it, as it changes a run's identity
+VERSION = 1  # of the generator, part of a run's identity: raise it with any change to a pixel
 IN_MEMORY_BYTES = 1 << 30
-_CHUNK_PIXELS = 1 << 17  # a chunk's temporaries stay in the cache
+_CHUNK_PIXELS = 1 << 17  # small enough that a chunk's temporaries stay in the cache
 
-Figure = Callable[[Tensor, Tensor], Tensor]  # (u, v) of radius 1 → distance, negative inside
+Figure = Callable[[Tensor, Tensor], Tensor]  # (u, v) in the unit circle → distance, negative inside
 
 
 def _norm(u: Tensor, v: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ _PENTAGON = ((0.0, 1.0), (0.9511, 0.309), (0.5878, -0.809), (-0.5878, -0.809), (
 
 
 def _star(u: Tensor, v: Tensor) -> Tensor:
-    """Five points: a place is inside when it is behind at least four of a pentagon's five sides."""
+    """A five-pointed star: the points on the inner side of at least four of a pentagon's five sides."""
     first, *others = (u * x + v * y for x, y in _PENTAGON)
     highest, second = first, torch.full_like(first, -9.0)
     for side in others:
@@ -142,7 +142,7 @@ class DrawnSplit:
 
 @dataclass(frozen=True)
 class _Draw:
-    """The random numbers of one split: each property has its own key and counts by image."""
+    """The random numbers of one split: each property has its own key, and the image's id is the counter."""
 
     options: ShapesOptions
     part: str
@@ -164,24 +164,22 @@ class _Draw:
         return uniform(self._key(name), counter).view(-1, *shape)
 
 
-_NUM_ANGLES = 256  # of a whole turn; sines as integers, since a library's last bit is its own
+_NUM_ANGLES = 256  # in a full turn; sines are rounded, since libraries differ in the last bit
 _SINE = torch.tensor([round(4096 * math.sin(math.tau * i / _NUM_ANGLES)) for i in range(_NUM_ANGLES)])
 
 
 def _turn(draw: _Draw, name: str, ids: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Cosine and sine [N, 1, 1] of a random angle of at most `most`/256 of a turn, either way."""
+    """Cosine and sine [N, 1, 1] of a random angle of at most `most`/256 of a turn in either direction."""
     angle = draw.integers(name, ids, 2 * most + 1)[:, None, None] - most
     cosine, sine = _SINE[(angle + _NUM_ANGLES // 4) % _NUM_ANGLES], _SINE[angle % _NUM_ANGLES]
     return cosine.float() * (1 / 4096), sine.float() * (1 / 4096)
 
 
 def _paint(draw: _Draw, ids: Tensor, labels: Tensor) -> Tensor:
-    """uint8 images [N, C, H, W]: background, clutter and figure, tinted by channel, and noise."""
+    """Draw uint8 images [N, C, H, W]: background, clutter and figure, tinted by channel, and noise."""
     channels, size = draw.options.channels, draw.options.size
     axis = torch.arange(size, dtype=torch.float32) * 2 + (1 - size)  # in half pixels from the centre
-    inverted = (draw.integers("polarity", ids, 4) == 0)[
-        :, None, None
-    ]  # dark on light: no pixel tells a class
+    inverted = (draw.integers("polarity", ids, 4) == 0)[:, None, None]  # one image in four is dark on light
     contrast = draw.between("contrast", ids, 100.0, 150.0)
     contrast = torch.where(inverted, -contrast, contrast)
     grey = draw.between("level", ids, -20.0, 20.0) - contrast * 0.4 + 128.0
@@ -217,7 +215,7 @@ def _figure_cover(draw: _Draw, ids: Tensor, labels: Tensor, axis: Tensor) -> Ten
 
 
 def _clutter(draw: _Draw, ids: Tensor, axis: Tensor) -> Tensor:
-    """Faint spots and a slope of light that no label depends on, as ink [N, H, W]."""
+    """Faint spots and a brightness gradient, independent of the label, as ink [N, H, W]."""
     size = draw.options.size
     slope_x = draw.between("slope x", ids, -20.0, 20.0) * (axis[None, None, :] / size)
     slope_y = draw.between("slope y", ids, -20.0, 20.0) * (axis[None, :, None] / size)

@@ -1,6 +1,6 @@
-"""The store of an opened data set: splits of images and labels, classes, a manifest that identifies it.
+"""`Store`, an opened data set: splits of images and labels, class names, and a manifest that identifies it.
 
-The first stop of a batch: store → order → augment → loader. Shapes: N images, C channels, H, W pixels.
+Data pipeline: store → order → augment → loader. Shapes: N images, C channels, H, W pixels.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MOST_PIXELS = 1 << 14
 
 
 class Split(Protocol):
-    """Images that can be read by number."""
+    """Images and labels that can be read by sample id."""
 
     def __len__(self) -> int: ...
 
@@ -29,7 +29,7 @@ class Split(Protocol):
 
 @dataclass(frozen=True)
 class MemorySplit:
-    """A split that lies in memory as one tensor."""
+    """A split that is held in memory: one tensor of images, one of labels."""
 
     images: Tensor
     labels: Tensor
@@ -43,10 +43,10 @@ class MemorySplit:
 
 @dataclass(frozen=True)
 class Store:
-    """A data set: its splits, its classes, and what normalizes it.
+    """An opened data set: splits, classes, and the statistics that normalize its images.
 
-    With `val`, every epoch is evaluated on it and the best checkpoint chosen by it, and `test` is looked at
-    once, at the end. Without, `test` serves for both, under the name it has where it comes from.
+    With `val`, every epoch is evaluated on `val`, which also chooses the best checkpoint, and `test` is
+    evaluated once, at the end. Without `val`, `test` serves both purposes and is shown as `test_name`.
     """
 
     name: str
@@ -58,33 +58,33 @@ class Store:
     std: tuple[float, ...]
     manifest: Mapping[str, Any] = field(default_factory=dict)
     val: Split | None = None
-    test_name: str = "test"  # "val" where validation images are all there is to evaluate on
-    notices: tuple[str, ...] = ()  # what a user should know of how it was read
+    test_name: str = "test"  # "val" if the data has validation images but no test images
+    notices: tuple[str, ...] = ()  # for the user: how the data was read
     warnings: tuple[str, ...] = ()
 
     @property
     def chosen_by(self) -> tuple[str, Split]:
-        """The images that every epoch is evaluated on, and their name."""
+        """The split that every epoch is evaluated on and that chooses the best checkpoint, with its name."""
         return (self.test_name, self.test) if self.val is None else ("val", self.val)
 
     def eval_splits(self) -> dict[str, Split]:
-        """All that can be evaluated on, by name."""
+        """The splits that a model can be evaluated on, by name."""
         return dict([self.chosen_by, (self.test_name, self.test)])
 
     def facts(self) -> dict[str, Any]:
-        """What the identity says of it; enough to use a trained model without it."""
+        """The data's part of a run's identity; it is enough to use a trained model without the data."""
         shown = {"classes": self.classes, "shape": self.shape, "mean": self.mean, "std": self.std}
         return {**self.manifest, **shown}
 
 
 def check_size(size: int) -> None:
-    """Refuse images that no model takes, and no memory."""
+    """Refuse images that are too large for any model or memory."""
     if size > _MOST_PIXELS:
         raise DataError(f"data.size={size}: an image has at most {_MOST_PIXELS} pixels a side")
 
 
 def check_labels(where: str, labels: Tensor, num_classes: int) -> None:
-    """Refuse a label outside [0, num_classes), naming the first."""
+    """Refuse labels outside [0, num_classes); the error names the first one."""
     bad = torch.nonzero((labels < 0) | (labels >= num_classes))
     if len(bad):
         first = int(bad[0, 0])
@@ -95,7 +95,7 @@ def check_labels(where: str, labels: Tensor, num_classes: int) -> None:
 
 
 def content_sha256(*splits: MemorySplit) -> str:
-    """One hash over the image and label bytes of packed splits, the same however the files were packed."""
+    """One hash over the bytes of images and labels; it does not depend on how their files were compressed."""
     digest = hashlib.sha256()
     for split in splits:
         digest.update(split.images.contiguous().numpy().data)

@@ -1,7 +1,7 @@
 """The coordinator of a job: it admits launchers, holds the store of a generation, publishes the next one.
 
-One launcher has it, beside its own workers; the others reach it at --rdzv. A launcher says what its workers
-say and how they end; what a worker of an older generation asks for is refused.
+It runs inside one launcher; the launchers of other nodes connect to it at --rdzv. A launcher forwards its
+workers' messages and reports their ends. Requests from a worker of an older generation are ignored.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from lockstep.elastic.message import HELLO_BYTES, LIMIT_BYTES, Message, is_proof
 from lockstep.spec.generation import Generation
 
 BEAT_S = 0.25
-SILENT_S = 2.0  # a launcher that is not heard for so long is cut off, or frozen
-_ADMIT_S = 5.0  # to prove the token
-_STRANGERS = 64  # connections at a time that have not proven it
-_REFORM_S = 2.0  # workers lost each other, and no launcher has missed any: the group is formed again
+SILENT_S = 2.0  # without a message for this long, a launcher counts as cut off or frozen
+_ADMIT_S = 5.0  # for a new connection to prove the token
+_STRANGERS = 64  # the most connections at a time that have not proven the token
+_REFORM_S = 2.0  # after a group is lost: if no worker is reported gone by then, the group is formed again
 
 
 @dataclass
@@ -32,12 +32,12 @@ class Node:
     number: int
     writer: asyncio.StreamWriter
     host: str
-    is_here: bool  # in this very process, and heard as long as this lives
+    is_here: bool  # in this process, so it needs no heartbeats
     heard: float = field(default_factory=time.monotonic)
     workers: set[str] = field(default_factory=set)
 
     def tell(self, op: str, **fields: object) -> None:
-        """Send it a message; a launcher that is gone is noticed by its silence."""
+        """Send a message; if the launcher is gone, its missing heartbeats show that."""
         with suppress(OSError, RuntimeError):
             self.writer.write(pack(op, **fields))
 
@@ -57,17 +57,17 @@ class Coordinator:
         self._run: str | None = None
         self._training = 0
         self._said_waiting = False
-        self._lost_at: float | None = None  # when a worker missed the others, and nobody knows why
+        self._lost_at: float | None = None  # when a worker reported its group lost, without a known cause
         self._short_at: float | None = None
 
     async def listen(self, address: str, port: int) -> asyncio.Server:
-        """Take launchers of other nodes."""
+        """Accept launchers of other nodes."""
         return await asyncio.start_server(self._meet, address, port, limit=LIMIT_BYTES)
 
     async def serve(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str, is_here: bool = False
     ) -> None:
-        """An admitted launcher, until it goes."""
+        """Serve an admitted launcher until it disconnects."""
         node = Node(self._count, writer, host, is_here)
         self._count += 1
         self._nodes[node.number] = node
@@ -84,7 +84,7 @@ class Coordinator:
             writer.close()
 
     async def tend(self) -> None:
-        """Look for silence and for what takes too long, for as long as the job runs."""
+        """Check heartbeats and time limits, for as long as the job runs."""
         while True:
             await asyncio.sleep(BEAT_S)
             now = time.monotonic()
@@ -107,16 +107,16 @@ class Coordinator:
 
     @property
     def is_over(self) -> bool:
-        """Whether the workers have trained to the end; what failed for all, launchers were told."""
+        """Whether the current training has ended; launchers were told if it failed."""
         return 0 < self._training <= self._membership.over
 
     def halt(self) -> None:
-        """Stop those that wait for more workers; the others hear a signal."""
+        """Stop workers that wait for more workers; those that train get a signal from their launcher."""
         if self._membership.is_short:
             self._short_at = -self._wait_s
 
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """A connection: nothing is heard before it has proven the token, and it has little time to."""
+        """Serve a new connection, if it proves the token within `_ADMIT_S`."""
         try:
             if self._strangers >= _STRANGERS:
                 return
@@ -151,7 +151,7 @@ class Coordinator:
         return hello
 
     def _drop(self, node: Node, why: str) -> None:
-        """A launcher is gone: so are its workers."""
+        """Remove a launcher, and its workers with it."""
         if self._nodes.pop(node.number, None):
             node.tell("refused", why="the job went on without this node")
             with suppress(OSError, RuntimeError):
@@ -161,7 +161,7 @@ class Coordinator:
             self._publish()
 
     def _hear(self, node: Node, message: Message) -> None:
-        """What a launcher says."""
+        """Handle a launcher's message."""
         now = time.time()
         match message["op"]:
             case "add":
@@ -178,7 +178,7 @@ class Coordinator:
                 self._hear_worker(node, message["worker"], message["body"])
 
     def _hear_worker(self, node: Node, name: str, body: Message) -> None:
-        """What a worker says."""
+        """Handle a worker's message, which its launcher forwarded."""
         match body["op"]:
             case "ready":
                 if self._membership.ready(name, int(body["training"])):
@@ -207,7 +207,7 @@ class Coordinator:
                 self._answer(node, name, "job", identity=self._identity)
 
     def _finish(self, training: int, code: int) -> None:
-        """A training is over; whoever waits to take part in it need not, and a failure is everyone's."""
+        """End a training: tell workers that still wait for it; if it failed, tell all launchers."""
         self._membership.finish(training)
         self._short_at = None
         for node in self._nodes.values():
@@ -220,7 +220,7 @@ class Coordinator:
         return bool(body["generation"] == self._membership.number)
 
     def _publish(self) -> None:
-        """Tell every worker the next generation, if there is one now."""
+        """Publish the next generation to every worker, if one is due; say if workers are missing."""
         self._tell_generation(self._membership.next(time.time()))
         if not self._membership.is_short:
             self._short_at = None

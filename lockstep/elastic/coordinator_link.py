@@ -22,7 +22,7 @@ _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Link:
-    """A launcher's line to the coordinator of its job; `hear` is called with all that is said there."""
+    """A launcher's connection to its job's coordinator; `hear` is called with every message from there."""
 
     def __init__(self, job: Job, hear: Callable[[Message], None], say: Callable[[str], None]) -> None:
         self._job, self._hear, self._say = job, hear, say
@@ -31,11 +31,11 @@ class Link:
         self._heard = 0.0
         self.coordinator: Coordinator | None = None  # if it is in this process
         self.node = 0  # the number of this node in the job
-        self.address = _LOOPBACK  # at which workers of other nodes reach those here
-        self.lost = ""  # why the coordinator is lost, until this node has entered again
+        self.address = _LOOPBACK  # at which workers of other nodes reach the workers here
+        self.lost = ""  # why the coordinator is lost; empty once this node has entered again
 
     async def open(self) -> None:
-        """Keep the job's store here, or reach who does."""
+        """Start the coordinator in this process, or connect to the one on another node."""
         job = self._job
         coordinator = Coordinator(job, self._say)
         if job.rdzv:
@@ -48,14 +48,14 @@ class Link:
         self._streams, self._serving = await _connect_here(coordinator)
 
     async def reach(self) -> None:
-        """Find the coordinator at another node."""
+        """Connect to the coordinator on another node."""
         assert self._job.rdzv
         self._say("looking for the coordinator at {}:{}".format(*self._job.rdzv))
         self._streams = await _connect(*self._job.rdzv, self._job.token)
         self.address = await _own_address(*self._job.rdzv)
 
     async def enter(self) -> bool:
-        """Become a node of the job, and hear the coordinator from now on; True if the job runs already."""
+        """Join the job as a node, and receive messages from now on; True if the job is already running."""
         reader, self._writer = self._streams
         line = await reader.readline()
         welcome = unpack(line) if line else {"op": "refused", "why": "it hung up"}
@@ -72,30 +72,30 @@ class Link:
         return self._writer is not None
 
     def tell(self, op: str, **fields: object) -> None:
-        """A message to the coordinator; one that is gone is noticed by its silence."""
+        """Send a message; if the coordinator is gone, its missing heartbeats show that."""
         with suppress(OSError, RuntimeError):
             if self._writer:
                 self._writer.write(pack(op, **fields))
 
     def beat(self, now: float) -> None:
-        """Let a coordinator elsewhere know that this node lives, and notice its silence."""
+        """Send a heartbeat to a coordinator on another node, and check that its own arrive."""
         if not self.coordinator:
             if now - self._heard > SILENT_S:
                 self.lost = f"the coordinator of the job was not heard for {SILENT_S:g} s"
             self.tell("beat")
 
     def stop_hearing(self) -> None:
-        """What the coordinator says no longer counts: the workers here have ended, or it is lost."""
+        """Ignore further messages: the workers here have ended, or the coordinator is lost."""
         self._hearing.cancel()
 
     def drop(self) -> None:
-        """Hang up; the coordinator can be reached anew."""
+        """Close the connection; `reach` can open a new one."""
         if self._writer:
             self._writer.close()
         self._writer = None
 
     async def close(self) -> None:
-        """Hang up for good, and end a coordinator that is here."""
+        """Close the connection for good, and end a coordinator in this process."""
         self.drop()
         if self._server:
             self._server.close()
@@ -104,7 +104,7 @@ class Link:
             await asyncio.wait([self._serving], timeout=1.0)
 
     async def _listen_to(self, reader: asyncio.StreamReader) -> None:
-        """Hear the coordinator until it is lost."""
+        """Receive the coordinator's messages until it is lost."""
         reason = "the launcher that holds the store has ended"
         with suppress(OSError, ValueError):
             while line := await reader.readline():
@@ -117,7 +117,7 @@ class Link:
 
 
 async def _connect_here(coordinator: Coordinator) -> tuple[_Streams, asyncio.Task[None]]:
-    """The coordinator of this very process, spoken to as any other."""
+    """Connect to the coordinator in this process, with the same messages as between nodes."""
     ours, theirs = socket.socketpair()
     reader, writer = await asyncio.open_connection(sock=theirs, limit=LIMIT_BYTES)
     serving = asyncio.create_task(coordinator.serve(reader, writer, socket.gethostname(), is_here=True))
@@ -125,7 +125,7 @@ async def _connect_here(coordinator: Coordinator) -> tuple[_Streams, asyncio.Tas
 
 
 async def _listen(coordinator: Coordinator, address: str, port: int) -> asyncio.Server | None:
-    """Become the coordinator at an address; None where it is another host's, or has a coordinator already."""
+    """Let the coordinator listen at an address; None if it is another host's, or already in use."""
     try:
         return await coordinator.listen(address, port)
     except OSError as error:
@@ -135,7 +135,7 @@ async def _listen(coordinator: Coordinator, address: str, port: int) -> asyncio.
 
 
 async def _connect(address: str, port: int, token: str) -> _Streams:
-    """The coordinator at another node, each side having proven the token to the other."""
+    """Connect to the coordinator on another node; each side proves the token to the other."""
     loop = asyncio.get_running_loop()
     end = loop.time() + _SEARCH_S
     while True:
@@ -180,7 +180,7 @@ async def _read(reader: asyncio.StreamReader) -> Message:
 
 
 async def _own_address(address: str, port: int) -> str:
-    """The address by which this host reaches the coordinator's."""
+    """This host's own address on the route to the coordinator."""
     info = await asyncio.get_running_loop().getaddrinfo(address, port, type=socket.SOCK_STREAM)
     family, _, _, _, target = info[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe, suppress(OSError):

@@ -24,16 +24,16 @@ _REQUEST_BYTES = 1 << 20
 
 
 def serve() -> None:
-    """Serve the launcher; the arguments are its socket's number, its process, what to import, and where."""
+    """Serve the launcher; arguments: socket descriptor, the launcher's pid, module to import, sys.path."""
     line = socket.socket(fileno=int(sys.argv[1]))
     end_with_parent(int(sys.argv[2]))
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the launcher decides when this ends
+        signal.signal(number, signal.SIG_IGN)  # the launcher ends this process
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    importlib.import_module(sys.argv[3])  # all that every worker imports, once
+    importlib.import_module(sys.argv[3])  # imported once, for all workers
     with selectors.DefaultSelector() as selector:
         selector.register(line, selectors.EVENT_READ)
         selector.register(reading, selectors.EVENT_READ)
@@ -69,12 +69,12 @@ def _report_ended(line: socket.socket) -> None:
 
 
 def _fork(line: socket.socket, request: dict[str, Any], fds: list[int]) -> bool:
-    """True in the child, which has become what the request says."""
+    """Fork a worker; True in the child, which now has the output and environment of the request."""
     parent = os.getpid()
     signals = (signal.SIGINT, signal.SIGTERM)
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # one that comes now waits until it can be taken
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # held back until the child has its own handlers
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # numpy's idle threads are no harm to a child that has them not
+        warnings.simplefilter("ignore")  # about forking beside threads: numpy's are idle
         pid = os.fork()
     control, stdout, stderr = fds
     if pid:
@@ -86,7 +86,7 @@ def _fork(line: socket.socket, request: dict[str, Any], fds: list[int]) -> bool:
     line.close()
     end_with_parent(parent)
     name_process(f"lockstep {request['worker']}")
-    os.setsid()  # the terminal's signals come to the launcher alone, and it hands each on once
+    os.setsid()  # only the launcher gets the terminal's signals, and forwards each once
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)

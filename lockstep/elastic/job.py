@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Job:
-    """How many workers are to run here, and of which job they are."""
+    """The number of workers on this node, and the settings of the job they belong to."""
 
     workers: int
     lanes: int
@@ -18,5 +18,5 @@ class Job:
     nodes: tuple[int, int] = (1, 1)
     token: str = ""
     advice: str = "; --resume auto goes on"
-    preload: str = "torch"  # what workers import
-    is_elastic: bool = True  # whether the others go on without a worker that is lost
+    preload: str = "torch"  # the module that the fork server imports for all workers
+    is_elastic: bool = True  # whether the other workers go on when one is lost

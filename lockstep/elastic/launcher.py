@@ -1,7 +1,7 @@
 """The launcher of a node: starts workers, ends those that are silent or frozen, replaces those that are lost.
 
-It starts the workers and watches them, hands signals on, shows what a failing worker said, tells the job's
-coordinator who lives, and leaves none behind. It imports no torch; the fork server does.
+It also forwards signals, shows the workers' stderr, tells the job's coordinator which workers live, and ends
+all of them when it ends. It imports no torch; the fork server does.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from lockstep.elastic.restart import Restarts
 from lockstep.elastic.worker_process import Processes, Worker, own_command
 from lockstep.spec.launch import RESTART_CODE
 
-_FROZEN_S = 1.0  # a worker that is stopped for so long is ended
-_DEAF_S = 60.0  # a worker whose own thread is not heard for so long hangs as a whole
+_FROZEN_S = 1.0  # a worker that is stopped (SIGSTOP) for this long is killed
+_DEAF_S = 60.0  # a worker without heartbeats for this long hangs as a whole, and is killed
 _LOOK_S = 0.2
-_ASK_EVERY_S = 0.5  # a worker takes a first SIGTERM for a first to stop after its step
-_GRACE_S = 10.0  # for workers to end by themselves when they should, before they are killed
+_ASK_EVERY_S = 0.5  # between two SIGTERMs: after the first a worker still finishes its step
+_GRACE_S = 10.0  # for workers to end by themselves, before they are killed
 
 
 class Launcher:
@@ -36,12 +36,12 @@ class Launcher:
         self._processes = Processes(self._hear_worker, self._born, self._ended, self._print)
         self._link = Link(job, self._hear_coordinator, self._say)
         self._count, self._restarts, self._pending = 0, Restarts(job.restarts), 0
-        self._signals: list[signal.Signals] = []  # signals that we were sent
+        self._signals: list[signal.Signals] = []  # that this process received
         self._verdict = 0  # the exit code of an error that all workers share
-        self._asked, self._end = 0.0, float("inf")  # when workers were last told to end, and must have
+        self._asked, self._end = 0.0, float("inf")  # when workers were last asked to end; when to kill
 
     def run(self) -> int:
-        """Start the workers, wait for all, and give the exit code of the job."""
+        """Start the workers, wait for all, and return the exit code of the job."""
         return asyncio.run(self._main())
 
     async def _main(self) -> int:
@@ -62,7 +62,7 @@ class Launcher:
             await self._link.close()
 
     async def _serve(self) -> bool:
-        """Be a node of the job until its workers have ended; False if the coordinator was lost before."""
+        """Take part in the job until the workers here have ended; False if the coordinator is lost first."""
         joins = await self._link.enter()
         for slot in range(self._job.workers):
             if not self._signals:
@@ -80,30 +80,30 @@ class Launcher:
         return not self._is_lost()
 
     def _end_workers(self, now: float) -> None:
-        """Ask workers to end, again and again; those of an elastic job know of a verdict by themselves."""
+        """Ask workers to end, again and again; an elastic job's workers learn of a verdict by themselves."""
         if now <= self._asked + _ASK_EVERY_S:
             return
         killing = now > self._end or len(self._signals) > 2
         if killing or len(self._signals) > 1 or not self._job.is_elastic:
-            but = None if len(self._signals) > 1 else 0  # whose script may have caught the error of all
+            but = None if len(self._signals) > 1 else 0  # worker 0's script may have caught the shared error
             self._processes.signal_all(signal.SIGKILL if killing else signal.SIGTERM, but)
         self._asked, self._end = now, min(self._end, now + _GRACE_S)
 
     def _is_lost(self) -> bool:
-        """Whether the job goes on without this node; what workers do after training is their own affair."""
+        """Whether this node has lost the job; that no longer matters after training, or while it stops."""
         return bool(self._link.lost) and not (self._processes.finished() or self._verdict or self._signals)
 
     async def _rejoin(self) -> None:
-        """This node lost the job: nothing of it may go on here; then it asks to be taken in again."""
-        self._link.drop()  # from here on a signal ends the search
+        """Kill the workers here, since others have their lanes now, and connect to the coordinator again."""
+        self._link.drop()  # from here on a signal ends this launcher
         self._processes.signal_all(signal.SIGKILL)
-        while self._processes.alive() or self._pending:  # who would be replaced is not, as the job is lost
+        while self._processes.alive() or self._pending:  # `_replace` starts no worker now
             await self._processes.wait(_LOOK_S)
         self._say(f"{self._link.lost}: the workers here are stopped; trying to join again")
         await self._link.reach()
 
     async def _wait_for_nodes(self) -> None:
-        """Who holds the store leaves last."""
+        """Wait for the other nodes: the coordinator's launcher ends last."""
         end = time.monotonic() + _GRACE_S
         while self._link.coordinator and self._link.coordinator.num_nodes > 1:
             if (self._verdict or self._processes.finished() or self._signals) and time.monotonic() > end:
@@ -131,12 +131,12 @@ class Launcher:
         )
 
     def _born(self, worker: Worker) -> None:
-        """A worker's process is there; a signal that came before hits it now."""
+        """A worker's process has started; send it a signal that came before."""
         if self._signals and self._link.coordinator:
             self._processes.send_signal(worker, self._signals[0])
 
     def _ended(self, worker: Worker) -> None:
-        """A worker has ended; one that was killed gets a successor."""
+        """A worker has ended: report it, and replace it if it was killed."""
         code, why = worker.code, _fate(worker)
         self._link.tell("gone", worker=worker.name, why=why)
         if why and not self._job.is_elastic and not self._verdict:
@@ -161,7 +161,7 @@ class Launcher:
             self._start(slot, joins=True)
 
     def _look(self, now: float) -> None:
-        """End who is frozen or hangs; a frozen fork server goes on."""
+        """Kill workers that are frozen or hang; wake a frozen fork server."""
         if self._processes.is_fork_server_stopped():
             self._processes.wake_fork_server()
         for worker in self._processes.alive():
@@ -193,7 +193,7 @@ class Launcher:
             self._verdict = int(message["code"])
 
     def _take_signal(self, number: signal.Signals) -> None:
-        """A first signal is handed on; where another node holds the store, this one hands its lanes over."""
+        """Forward the first signal to the workers; if the coordinator is elsewhere, leave the job instead."""
         self._signals.append(signal.Signals(number))
         if len(self._signals) > 1:
             return
@@ -209,16 +209,16 @@ class Launcher:
         self._print("", f"lockstep: {text}")
 
     def _print(self, worker: str, text: str) -> None:
-        with suppress(OSError):  # nobody reads us; the workers must not wait for that
+        with suppress(OSError):  # nobody reads our output; the workers go on
             self._show(worker, text)
 
     def _judge(self) -> int:
-        """The exit code; a worker that was killed cannot say so, so we do."""
+        """The exit code; also says which worker was killed, as that one cannot."""
         finished = self._processes.finished()
         if self._verdict and not self._link.coordinator:
             self._say(f"the job ended with exit code {self._verdict}: its coordinator's launcher says why")
         if finished and finished[0].rank == 0 and finished[0].code >= 0:
-            return finished[0].code  # whether its script has caught the error of all or not
+            return finished[0].code  # its script may have caught the shared error
         if self._verdict or finished:
             return self._verdict or max(finished[0].code, 0)
         if self._signals:
@@ -232,14 +232,14 @@ class Launcher:
             return 1
         failed = self._processes.last_failed()
         if self._link.coordinator and self._link.coordinator.is_over:
-            return 0  # by the workers of other nodes
+            return 0  # the workers of other nodes finished the training
         if failed and failed.code < 0:
             self._say(f"worker {failed.name} {_fate(failed)}, and no worker is left{self._job.advice}")
         return (failed.code if failed.code > 0 else 1) if failed else 0
 
 
 def _fate(worker: Worker) -> str:
-    """How a worker ended, if not well."""
+    """How a worker ended; empty if without an error."""
     if worker.code >= 0:
         return (worker.why or f"failed with exit code {worker.code}") if worker.code else ""
     try:

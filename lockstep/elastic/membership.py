@@ -16,16 +16,16 @@ class Member:
     host: str
     age: int
     training: int = 0  # which training it is ready for; 0 while it starts
-    leaves: bool = False  # its launcher was asked to go
+    leaves: bool = False  # its node leaves the job
 
 
 class Membership:
-    """The workers of all nodes; `next` gives a generation whenever the one that runs is no longer right."""
+    """The workers of all nodes; `next` returns a new generation if the current one no longer fits them."""
 
     def __init__(self, lanes: int, min_workers: int = 1, min_nodes: int = 1) -> None:
         self._lanes, self._min_workers, self._min_nodes = lanes, min_workers, min_nodes
         self._members: dict[str, Member] = {}
-        self._changes: list[tuple[int, float, Change]] = []  # since which generation, when, and what
+        self._changes: list[tuple[int, float, Change]] = []  # (first generation with it, time, change)
         self._ages = 0
         self._again = False
         self.over = 0  # the last training that has ended, well or not
@@ -38,20 +38,20 @@ class Membership:
         self._members[name] = Member(name, node, host, self._ages)
 
     def ready(self, name: str, training: int) -> bool:
-        """A worker wants to train; False if that training is over, so it comes too late."""
+        """A worker is ready to train; False if that training is already over."""
         if name not in self._members or training <= self.over:
             return False
         self._members[name].training = training
         return True
 
     def remove(self, name: str, why: str, now: float) -> None:
-        """A worker has ended; a reason makes it a loss."""
+        """A worker has ended; it counts as lost if there is a reason `why`."""
         member = self._members.pop(name, None)
         if member and why and self.current and name in self.current.workers:
             self._note(Change("lost", name, member.host, why), now)
 
     def leave(self, node: int, now: float) -> None:
-        """A node's workers go at the next step boundary."""
+        """A node's workers leave at the next step boundary."""
         for member in self._members.values():
             if member.node == node and not member.leaves:
                 member.leaves = True
@@ -59,7 +59,7 @@ class Membership:
                     self._note(Change("left", member.name, member.host), now)
 
     def finish(self, training: int) -> None:
-        """A training is over: nobody begins it any more."""
+        """A training is over: no worker can begin it any more."""
         self.over = max(self.over, training)
 
     def renew(self) -> None:
@@ -67,7 +67,7 @@ class Membership:
         self._again = True
 
     def next(self, now: float) -> Generation | None:
-        """The next generation, if there has to be one and there can be."""
+        """The next generation, if one is needed and enough workers are ready; else None."""
         if self._training <= self.over or self._waits():
             return None
         able, current = self._able(), self.current
@@ -77,39 +77,39 @@ class Membership:
         return None if is_same and not self._again else self._publish(able, now)
 
     def halt(self, now: float) -> Generation | None:
-        """A last generation of those who are left, to save their state."""
+        """A last generation of the remaining workers, which save their state and stop."""
         able = self._able() if self._training > self.over else []
         return self._publish(able, now, halt=True) if able else None
 
     @property
     def is_short(self) -> bool:
-        """Whether training waits for more workers than there are, or start."""
+        """Whether training waits because too few workers are ready; False while the first ones start."""
         starting = self.current is None and self._waits()
         return self._training > self.over and not starting and 0 < len(self._able()) < self._min_workers
 
     @property
     def changes(self) -> tuple[Change, ...]:
-        """What has happened since the last step that was completed."""
+        """All changes since the last completed step."""
         return tuple(change for _, _, change in self._changes)
 
     @property
     def shortage(self) -> str:
-        """How many there are of those that there must be."""
+        """How many workers are left of the minimum, as text."""
         return f"{len(self._able())} of at least {self._min_workers} are left"
 
     @property
     def _training(self) -> int:
-        """The training that the workers are in, or the foremost of them wait for."""
+        """The latest training that any worker is in, or is ready for."""
         return max((m.training for m in self._members.values()), default=0)
 
     def _able(self) -> list[Member]:
-        """Who can take part, in order of rank; worker 0 stays beside the coordinator, where the files are."""
+        """Workers that can take part, by rank; the coordinator's node first, as the run's files are there."""
         training = self._training
         able = [m for m in self._members.values() if m.training == training and not m.leaves]
         return sorted(able, key=lambda m: (m.node, m.age))[: self._lanes]
 
     def _waits(self) -> bool:
-        """Whether some are still to come: at the start all, at a further training those of the one before."""
+        """Whether to wait: at the start for all workers, at a further training for those of the last one."""
         if self.current is None:
             nodes = {m.node for m in self._members.values()}
             return len(nodes) < self._min_nodes or any(not m.training for m in self._members.values())
@@ -142,7 +142,7 @@ class Membership:
         return self.current
 
     def confirm(self, number: int) -> None:
-        """A generation has completed a step, and its changes were told."""
+        """A generation has completed a step, and its changes are reported: forget them."""
         self._changes = [row for row in self._changes if row[0] > number]
 
     def _note(self, change: Change, now: float) -> None:

@@ -7,8 +7,8 @@ import hmac
 import json
 from typing import Any
 
-LIMIT_BYTES = 1 << 20  # of a line; the longest are identities and addresses of some hundred workers
-HELLO_BYTES = 1 << 10  # of a line from somebody who has not proven the token yet
+LIMIT_BYTES = 1 << 20  # of a line; the longest hold an identity, or the addresses of hundreds of workers
+HELLO_BYTES = 1 << 10  # of a line from a connection that has not proven the token yet
 Message = dict[str, Any]
 
 
@@ -33,7 +33,7 @@ def unpack(line: bytes) -> Message:
 
 
 def prove(token: str, nonce: str, side: str) -> str:
-    """What only a holder of the token can answer to a nonce; each side has an answer of its own."""
+    """The answer to a nonce, which only a holder of the token knows; it differs between the two sides."""
     return hmac.new(token.encode(), f"lockstep {side} {nonce}".encode(), hashlib.sha256).hexdigest()
 
 

@@ -12,7 +12,7 @@ _PR_SET_NAME = 15
 
 
 def end_with_parent(parent: int) -> None:
-    """Let the kernel end this process when its parent ends; now, if it has ended already."""
+    """Let the kernel kill this process when its parent ends; exit now if that has ended already."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -20,13 +20,13 @@ def end_with_parent(parent: int) -> None:
 
 
 def name_process(name: str) -> None:
-    """The name of this process in `ps` and `top`; 15 letters of it."""
+    """Set the name of this process in `ps` and `top`; the kernel keeps 15 characters."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()))
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process was frozen by a signal; one that a debugger halts (t) has somebody to wake it."""
+    """Whether a process was stopped by a signal (T); not if a debugger halts it (t), which can wake it."""
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # noqa: PTH123  (looked at all the time)
             stat = file.read(1024)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 WINDOW_S = 3600.0
-FIRST_S, MOST_S = 0.5, 8.0  # the others go on first: a new worker needs the cores that they need
+FIRST_S, MOST_S = 0.5, 8.0  # wait: a new worker would take CPU time from the others' recovery
 _SOON_S = 10.0
 
 
 class Restarts:
-    """At most so many within an hour; where one worker after another dies soon, each comes later."""
+    """At most `most` replacements within an hour; if they keep dying soon, each next one comes later."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._replaced: list[float] = []  # when, within the window
-        self._short: dict[int, int] = {}  # how many workers of a place in a row did not live long
+        self._replaced: list[float] = []  # times of replacements within the window
+        self._short: dict[int, int] = {}  # slot → losses in a row, each soon after its start
 
     def wait_s(self, slot: int, lived_s: float, now: float) -> float | None:
-        """After how long to replace a worker that was killed; None if too many were."""
+        """How long to wait before a killed worker is replaced; None if too many were replaced already."""
         self._replaced = [when for when in self._replaced if now - when < WINDOW_S]
         if len(self._replaced) >= self._most:
             return None

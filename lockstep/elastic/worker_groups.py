@@ -19,7 +19,7 @@ _trainings = itertools.count(1)
 
 
 class WorkerGroups:
-    """Who trains together; `next` gives the group of the generation that begins."""
+    """The groups of one worker, one after another; `next` gives the group of the next generation."""
 
     def __init__(self, world: World | None, backend: str, device: torch.device) -> None:
         self._world, self._backend, self._device = world, backend, device
@@ -32,17 +32,17 @@ class WorkerGroups:
 
     @property
     def is_elastic(self) -> bool:
-        """Whether a lost group is followed by another."""
+        """Whether training goes on in a new group after one is lost."""
         return self._line is not None
 
     @property
     def joins(self) -> bool:
-        """Whether this worker comes to a job that may run already."""
+        """Whether this worker joins a job that may already be running."""
         return self._world is not None and self._world.joins
 
     @property
     def wants_to_move(self) -> bool:
-        """Whether another generation is planned, to begin after a step."""
+        """Whether another generation is planned, which this worker should enter after its step."""
         return self._line is not None and self._line.wants_to_move
 
     @property
@@ -64,7 +64,7 @@ class WorkerGroups:
             if self._world.name not in generation.workers:
                 if self._was_in:
                     raise LeftOut
-                continue  # all lanes have a worker; one day this one is needed
+                continue  # a spare: all lanes have a worker, so wait for a loss
             try:
                 group = self._line.form(generation, self._backend, self._device)
             except GroupLost:
@@ -81,13 +81,13 @@ class WorkerGroups:
             self._line.report_lost()
 
     def leave(self, group: Group) -> None:
-        """Leave a group in good order, as all its workers do."""
+        """Leave a group in good order, together with all its workers."""
         if self._line:
             self._line.leave()
         group.close()
 
     def tell_job(self, run: str, identity: dict[str, object]) -> None:
-        """Let the job's coordinator know what is trained, and where its files are."""
+        """Tell the job's coordinator the run's identity and directory."""
         if self._line:
             self._line.say("job", run=run, identity=identity)
 
@@ -96,12 +96,12 @@ class WorkerGroups:
         return self._line.ask_identity() if self._line else None
 
     def confirm(self) -> None:
-        """The generation has completed a step."""
+        """Report that the generation has completed a step."""
         if self._line and self.generation:
             self._line.say("stepped", generation=self.generation.number)
 
     def tell_end(self, code: int, rank: int) -> None:
-        """The training is over, for all workers alike."""
+        """Report that the training is over for all workers."""
         if self._line:
             self._line.say("verdict", code=code, rank=rank, training=self._training)
 

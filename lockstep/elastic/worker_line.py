@@ -1,7 +1,7 @@
 """A worker's connection to its launcher: heartbeats, generations, and the store by which a group is formed.
 
-A thread hears the launcher. When it tells of a generation in which somebody is missing, the thread cuts the
-group, so that this worker stops waiting for the dead; it also tells the launcher that this worker lives.
+One thread receives the launcher's messages. If a new generation begins because a worker was lost, it cuts the
+current group, so that this worker stops waiting for the lost one. Another thread sends heartbeats.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from lockstep.spec.generation import Generation
 from lockstep.spec.world import World
 
 _BEAT_S = 0.5
-_FORM_S = 1800.0  # for all workers of a generation to come: they may be evaluating, or saving
+_FORM_S = 1800.0  # for all workers of a generation to arrive: they may be evaluating, or saving
 _CHUNK = 1 << 16
 
 
 class WorkerLine:
-    """What the launcher says, and what it is told; one a process, for all its trainings."""
+    """The connection to the launcher; one per process, for all its trainings."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -38,17 +38,17 @@ class WorkerLine:
         self._sending = threading.Lock()
         self._news = threading.Condition()
         self._newest: Generation | None = None
-        self._entered = 0  # the generation this worker is in, or forms
+        self._entered = 0  # the generation whose group this worker is in, or forms
         self._group: Group | None = None
         self._values: dict[str, str] = {}
         self._job: Message | None = None
-        self._training = self._over = 0  # which training this worker is in, and the last that has ended
-        self.run: str | None = None  # the run's directory, where the job has one already
+        self._training = self._over = 0  # this worker's training, and the last one that has ended
+        self.run: str | None = None  # the run's directory, if the job has one already
         threading.Thread(target=self._hear, name="lockstep-control", daemon=True).start()
         threading.Thread(target=self._beat, name="lockstep-beat", daemon=True).start()
 
     def say(self, op: str, **fields: Any) -> None:
-        """Tell the launcher, or through it the coordinator."""
+        """Send a message to the launcher, which forwards all but heartbeats to the coordinator."""
         with self._sending:
             self._socket.sendall(pack(op, **fields))
 
@@ -62,7 +62,7 @@ class WorkerLine:
             return identity
 
     def wait(self, training: int) -> Generation | None:
-        """The newest generation that this worker has not been in; None if the training is over."""
+        """Wait for a generation that is newer than this worker's; None if the training is over."""
         with self._news:
             self._training = training
             self._news.wait_for(lambda: self._is_over() or self._is_news(training))
@@ -72,7 +72,7 @@ class WorkerLine:
             return self._newest
 
     def form(self, generation: Generation, backend: str, device: torch.device) -> Group:
-        """The group of a generation; GroupLost if the next one comes first."""
+        """Form the group of a generation; GroupLost if the next generation comes first."""
         size = len(generation.workers)
         if size == 1:
             return Group()
@@ -83,12 +83,12 @@ class WorkerLine:
         group = self._unless_news(lambda: form(store, place), device)
         with self._news:
             self._group = group
-            if self._is_news():  # it came while the group was formed, when nothing could be cut
+            if self._is_news():  # it came while the group was being formed and could not be cut
                 group.cut()
         return group
 
     def leave(self) -> None:
-        """The group is no longer used."""
+        """Forget the group: it is no longer used, and need not be cut."""
         with self._news:
             self._group = None
 
@@ -98,7 +98,7 @@ class WorkerLine:
         return self._is_news()
 
     def report_lost(self) -> None:
-        """The group failed; if nobody is known to be missing, the coordinator has it formed again."""
+        """Report a failed group, unless a new generation has come; the coordinator has it formed again."""
         if not self._is_news():
             self.say("lost", generation=self._entered)
 
@@ -107,14 +107,14 @@ class WorkerLine:
         self.say("set", generation=generation, key=key, value=base64.b64encode(value).decode())
 
     def get(self, generation: int, key: str) -> bytes:
-        """A value of the store, once it is there; a RuntimeError if the generation is over before."""
+        """Wait for a value of the store; a RuntimeError if the generation ends first."""
         if key not in self._values:
             self.say("get", generation=generation, key=key)
         with self._news:
             found = self._news.wait_for(
                 lambda: key in self._values or self._newest_number() > generation or self._is_over(), _FORM_S
             )
-            left = self._entered != generation  # by a thread that forms a group nobody waits for any more
+            left = self._entered != generation  # this thread was abandoned in `_unless_news`
             if left or not found or key not in self._values:
                 raise RuntimeError(
                     "another generation has begun" if found else f"no '{key}' in {_FORM_S:g} s"
@@ -122,7 +122,7 @@ class WorkerLine:
             return base64.b64decode(self._values[key])
 
     def _meet(self, generation: int, rank: int, size: int, backend: str) -> None:
-        """Wait until all are here: once gloo connects, it waits for those who died without end."""
+        """Wait until all workers are here: gloo would wait forever to connect to a worker that has died."""
         self.set(generation, f"here/{rank}", backend.encode())
         try:
             theirs = [self.get(generation, f"here/{other}").decode() for other in range(size)]
@@ -135,7 +135,7 @@ class WorkerLine:
             )
 
     def _unless_news(self, make: Callable[[], Group], device: torch.device) -> Group:
-        """What `make` gives; it is left alone, in a thread of its own, if the next generation comes first."""
+        """The result of `make`, from a thread that is abandoned if the next generation comes first."""
         found = run_in_thread(make, device)
         found.add_done_callback(lambda _: self._notify())
         with self._news:
@@ -168,7 +168,7 @@ class WorkerLine:
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 self._take(unpack(line + b"\n"))
-        os._exit(1)  # the launcher has ended, and nobody is to speak to
+        os._exit(1)  # the launcher has ended, and no worker outlives it
 
     def _take(self, message: Message) -> None:
         with self._news:
@@ -196,7 +196,7 @@ class WorkerLine:
 
 
 class _Store(dist.Store):  # type: ignore[misc,name-defined]
-    """The store of one generation, as torch wants it; kept by the job's coordinator."""
+    """The store of one generation, as a torch Store; the job's coordinator keeps its values."""
 
     def __init__(self, control: WorkerLine, generation: int) -> None:
         super().__init__()
@@ -215,5 +215,5 @@ class _Store(dist.Store):  # type: ignore[misc,name-defined]
             self._line.get(self._generation, key)
 
     def check(self, keys: list[str]) -> bool:
-        """NCCL looks now and then whether another worker has left a word; ours never do."""
+        """Always False: NCCL asks now and then for error reports of other workers, and ours write none."""
         return False

@@ -21,9 +21,9 @@ from lockstep.errors import SpecError
 from lockstep.spec.world import STARTED_IN, VARIABLE
 
 _REPLY_BYTES = 1 << 12
-# With our own path for modules, whatever lies in the current directory.
+# The fork server gets our sys.path, so that no file in the current directory can shadow a module.
 _FORK_SERVER = "import sys; sys.path[:] = sys.argv[4:]; import lockstep.elastic.fork_server as f; f.serve()"
-_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")  # flags of Python that take the next word
+_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")  # Python's flags that take a value
 
 
 @dataclass
@@ -31,21 +31,21 @@ class Worker:
     """A worker of this node."""
 
     name: str
-    slot: int  # which of the node's GPUs it has, and whom it replaces
+    slot: int  # its place on the node, which decides its GPU; a replacement gets the same
     started: float
     heard: float = 0.0
     pid: int = 0
     code: int = 0
     ended: bool = False
-    why: str = ""  # why we ended it
+    why: str = ""  # why the launcher killed it
     beats: bool = False
     stopped_at: float | None = None
     line: asyncio.StreamWriter | None = None
-    rank: int | None = None  # its rank when training was over
+    rank: int | None = None  # its rank at the end of training; None before
 
 
 class Processes:
-    """Starts workers by the fork server, hears them and notices how they end."""
+    """Starts workers through the fork server, receives their messages and notices how they end."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Processes:
         self.fork_server_ended = False
 
     def open(self, command: WorkerCommand, preload: str) -> None:
-        """Start the fork server, which imports the module `preload`; its workers run the program."""
+        """Start the fork server, which imports the module `preload`; its workers run `command`."""
         self._command = command
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -77,7 +77,7 @@ class Processes:
         asyncio.get_running_loop().add_reader(self._line, self._read_fork_server)
 
     def start(self, worker: Worker, world: dict[str, Any], speaks: bool) -> None:
-        """Ask for a worker; it is alive from now on."""
+        """Ask the fork server for a worker, which counts as alive from now on."""
         ours, theirs = socket.socketpair()
         reading, writing = os.pipe()
         request = {
@@ -91,7 +91,7 @@ class Processes:
         }
         with theirs:
             fds = [theirs.fileno(), 1, writing]
-            with suppress(OSError):  # the fork server has ended; its end is noticed
+            with suppress(OSError):  # if the fork server has ended, `_read_fork_server` notices
                 socket.send_fds(self._line, [json.dumps(request).encode()], fds)
         os.close(writing)
         self._workers[worker.name] = worker
@@ -99,7 +99,7 @@ class Processes:
         self._spawn(self._show_errors(worker, reading))
 
     def all(self) -> list[Worker]:
-        """Every worker there was."""
+        """All workers that were ever started."""
         return list(self._workers.values())
 
     def alive(self) -> list[Worker]:
@@ -107,25 +107,25 @@ class Processes:
         return [worker for worker in self._workers.values() if not worker.ended]
 
     def last_failed(self) -> Worker | None:
-        """The worker after whose end nobody was left; one that was killed comes first."""
+        """The last worker that failed; if any were killed, the last of those."""
         failed = [worker for worker in self._workers.values() if worker.code]
         return min(reversed(failed), key=lambda worker: worker.code > 0, default=None)
 
     def finished(self) -> list[Worker]:
-        """Those that trained to the end, worker 0 first; one that was killed later counts last."""
+        """Workers that trained to the end, by rank; those that were killed afterwards come last."""
         done = [worker for worker in self._workers.values() if worker.rank is not None]
         return sorted(done, key=lambda worker: (worker.code < 0, worker.rank))
 
     async def wait(self, seconds: float) -> None:
-        """Until a worker ends, at most so long."""
+        """Wait until a worker ends, at most for `seconds`."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), seconds)
         self._changed.clear()
-        if self._tasks and not self.alive():  # their last words
+        if self._tasks and not self.alive():  # to show their last output
             await asyncio.wait(self._tasks, timeout=1.0)
 
     def tell(self, name: str, message: Message) -> None:
-        """A message to one of our workers."""
+        """Send a message to one of our workers."""
         worker = self._workers.get(name)
         if worker and worker.line and not worker.ended:
             worker.line.write(json.dumps(message).encode() + b"\n")
@@ -137,7 +137,7 @@ class Processes:
                 os.kill(worker.pid, number)
 
     def signal_all(self, number: signal.Signals, but_rank: int | None = None) -> None:
-        """Send a signal to all of them, but not to one that has trained to the end with this rank."""
+        """Send a signal to all workers, except one that trained to the end with rank `but_rank`."""
         for worker in self.alive():
             if but_rank is None or worker.rank != but_rank:
                 self.send_signal(worker, number)
@@ -149,7 +149,7 @@ class Processes:
         self._fork_server.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
-        """End everything."""
+        """Kill the workers and the fork server."""
         self.signal_all(signal.SIGKILL)
         for worker in self._workers.values():
             if worker.line:
@@ -188,7 +188,7 @@ class Processes:
         self._changed.set()
 
     async def _attend(self, worker: Worker, line: socket.socket) -> None:
-        """Hear a worker until it ends."""
+        """Receive a worker's messages until it ends."""
         reader, worker.line = await asyncio.open_connection(sock=line, limit=LIMIT_BYTES)
         with suppress(OSError, ValueError):
             while data := await reader.readline():
@@ -196,7 +196,7 @@ class Processes:
         worker.line.close()
 
     async def _show_errors(self, worker: Worker, fd: int) -> None:
-        """Show what a worker says on stderr, line by line."""
+        """Show a worker's stderr, line by line."""
         reader = asyncio.StreamReader(limit=LIMIT_BYTES)
         with os.fdopen(fd, "rb", 0) as pipe:
             await asyncio.get_running_loop().connect_read_pipe(
@@ -213,7 +213,7 @@ class Processes:
 
 @dataclass(frozen=True)
 class WorkerCommand:
-    """What this process runs: a script or a module, and the interpreter's flags before it."""
+    """The command of this process: Python's flags, then a script or a module with its arguments."""
 
     flags: list[str]
     module: str
@@ -221,7 +221,7 @@ class WorkerCommand:
 
 
 def own_command() -> WorkerCommand:
-    """The command that started this process, to start it again; sys.argv may be changed by now."""
+    """The command that started this process, for its workers; sys.argv may have been changed by now."""
     words = iter(sys.orig_argv[1:])
     flags: list[str] = []
     for word in words:

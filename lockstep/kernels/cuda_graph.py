@@ -1,4 +1,4 @@
-"""Captures kernel launches as a CUDA graph, which starts them all at once."""
+"""Captures kernel launches as a CUDA graph, which starts them all at once; compiles them before."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from lockstep.kernels.cuda_stream import stream
 
 
 def run_first(launch: Callable[[], object], device: torch.device, beside_others: bool = False) -> None:
-    """Compile the kernels of what is launched, on a GPU beside each other, and run it once.
+    """Run `launch` once; on a GPU its Triton kernels are compiled before, in parallel.
 
-    `beside_others`: the other workers do the same, and none waits for another in it.
+    `beside_others` says that the other workers run the same, and that `launch` does not wait for them.
     """
     if device.type != "cuda":
         launch()
         return
     from lockstep.kernels.triton.compile_ahead import compile_ahead
 
-    with torch.cuda.device(device):  # Triton starts kernels where the thread is
+    with torch.cuda.device(device):  # Triton launches on the thread's current GPU
         with one_compiles_first() if beside_others else nullcontext():
             compile_ahead(launch)
         launch()
 
 
 def capture(launch: Callable[[], object], device: torch.device, graph: bool) -> Callable[[], object]:
-    """The launches as one CUDA graph if wanted, else one by one.
+    """A function that repeats the launches: as one CUDA graph if `graph`, else one by one.
 
-    They must have run before, by `run_first`: that compiles the kernels, which cannot be captured.
+    `run_first` must have run them before, because kernels cannot be compiled during a capture.
     """
     if not graph:
         return launch
@@ -49,13 +49,13 @@ def capture(launch: Callable[[], object], device: torch.device, graph: bool) -> 
 
 @contextmanager
 def one_compiles_first() -> Iterator[None]:
-    """Of the children of one process that come here, one goes in at once, and the others when it is out.
+    """Let one worker of a host into the block first, and the others once it has left.
 
-    The workers of a host compile the same kernels: so the first does, and the others find them on disk. One
-    that dies inside lets the others in.
+    The workers of a host compile the same kernels. So the first one compiles them, and the others find them
+    in the cache on disk. The lock is on the workers' parent process, and ends with the worker that holds it.
     """
     family = -1
-    with suppress(OSError):  # where a process cannot be locked, each compiles for itself
+    with suppress(OSError):  # without the lock, each worker compiles for itself
         family = os.open(f"/proc/{os.getppid()}", os.O_RDONLY)
         try:
             fcntl.flock(family, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -66,5 +66,5 @@ def one_compiles_first() -> Iterator[None]:
     finally:
         if family >= 0:
             with suppress(OSError):
-                fcntl.flock(family, fcntl.LOCK_UN)  # a child that was forked inside has it too
+                fcntl.flock(family, fcntl.LOCK_UN)  # a process that was forked inside holds it, too
             os.close(family)

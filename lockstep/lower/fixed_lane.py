@@ -1,7 +1,7 @@
 """Fixed weights, images and labels for a lane, and what it gives with them: for fingerprint and probes.
 
-Images, labels, weights and statistics are drawn by name, so that they are the same on every worker, whatever
-its model starts from. Zeros would hide differences.
+Images, labels, weights and statistics are keyed by name. So they are the same on every worker, whatever
+weights its model starts from. Zeros would hide differences.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lockstep.kernels import random
 from lockstep.lower.lane_by_lane import LaneByLane
 
 _PERIOD = 65537  # values after which a large tensor repeats them; a prime, so that no two rows are alike
-_MOST_WORK = 2 << 30  # multiplications of a forward pass on a CPU: well below a second of one core
+_MOST_WORK = 2 << 30  # multiplications of a forward pass: well below a second on one core
 _BF16_COST = 16  # times as much as fp32, on a CPU without bf16 of its own
 _FEWEST = 2  # samples: a batch norm after a global pooling needs two
 
@@ -29,7 +29,7 @@ def run_fixed_lane(
 ) -> list[Tensor]:
     """Loss, logits, gradients and new floating buffers of a lane shaped as `images`.
 
-    Model and random streams are afterwards as they were.
+    The model and torch's random generators are unchanged afterwards.
     """
     device = images.device
     fixed = torch.empty_like(images, memory_format=memory_format).copy_(fixed_values("images", images) * 4)
@@ -43,9 +43,9 @@ def run_fixed_lane(
 
 @contextmanager
 def fixed_weights(model: nn.Module) -> Iterator[None]:
-    """Let a model have fixed parameters and buffers for a while; then it has its own again.
+    """Give a model fixed parameters and buffers inside the block, and its own again after it.
 
-    Integers that are no counts stay: they may be indices.
+    Integer buffers that are not scalar counters keep their values, because they may be indices.
     """
     own: dict[str, Tensor] = {}
     try:
@@ -56,7 +56,7 @@ def fixed_weights(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         with torch.no_grad():
-            for name, tensor in _tensors(model):  # anew: a module may have put another buffer in its place
+            for name, tensor in _tensors(model):  # look again: a module may have replaced a buffer
                 if name in own:
                     tensor.copy_(own[name])
 
@@ -70,9 +70,9 @@ def fixed_values(name: str, like: Tensor) -> Tensor:
 
 
 def fixed_samples(model: nn.Module, image: Tensor, lane_size: int, bf16: bool) -> int:
-    """How many samples of a lane are computed on a CPU: as many as a fixed amount of work allows.
+    """The number of samples that a CPU computes for a fixed lane, so that its work is bounded.
 
-    A property of shapes alone, since a time would differ between workers. `image` is one image.
+    It depends on shapes alone, because a time would differ between workers. `image` is one image.
     """
     work = sum(_count_work(model, image)) * (_BF16_COST if bf16 else 1)
     return min(lane_size, max(_FEWEST, _MOST_WORK // max(work, 1)))

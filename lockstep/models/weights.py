@@ -21,7 +21,7 @@ _GROUP, _AVERAGED = "model.", "ema."
 
 
 def load_weights(model: nn.Module, path: Path) -> list[str]:
-    """Load parameters and buffers by name; return the names of head tensors skipped for their other size."""
+    """Load parameters and buffers by name; returns the head tensors skipped because their sizes differ."""
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
         raise ModelError(f"model.weights={path}: {what}: give the path of a .safetensors file")

@@ -1,4 +1,4 @@
-"""curves.png: a run's loss, accuracy and learning rate, drawn from its metrics.jsonl."""
+"""Draws curves.png: a run's loss, accuracy and learning rate, from its metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Row = dict[str, Any]
 _WORDS = {"val": "validation", "test": "test"}
 _TRAIN, _TEST = "#4477aa", "#cc6677"
 _LOST, _JOINED = "#aa3377", "#228833"
-_NAMED = 30  # changes of workers that are named with the number of those who went on
+_NAMED = 30  # with more changes of workers, their marks have no numbers
 
 
 def draw_curves(directory: Path) -> Path | None:
-    """Draw curves.png into a run's directory; None where there is nothing to draw yet."""
+    """Draw curves.png into a run's directory; None if there is nothing to draw yet."""
     steps, epochs, changes = _rows(directory / "metrics.jsonl")
     if not steps:
         return None
@@ -40,7 +40,7 @@ def draw_curves(directory: Path) -> Path | None:
         last = f"{_WORDS[split]}, at the end {epochs[-1][f'{split}_loss']:.4f} and {percent[-1]:.2f} %"
         loss.plot(ends, [row[f"{split}_loss"] for row in epochs], "o-", color=_TEST, label=last, markersize=4)
         accuracy.plot(ends, percent, "o-", color=_TEST, markersize=4)
-    top = 1.1 * max(row["loss"] for row in steps)  # one bad test must not flatten the rest
+    top = 1.1 * max(row["loss"] for row in steps)  # one bad evaluation must not flatten the curves
     loss.set_ylim(-0.03 * top, top)
     for axes, label, rate in zip((loss, accuracy), ("loss", "accuracy, %"), rates, strict=True):
         _mark(axes, changes)
@@ -57,11 +57,11 @@ def draw_curves(directory: Path) -> Path | None:
     figure.suptitle(directory.name)
     path, new = directory / "curves.png", directory / ".curves.png"
     figure.savefig(new)
-    return new.replace(path)  # whole or not at all: who draws may be killed
+    return new.replace(path)  # atomic, as this process may be killed while it draws
 
 
 def _mark(axes: Any, changes: list[Row]) -> None:
-    """A line at each step where workers were lost or joined, and who it was."""
+    """Draw a line at each step at which workers were lost or joined, and how many there were afterwards."""
     for number, row in enumerate(changes):
         lost = any("joined" not in text for text in row["changes"])
         label = "worker lost: how many are left" if lost else "worker joined"
@@ -76,14 +76,14 @@ def _mark(axes: Any, changes: list[Row]) -> None:
 
 
 def _smooth(values: list[float], half: int) -> list[float]:
-    """Of each value and so many on either side, the mean."""
+    """The moving mean: of each value and up to `half` values on either side."""
     sums = [0.0, *accumulate(values)]
     ends = ((max(i - half, 0), min(i + half + 1, len(values))) for i in range(len(values)))
     return [(sums[stop] - sums[start]) / (stop - start) for start, stop in ends]
 
 
 def _rows(path: Path) -> tuple[list[Row], list[Row], list[Row]]:
-    """Steps, epochs and changes of workers."""
+    """The rows of steps, of epochs, and of changes of workers."""
     kinds: dict[str, list[Row]] = {"step": [], "epoch": [], "generation": []}
     if path.is_file():
         for line in path.read_text(encoding="utf-8").splitlines():

@@ -10,9 +10,9 @@ from lockstep.spec.identity import Identity
 
 @dataclass
 class Pace:
-    """Images trained by this worker's groups, the time they took, and how much of it was waiting for data.
+    """The number of images trained, the time it took, and how much of that was spent waiting for data.
 
-    It goes on from one generation to the next.
+    It keeps counting when the generation of workers changes.
     """
 
     images: int = 0
@@ -29,22 +29,22 @@ class Pace:
 
     @property
     def wait_share(self) -> float:
-        """How much of the time was waiting for data, 0 to 1."""
+        """The fraction of the time that was spent waiting for data, 0 to 1."""
         return min(self.waited_s / max(self.seconds, 1e-9), 1.0)
 
 
 @dataclass(frozen=True)
 class About:
-    """What a journal says of its run."""
+    """The facts about a run that its journal reports."""
 
     run: Run
     identity: Identity
-    model: str  # the Run's name for it, or the class of a module of the user's
+    model: str  # its name in the Run, or the class of a user's own module
     data: str
     num_params: int
     num_train: int
     num_test: int
-    num_val: int  # 0 where the test images serve for both
-    split: str  # the images that every epoch is evaluated on
+    num_val: int  # 0 if there are no validation images beside the test images
+    split: str  # name of the split that every epoch is evaluated on
     notices: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()

@@ -1,8 +1,8 @@
-"""Checkpoints: a safetensors file, and a JSON manifest whose appearance is the commit.
+"""Writes and reads checkpoints: a safetensors file and a JSON manifest, which commits it.
 
-Every file is written under another name, synced, renamed, and the folder synced, so a crash at any
-moment leaves either the old state or the new one. The manifest comes last and holds the SHA-256 of the
-tensors; a checkpoint without a whole manifest does not exist.
+Every file is written under a temporary name, synced and renamed; then the folder is synced. So a crash at any
+moment leaves either the old state or the new one. The manifest is written last and holds the SHA-256 of the
+tensors. Without a complete manifest there is no checkpoint.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _MANIFEST = re.compile(r"step-(\d{9,})\.json")
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint that was read and whose hash was right."""
+    """A checkpoint that was read and whose hash is correct."""
 
     path: Path
     manifest: dict[str, Any]
     tensors: dict[str, Tensor]
 
     def restore(self, state: TrainState) -> None:
-        """Copy it into a state of the same model and optimizer."""
+        """Copy the checkpoint into a state of the same model and optimizer."""
         try:
             state.load_tensors(self.tensors)
             state.load_cursor(self.manifest["cursor"])
@@ -46,7 +46,7 @@ class Saved:
 
 
 def save_checkpoint(folder: Path, state: TrainState, identity: str, keep: int) -> Path:
-    """Write the state and remove all but the newest `keep` and the best; OSError if the disk is full."""
+    """Write a checkpoint, then keep only the newest `keep` and the best; OSError if the disk is full."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = state.tensors()
     data = format_tensors(tensors)
@@ -74,7 +74,7 @@ def load_checkpoint(path: Path) -> Saved:
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         name = manifest["file"]
-        if name != Path(name).name:  # who hands over a checkpoint must not choose what else is read
+        if name != Path(name).name:  # a manifest from elsewhere must not make us read other files
             raise ValueError(f"file='{name}' must be the name of a file beside it, without a folder")
         data = (path.parent / name).read_bytes()
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -98,7 +98,7 @@ def load_checkpoint(path: Path) -> Saved:
 
 
 def load_newest(folder: Path, warn: Callable[[str], None]) -> Saved | None:
-    """The newest checkpoint that is whole; damaged ones are named and passed over. None if there is none."""
+    """The newest undamaged checkpoint; None if there is none. `warn` is told of each damaged one."""
     paths = checkpoint_steps(folder)
     for step in sorted(paths, reverse=True):
         try:
@@ -113,14 +113,14 @@ def load_newest(folder: Path, warn: Callable[[str], None]) -> Saved | None:
 
 
 def checkpoint_steps(folder: Path) -> dict[int, Path]:
-    """The manifests in a folder by step."""
+    """The manifests in a folder, by step."""
     if not folder.is_dir():
         return {}
     return {int(m[1]): p for p in folder.iterdir() if (m := _MANIFEST.fullmatch(p.name))}
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Temporary file, sync, rename, sync of the folder; the temporary file never stays behind."""
+    """Replace a file durably: write a temporary file, sync it, rename it, sync the folder."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -138,14 +138,15 @@ def write_durably(path: Path, data: bytes) -> None:
 
 
 def _seal(manifest: dict[str, Any]) -> str:
-    """SHA-256 of the manifest itself, since its cursor decides bits as much as the tensors do."""
+    """SHA-256 of the manifest itself, since a damaged cursor would change bits as a damaged tensor would."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def prune(folder: Path, keep: int, step: int, best_step: int) -> None:
-    """Remove what is neither among the newest nor the best, manifest first, and leftovers of crashes.
+    """Remove checkpoints that are neither among the newest `keep` nor the best, and leftovers of crashes.
 
-    Steps not reached yet stay: a run that fell back from a damaged one must not lose its own for it.
+    Manifests are removed first. Checkpoints after `step` stay and do not count: a run that fell back from a
+    damaged one must not lose its own newest checkpoints to it.
     """
     paths = {number: path for number, path in checkpoint_steps(folder).items() if number <= step}
     wanted = {*sorted(paths)[-keep:], best_step}

@@ -1,6 +1,6 @@
-"""Compares two runs, file by file and step by step: the same bit for bit, or where they first differ.
+"""Compares the traces and checkpoints of two runs, and finds the first common step that differs in a bit.
 
-trace.jsonl and the checkpoints of both → the first common step that differs → tensor → element.
+`tensor_difference.py` then finds the first tensor and element that differ at that step.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _BOTH = "both need --trace, or a checkpoint of the same step: checkpoint.keep=N 
 
 @dataclass(frozen=True)
 class Side:
-    """What one run offers for comparison."""
+    """One of the two runs, with everything that can be compared."""
 
     path: Path
     identity: Identity
     final_step: int | None  # None while the run is not finished
     checkpoints: dict[int, Path]
-    trace: dict[int, bytes]  # rows as they lie in the file: parsed, a long trace would fill the memory
+    trace: dict[int, bytes]  # rows by step, unparsed: a long trace would otherwise fill the memory
 
     @classmethod
     def read(cls, directory: RunDirectory) -> Side:
-        """Look through a run, which may be training: the summary first, as all else is there before it."""
+        """Read a run that may still be training: the summary first, because it is written last."""
         summary = directory.summary()
         return cls(
             directory.path,
@@ -49,7 +49,7 @@ class Side:
         return max((*self.checkpoints, *self.trace), default=None)
 
     def load(self, step: int) -> Saved | None:
-        """A checkpoint; None if the run, still training, has removed it since."""
+        """Load a checkpoint; None if the run is still training and has removed it."""
         path = self.checkpoints[step]
         try:
             saved = checkpoint.load_checkpoint(path)
@@ -63,29 +63,29 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All that was found out about two runs."""
+    """The result of comparing two runs."""
 
     a: Side
     b: Side
-    identity: list[str]  # one line a field that differs
+    identity: list[str]  # one line for each field that differs
     traced: list[int]  # steps that both traces have
     checkpoints: list[int]  # steps whose checkpoints are equal
     last_equal: int | None
     first_different: int | None
     names: list[str]  # tensors that differ at that step
-    by_trace: bool  # whether the traces told that step, not the checkpoints
+    by_trace: bool  # whether the traces showed that step, not the checkpoints
     located: Located | None  # the nearest common checkpoint at or after that step
     hashes: dict[str, str]  # of the newest checkpoint that is equal
 
     @property
     def other_length(self) -> bool:
-        """Whether both are finished, after another number of steps."""
+        """Whether both are finished, but after different numbers of steps."""
         ends = self.a.final_step, self.b.final_step
         return None not in ends and ends[0] != ends[1]
 
     @property
     def identical(self) -> bool:
-        """No bit differs, as far as both have come."""
+        """Whether no bit differs in the steps that both runs have reached."""
         return self.first_different is None and not self.other_length
 
 
@@ -109,7 +109,7 @@ def compare(a: Side, b: Side) -> Comparison:
 
 
 def read_trace(path: Path) -> dict[int, bytes]:
-    """The rows of a trace by step; a last line without an end is still being written and not read."""
+    """The rows of a trace by step; a last line without a newline is still being written and is ignored."""
     rows = {}
     for number, row in enumerate(path.read_bytes().split(b"\n")[:-1] if path.is_file() else (), 1):
         try:
@@ -121,12 +121,16 @@ def read_trace(path: Path) -> dict[int, bytes]:
                 f"{path} line {number}: damaged: no row of a step and its tensors' hashes; remove the file "
                 "to compare checkpoints alone"
             ) from None
-        rows[step] = row  # a resumed run has its first step twice; it went on from the later row
+        rows[step] = row  # a resumed run has its first step twice; the later row is valid
     return rows
 
 
 def _walk(a: Side, b: Side, first: int | None) -> tuple[list[int], dict[str, str], Located | None]:
-    """The common checkpoints up to one that differs or lies at or after `first`, where the traces differ."""
+    """Compare common checkpoints in order, up to one that differs or is not before `first`.
+
+    `first` is the first step at which the traces differ. Returns the equal steps, the hashes of the last of
+    them, and the checkpoints at which the comparison stopped.
+    """
     equal: list[int] = []
     hashes: dict[str, str] = {}
     wanted = "" if first is None else _trace_names(a, b, first)[0]
@@ -143,7 +147,7 @@ def _walk(a: Side, b: Side, first: int | None) -> tuple[list[int], dict[str, str
 
 
 def _check_enough(a: Side, b: Side, last: int | None) -> None:
-    """Refuse to call runs the same that could not be compared, or not at their common end."""
+    """Refuse to call runs identical if they share no step, or if their common end cannot be compared."""
     for side in (a, b):
         if side.last_step is None:
             raise BadInput(f"{side.path}: it has neither a checkpoint nor a trace: nothing to compare")

@@ -1,4 +1,4 @@
-"""A run's directory: what lies in it, how a new one is named, and who is using it.
+"""A run's directory: reads and writes its files, names a new one, and locks it for one process.
 
 run.toml · identity.json · metrics.jsonl · checkpoints/ · summary.json · curves.png · trace.jsonl
 """
@@ -23,7 +23,7 @@ from lockstep.spec.run_file import dump_toml, from_table, read_toml
 
 
 class RunDirectory:
-    """The files of one run, held by one process at a time."""
+    """The files of one run; one process at a time writes them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -35,7 +35,7 @@ class RunDirectory:
     def create(
         cls, runs_dir: Path, name: str, announce: Callable[[Path], None] | None = None
     ) -> RunDirectory:
-        """A new directory; a name that exists gets a suffix. It is announced before it is made."""
+        """Make a new directory; a name that exists gets a suffix. `announce` is called before it is made."""
         try:
             runs_dir.mkdir(parents=True, exist_ok=True)
             number = 1
@@ -63,7 +63,7 @@ class RunDirectory:
 
     @classmethod
     def newest(cls, runs_dir: Path, name: str) -> RunDirectory | None:
-        """The run that `--resume auto` means: the highest suffix of this name."""
+        """The run that `--resume auto` means: the one of this name with the highest suffix."""
         pattern = re.compile(re.escape(name) + r"(?:-(\d+))?")
         found = {}
         for path in runs_dir.iterdir() if runs_dir.is_dir() else ():
@@ -73,12 +73,12 @@ class RunDirectory:
         return cls(found[max(found)]) if found else None
 
     def describe(self, run: Run, identity: Identity) -> None:
-        """Write what the run is; identity.json makes the directory a run."""
+        """Write run.toml, then identity.json; a directory with identity.json counts as a run."""
         write_durably(self.path / "run.toml", dump_toml(run).encode())
         self.write_identity(identity)
 
     def write_identity(self, identity: Identity) -> None:
-        """Write identity.json, of a new run or of one that goes on with other data."""
+        """Write identity.json, for a new run or for a resumed run whose data was changed."""
         write_durably(self.path / "identity.json", (json.dumps(identity, indent=1) + "\n").encode())
 
     def run(self) -> Run:
@@ -86,11 +86,11 @@ class RunDirectory:
         return from_table(read_toml(self.path / "run.toml"))
 
     def identity(self) -> Identity:
-        """The identity it was made under."""
+        """The run's identity, as identity.json records it."""
         return dict(self._read_json("identity.json"))
 
     def summary(self) -> dict[str, Any] | None:
-        """What the finished run reported; None while it is not finished."""
+        """The contents of summary.json; None while the run is not finished."""
         return self._read_json("summary.json") if (self.path / "summary.json").is_file() else None
 
     def write_summary(self, summary: dict[str, Any]) -> None:
@@ -98,7 +98,7 @@ class RunDirectory:
         write_durably(self.path / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
 
     def hold(self, patience_s: float = 0.0) -> None:
-        """Keep other processes out until this one ends, however it ends."""
+        """Lock the directory until the process ends or closes it; wait up to `patience_s` for the lock."""
         end = time.monotonic() + patience_s
         try:
             self._lock = (self.path / ".lock").open("a")
@@ -118,7 +118,7 @@ class RunDirectory:
             )
 
     def start_log(self, name: str, step: int, epoch: float = math.inf) -> list[dict[str, Any]]:
-        """Open a file of rows, dropping those of steps that are about to be done again; gives the rest."""
+        """Open a JSONL file for `add_row`; drop rows of steps that will be done again, return the others."""
         path = self.path / name
         data = path.read_bytes() if path.is_file() else b""
         rows = [row for row in data.split(b"\n") if _is_before(row, step, epoch)]
@@ -129,23 +129,23 @@ class RunDirectory:
         return list(map(json.loads, rows))
 
     def read_rows(self, name: str) -> list[dict[str, Any]]:
-        """The rows of a file."""
+        """The rows of a JSONL file; none if it cannot be read."""
         with suppress(OSError, ValueError):
             return [json.loads(row) for row in (self.path / name).read_text(encoding="utf-8").splitlines()]
         return []
 
     def add_row(self, name: str, row: dict[str, Any], warn: Callable[[str], None]) -> None:
-        """Append a row to an open file; a full disk costs the row, not the run."""
+        """Append a row to an open file; if the disk is full, the row is lost and the run goes on."""
         try:
             self._logs[name].write(json.dumps(row) + "\n")
         except OSError as error:
             warn(f"{name}: a row was lost: {error.strerror}")
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files and release the lock."""
         for file in (*self._logs.values(), self._lock):
             if file:
-                with suppress(OSError):  # rows that a full disk did not take
+                with suppress(OSError):  # a full disk may not take the last rows
                     file.close()
         self._logs, self._lock = {}, None
 
@@ -158,10 +158,10 @@ class RunDirectory:
 
 
 def _is_before(line: bytes, step: int, epoch: float) -> bool:
-    """Whether a row tells of what is not done again; one that a crash tore does not."""
+    """Whether a row is whole and belongs to work that will not be done again."""
     try:
         row = json.loads(line)
-        again = row.get("kind") == "epoch" and row["epoch"] >= epoch  # it will be evaluated
+        again = row.get("kind") == "epoch" and row["epoch"] >= epoch  # it will be evaluated again
         return bool(row["step"] <= step) and not again
     except (ValueError, KeyError, TypeError, AttributeError):
         return False

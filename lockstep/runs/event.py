@@ -26,9 +26,9 @@ class Started:
     steps_per_epoch: int
     resumed_step: int
     num_workers: int = 1
-    takes_over: bool = False  # from a worker that told before, and was lost
+    takes_over: bool = False  # replaces a lost worker, which has announced the run already
     kernels: str = "stock"
-    num_val: int = 0  # beside num_test, where the data has both
+    num_val: int = 0  # 0 if there are no validation images beside the test images
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class StepDone:
 
 @dataclass(frozen=True)
 class EpochDone:
-    """An epoch was trained, and evaluated on the images `split`; `epoch` counts from 0."""
+    """An epoch was trained, and evaluated on the split `split`; `epoch` counts from 0."""
 
     epoch: int
     step: int
@@ -55,12 +55,12 @@ class EpochDone:
     eval_loss: float
     eval_accuracy: float
     img_s: float  # of this epoch's steps
-    wait_share: float  # of their time, in which this worker waited for data
+    wait_share: float  # fraction of their time in which this worker waited for data
     best: bool
-    split: str = "test"  # "val" where the data has validation images
+    split: str = "test"  # "val" if the data has validation images
 
     def row(self) -> dict[str, Any]:
-        """As it is kept: the evaluation under the name of its images, as test_loss or val_loss."""
+        """The event as a row of metrics.jsonl, where eval_loss is called test_loss or val_loss."""
         return {key.replace("eval", self.split): value for key, value in vars(self).items()}
 
 
@@ -90,13 +90,13 @@ class Finished:
 
 @dataclass(frozen=True)
 class Regrouped:
-    """Workers were lost or joined, and the others have completed a step since; `step` was the last before."""
+    """Workers were lost or joined, and a step was completed since; `step` is the last one before that."""
 
     generation: int
     step: int
     workers: int
-    changes: tuple[str, ...]  # what happened, a sentence each
-    since: float  # when it was noticed, in seconds of the epoch
+    changes: tuple[str, ...]  # one sentence for each change
+    since: float  # Unix time at which the first change was noticed
     seconds: float  # from then to the next completed step
 
 

@@ -1,6 +1,6 @@
 """Exports a trained model to a file: safetensors, or ONNX checked against onnxruntime.
 
-Exported weights are those that evaluation uses: averaged ones where the run keeps them.
+It exports the weights that evaluation uses: the averaged ones, if the run keeps them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TOLERANCE = 1e-4
 
 
 def export_model(trained: Trained, path: Path, format: str) -> float | None:
-    """Write one of `SUFFIXES`, never over a file; gives an ONNX file's largest difference to torch."""
+    """Write a format of `SUFFIXES`, never over a file; for ONNX returns the largest difference to torch."""
     if format not in SUFFIXES:
         raise BadInput(f"{path}: {unknown('format', format, SUFFIXES)}")
     if path.exists():
@@ -36,13 +36,13 @@ def export_model(trained: Trained, path: Path, format: str) -> float | None:
 
 
 def export_safetensors(trained: Trained, path: Path) -> None:
-    """Parameters and buffers by name, with what is needed to use them in the file's metadata."""
+    """Write parameters and buffers by name; the metadata holds the facts needed to use them."""
     tensors = {k: v.detach().cpu().contiguous().clone() for k, v in trained.model.state_dict().items()}
     write_durably(path, safetensors.torch.save(tensors, metadata=_metadata(trained)))
 
 
 def export_onnx(trained: Trained, path: Path) -> float:
-    """Normalized images in, logits out, any batch size; gives the largest difference to torch found."""
+    """Write a model of normalized images to logits, for any batch size; returns its difference to torch."""
     try:
         import onnx
         import onnxruntime

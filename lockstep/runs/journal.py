@@ -1,7 +1,6 @@
 """Writes a run's metrics, trace, checkpoints and summary, and emits its events; only worker 0 does.
 
-Every worker notes what it would have written lately, so that the next worker 0 can go on where the last
-one was killed.
+Every worker keeps its latest rows in memory: a new worker 0 writes those that a killed one did not.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from lockstep.spec.identity import digest
 
 _METRICS, _TRACE = "metrics.jsonl", "trace.jsonl"
 _HASH_DIGITS = 16
-_NOTED = 64  # rows; worker 0 is at most a step and an epoch's end ahead of what it has written
+_NOTED = 64  # rows kept in memory; a killed worker 0 has lost at most those of a step and an epoch's end
 
 
 class Journal:
-    """Writes and tells what happens; without a directory, on every other worker, it only takes notes."""
+    """Worker 0 writes rows to the run's directory and emits events; others only keep rows in memory."""
 
     def __init__(self, on_event: Listener, about: About, trace: bool) -> None:
         self._directory: RunDirectory | None = None
@@ -47,16 +46,16 @@ class Journal:
         self._told: set[str] = set()
         self._pace, self.epoch_pace = Pace(), Pace()
         self.identity = digest(about.identity)
-        self.found: dict[str, Any] = {}  # where the run lies, and its summary; the same on every worker
+        self.found: dict[str, Any] = {}  # the run's path and summary, the same on every worker
 
     def open(self, directory: RunDirectory) -> None:
-        """Keep the run's files from now on, under the identity that it was begun with."""
+        """Write to the run's directory from now on, under the identity that the run began with."""
         self._directory, self._started = directory, False
         self.identity = digest(directory.identity())
         self.found = {"path": str(directory.path.resolve()), "summary": directory.summary()}
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         if self._directory:
             self._directory.close()
         self._directory = None
@@ -67,14 +66,14 @@ class Journal:
 
     @property
     def path(self) -> Path:
-        """As the user gave it, on the worker that keeps it."""
+        """The run's directory; on the worker that writes it, as the user gave it."""
         return self._directory.path if self._directory else Path(self.found["path"])
 
     def start(self, state: TrainState, steps_per_epoch: int, num_workers: int, takes_over: bool) -> None:
-        """Open the files and announce the run, when this worker begins to keep them."""
+        """Open the files and announce the run, if this worker has just become the one that writes them."""
         if not self._directory or self._started:
             if self._trace and not self._noted:
-                self.trace(state)  # for the case that this worker takes over
+                self.trace(state)  # in case this worker takes over
             return
         self._started = True
         self._open_logs(state, takes_over)
@@ -109,14 +108,14 @@ class Journal:
         rows = [(n, row) for n in names for row in self._directory.start_log(n, state.step, state.epoch)]
         there = {(name, *_about(row)) for name, row in rows}
         self._told |= {text for _, row in rows if takes_over for text in row.get("changes", ())}
-        for name, row in self._noted:  # what the worker before did not come to write
+        for name, row in self._noted:  # rows that the worker before had no time to write
             if (name, *_about(row)) not in there and row["step"] <= state.step:
                 self._directory.add_row(name, row, self.warn)
         if self._trace and not takes_over:
             self.trace(state)
 
     def regroup(self, found: Generation | None, first_step: int, num_workers: int) -> None:
-        """The run goes on with other workers; also said once at its beginning."""
+        """Record that a new generation of workers has completed a step; also called at a run's first step."""
         now, changes = time.time(), tuple(map(str, found.changes)) if found else ()
         done = Regrouped(
             found.number if found else 1,
@@ -126,7 +125,7 @@ class Journal:
             round(found.since if found else now, 3),
             round(now - found.since, 3) if found and changes else 0.0,
         )
-        self._told |= set(changes)  # a generation tells anew what the one before it may not have told
+        self._told |= set(changes)  # a generation repeats changes that may not have been reported
         self._add(_METRICS, {"kind": "generation", **vars(done)})
         if self._directory and done.changes:
             self._emit(done)
@@ -134,7 +133,7 @@ class Journal:
     def summarize(
         self, state: TrainState, group: Group, hashes: dict[str, str], tested: dict[str, float]
     ) -> dict[str, Any]:
-        """What is kept of a run that is done; `tested`, on images that no epoch was evaluated on."""
+        """The summary of a finished run; `tested` is its result on images that no epoch was evaluated on."""
         assert state.evaluation is not None, "a finished run was evaluated"
         return {
             "accuracy": state.evaluation[1],
@@ -156,7 +155,7 @@ class Journal:
         }
 
     def _generations(self) -> list[dict[str, Any]]:
-        """The timeline of workers lost and joined."""
+        """The timeline of lost and joined workers, from the metrics."""
         rows = self._directory.read_rows(_METRICS) if self._directory else []
         return [
             {key: value for key, value in row.items() if key != "kind"}
@@ -165,12 +164,12 @@ class Journal:
         ]
 
     def is_saved(self, state: TrainState) -> bool:
-        """Whether there is a checkpoint of this step."""
+        """Whether there is a checkpoint of the state's step."""
         steps = checkpoint.checkpoint_steps(self._directory.checkpoints) if self._directory else {}
         return state.step in steps
 
     def step(self, done: StepDone, state: TrainState, waited_s: float) -> None:
-        """A step was committed; so much of its time was waiting for data."""
+        """Record a committed step, and that `waited_s` of its time was spent waiting for data."""
         batch = self._about.run.train.batch
         for pace in (self._pace, self.epoch_pace):
             pace.add(batch, batch / done.img_s, waited_s)
@@ -181,21 +180,21 @@ class Journal:
             self._emit(done)
 
     def epoch(self, done: EpochDone) -> None:
-        """An epoch was trained and evaluated."""
+        """Record that an epoch was trained and evaluated."""
         self.epoch_pace = Pace()
         self._add(_METRICS, {"kind": "epoch", **done.row()})
         if self._directory:
             self._emit(done)
 
     def trace(self, state: TrainState) -> None:
-        """Keep a hash of every tensor, so that the first step that differs from another run can be found."""
+        """Record a hash of every tensor: `lockstep verify` finds the first step that differs between runs."""
         if self._trace:
             named = state.named()
             hashes = {name: tensors_sha256({name: named[name]})[:_HASH_DIGITS] for name in sorted(named)}
             self._add(_TRACE, {"step": state.step, "tensors": hashes})
 
     def save(self, state: TrainState) -> bool:
-        """Write a checkpoint; a full disk is a loud warning, and the old checkpoint stays."""
+        """Write a checkpoint; if that fails, warn, keep the old checkpoints and return False."""
         if not self._directory:
             return True
         folder = self._directory.checkpoints
@@ -213,7 +212,7 @@ class Journal:
         return True
 
     def finish(self, summary: dict[str, Any], state: TrainState, write: bool = True) -> str:
-        """The run is done; gives what of it could not be written."""
+        """Write the summary and announce the end; returns which files could not be written."""
         if not self._directory:
             return ""
         lost = [f"its checkpoint of step {state.step}"] if write and not self.is_saved(state) else []
@@ -225,18 +224,18 @@ class Journal:
                 lost.append("summary.json")
         if write and not lost:
             keep = self._about.run.checkpoint.count(finished=True)
-            with suppress(OSError):  # what is there too much harms nobody
+            with suppress(OSError):  # surplus checkpoints do no harm
                 checkpoint.prune(self._directory.checkpoints, keep, state.step, state.best_step)
         self._emit(Finished(self._directory.path, summary))
         return " and ".join(lost)
 
     def notice(self, text: str, warning: bool = False) -> None:
-        """Tell something the user should know."""
+        """Emit a message that the user should know."""
         if self._directory:
             self._emit(Notice(text, warning))
 
     def warn(self, text: str) -> None:
-        """Tell something that asks for attention."""
+        """Emit a warning."""
         self.notice(text, warning=True)
 
     def _add(self, name: str, row: dict[str, Any]) -> None:
@@ -246,5 +245,5 @@ class Journal:
 
 
 def _about(row: dict[str, Any]) -> tuple[Any, Any, Any]:
-    """What tells a row from the others of its file."""
+    """The key that identifies a row in its file."""
     return row.get("kind"), row["step"], row.get("generation")

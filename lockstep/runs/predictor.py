@@ -29,11 +29,11 @@ from lockstep.runs.trained_run import Trained
 if TYPE_CHECKING:
     from lockstep.lower.eval_network import EvalNetwork
 
-_MOST = 8192  # the largest batch; more images are split
+_MOST = 8192  # the largest batch; more images are split into several
 _CHAIN_VALUES = 2**31 - 1  # most values of a chain's layer in a batch: kernels index them with 32 bits
 _OTHER_VALUES = 2**28  # the same for other models: keeps a GPU busy, and leaves memory for other batch sizes
-_MANY = 32  # the smallest batch of a residual network for which fused kernels are faster,
-_PAYS = ("bf16",)  # in these precisions
+_MANY = 32  # the smallest batch for which fused kernels are faster for a residual network
+_PAYS = ("bf16",)  # the precisions in which they are faster
 _KEPT = 8  # batch sizes whose buffers are kept
 _Run = Callable[[Tensor], Tensor]
 
@@ -91,7 +91,7 @@ class Predictor:
 
     @contextmanager
     def _precision(self) -> Iterator[None]:
-        """Torch set as the run asks; a graph keeps what was set when it was captured."""
+        """Set torch's precision as the run asks; a CUDA graph keeps the setting it was captured with."""
         with precision_kept():
             set_precision(self._trained.run.train.precision == "tf32")
             yield
@@ -106,7 +106,7 @@ class Batch:
         self._images = torch.zeros(size, *trained.shape, dtype=torch.uint8, device=device)
         self._labels = torch.zeros(size, dtype=torch.int64, device=device)
         self._order = torch.arange(size, device=device)
-        self._nothing = torch.zeros(5, dtype=torch.int64, device=device)
+        self._nothing = torch.zeros(5, dtype=torch.int64, device=device)  # step 0, nothing bad, unused keys
         self._normal = trained.augment.normal(self._images)
         self._result = torch.zeros(size, len(trained.classes), device=device)
         run_first(self._launch, device)

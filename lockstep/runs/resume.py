@@ -1,4 +1,4 @@
-"""Which directory a run trains in and what state it goes on from: new, resumed or forked."""
+"""Finds the directory that a run trains in and the checkpoint it continues from: new, resumed or forked."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from lockstep.spec.identity import (
 )
 
 _SHOWN = 6
-_LET_GO_S = 10.0  # for the worker before to be gone, on a disk that several nodes share
+_LET_GO_S = 10.0  # to wait for the previous worker 0 to release the lock, on a disk that nodes share
 
 
 def open_directory(
     about: About, launch: Launch, on_event: Listener, announce: Callable[[Path], None]
 ) -> tuple[RunDirectory, Saved | None]:
-    """The run's directory, held for this process, and the checkpoint to go on from, if any."""
+    """Open and lock the run's directory; also returns the checkpoint to continue from, if any."""
     name = _name(about, launch)
     if launch.resume:
         directory, path = find_resumed(launch, name)
@@ -52,9 +52,9 @@ def open_directory(
 def reopen_directory(
     path: Path, about: About, on_event: Listener, is_lost: bool
 ) -> tuple[RunDirectory, Saved | None]:
-    """The directory that a worker before this one kept; `is_lost`: no worker has the state any more.
+    """Take over the directory of a previous worker 0; `is_lost`: no worker has the state in memory.
 
-    That worker may have been on another node, or have ended before it made it.
+    That worker may have been on another node, or may have died before it made the directory.
     """
     directory = RunDirectory(path)
     try:
@@ -73,7 +73,7 @@ def reopen_directory(
 
 @contextmanager
 def _held(directory: RunDirectory, patience_s: float = 0.0) -> Iterator[None]:
-    """Hold a directory, and let it go only if what follows fails."""
+    """Lock a directory, and release it only if the body fails."""
     directory.hold(patience_s)
     try:
         yield
@@ -83,7 +83,7 @@ def _held(directory: RunDirectory, patience_s: float = 0.0) -> Iterator[None]:
 
 
 def _with_whole_paths(run: Run) -> Run:
-    """Paths that mean the same from any folder, for run.toml."""
+    """The Run with absolute paths, for run.toml."""
 
     def whole(path: str | None) -> str | None:
         return str(Path(path).resolve()) if path else None
@@ -97,7 +97,7 @@ def _with_whole_paths(run: Run) -> Run:
 
 
 def find_resumed(launch: Launch, name: str | None) -> tuple[RunDirectory | None, Path | None]:
-    """The run that --resume means, and the one checkpoint of it, if one was named."""
+    """The run that --resume names, and the path of a checkpoint if it names one."""
     assert launch.resume
     if launch.resume == "auto":
         return (RunDirectory.newest(launch.runs_dir, name) if name else None), None
@@ -112,7 +112,7 @@ def find_directory(runs_dir: Path, run: str) -> RunDirectory:
 
 
 def recorded_identity(launch: Launch) -> Identity | None:
-    """The identity of the run that will be resumed, where there is one."""
+    """The identity of the run that will be resumed, if there is one."""
     if not launch.resume:
         return None
     directory, _ = find_resumed(launch, launch.name)
@@ -120,7 +120,7 @@ def recorded_identity(launch: Launch) -> Identity | None:
 
 
 def continued_identity(about: About, launch: Launch) -> Identity:
-    """The identity of a run that is resumed: it tells of data it had before, if that was changed."""
+    """The identity of this run; if it is resumed with changed data, it includes the history of its data."""
     directory, path = find_resumed(launch, _name(about, launch)) if launch.resume else (None, None)
     if directory is None:
         return about.identity
@@ -152,7 +152,7 @@ def fork_weights(launch: Launch) -> Path:
 
 
 def newest_checkpoint(directory: RunDirectory) -> Saved:
-    """The newest whole checkpoint of a run that must have one."""
+    """The newest undamaged checkpoint of a run; an error if there is none."""
     saved = checkpoint.load_newest(directory.checkpoints, warn=lambda text: None)
     if saved is None:
         raise CheckpointError(f"{directory.path}: no checkpoint was saved yet")
@@ -160,13 +160,13 @@ def newest_checkpoint(directory: RunDirectory) -> Saved:
 
 
 def check_checkpoint(saved: Saved, identity: Identity) -> None:
-    """Refuse a checkpoint that another run wrote, wherever it lies."""
+    """Refuse a checkpoint that another run wrote."""
     if not is_digest_of(saved.manifest.get("identity", ""), identity, int(saved.manifest["cursor"]["step"])):
         raise IdentityError(f"{saved.path} is a checkpoint of another run: remove it or name another")
 
 
 def _choose(directory: RunDirectory, path: Path | None, on_event: Listener) -> Saved | None:
-    """The checkpoint to go on from: the one at `path`, else the newest that is whole."""
+    """The checkpoint to continue from: the one at `path`, else the newest undamaged one."""
 
     def warn(text: str) -> None:
         on_event(Notice(text, warning=True))
@@ -178,7 +178,7 @@ def _choose(directory: RunDirectory, path: Path | None, on_event: Listener) -> S
 
 
 def _check_identity(directory: RunDirectory, ours: Identity, on_event: Listener) -> None:
-    """Refuse another run; one that goes on with other data, as was asked for, gets its new identity."""
+    """Refuse to resume another run; a run with --data-changed gets its new identity written."""
     theirs = directory.identity()
     found = differences(theirs, ours)
     if is_scripted(theirs) and not is_scripted(ours):

@@ -1,4 +1,4 @@
-"""For `compare.py`: which tensors of two checkpoints differ, and the first element that does."""
+"""For `compare.py`: finds which tensors of two checkpoints differ, and the first element that does."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Of the floating types that have a distance: the bits of infinity. A larger magnitude is a NaN.
+# The bits of infinity, for each type whose distances are counted in ULPs. A larger magnitude is a NaN.
 _INFINITY = {
     torch.float64: 0x7FF0_0000_0000_0000,
     torch.float32: 0x7F80_0000,
     torch.float16: 0x7C00,
     torch.bfloat16: 0x7F80,
 }
-_GROUPS = ("model", "ema", "optimizer")  # the state's order; within a group it is the names'
+_GROUPS = ("model", "ema", "optimizer")  # the state's order; tensors of one group are sorted by name
 
 
 @dataclass(frozen=True)
@@ -27,26 +27,26 @@ class Element:
     index: tuple[int, ...]
     values: tuple[str, str]
     bits: tuple[str, str]
-    ulps: int | None  # of floating types; None beside a NaN
-    difference: int | None  # of integers: B less A
+    ulps: int | None  # for floating types; None if either is a NaN
+    difference: int | None  # for integers: B − A
 
 
 @dataclass(frozen=True)
 class Located:
-    """Two checkpoints of one step: the tensors that differ, and one of them looked at closely."""
+    """The tensors that differ between two checkpoints of one step, and the details of one of them."""
 
     step: int
     names: list[str]  # all that differ, in the state's order
     num_tensors: int
     name: str = ""
-    forms: tuple[str | None, str | None] = (None, None)  # dtype and shape; None where it is absent
+    forms: tuple[str | None, str | None] = (None, None)  # dtype and shape in A and B; None if absent
     num_elements: int = 0
     num_different: int = 0
-    element: Element | None = None  # None where the forms differ already
+    element: Element | None = None  # None if the forms differ
 
 
 def locate(step: int, a: Mapping[str, Tensor], b: Mapping[str, Tensor], wanted: str = "") -> Located:
-    """The tensors that differ; of `wanted`, or else of the first of them, the first element that does."""
+    """Find the tensors that differ, and the first different element of `wanted` or else of the first one."""
     names = in_order(name for name in a.keys() | b.keys() if not _same_bits(a.get(name), b.get(name)))
     num_tensors = len(a.keys() | b.keys())
     if not names:
@@ -62,7 +62,7 @@ def locate(step: int, a: Mapping[str, Tensor], b: Mapping[str, Tensor], wanted: 
 
 
 def ulp_distance(a: Tensor, b: Tensor) -> int | None:
-    """How many floating numbers of their type lie between two scalars, and one; None for a NaN.
+    """The distance between two scalars in ULPs, steps from one float to the next; None for a NaN.
 
     Zero and minus zero are 0 apart; infinity is 1 beyond the largest number.
     """
@@ -75,7 +75,7 @@ def ulp_distance(a: Tensor, b: Tensor) -> int | None:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Names of a state's tensors in the state's order."""
+    """Sort the names of a state's tensors into the state's order."""
 
     def place(name: str) -> tuple[int, str]:
         group = name.partition(".")[0]
@@ -89,7 +89,7 @@ def _form(tensor: Tensor | None) -> str | None:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """A row of bytes an element: as numbers, NaN would differ from itself and 0 not from minus 0."""
+    """One row of bytes per element: compared as numbers, NaN differs from itself, and 0 equals minus 0."""
     return tensor.contiguous().flatten().view(torch.uint8).reshape(tensor.numel(), tensor.dtype.itemsize)
 
 

@@ -1,6 +1,6 @@
-"""All that a run has learned so far, in memory: weights, optimizer memory, averages, cursor; and its hashes.
+"""The state of a training run in memory: weights, optimizer memory, averaged weights, cursor; and its hashes.
 
-A commit changes all of it together: weights, buffers, optimizer memory, averaged weights and cursor.
+The commit of a step changes all of it together.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from lockstep.models.tensors import float_state, model_tensors, tensors_sha256, 
 from lockstep.spec import Optimizer
 from lockstep.spec.optimizer_rule import RULES
 
-Memory = dict[str, list[Tensor]]  # what an optimizer remembers of the parameters, by name
+Memory = dict[str, list[Tensor]]  # an optimizer's tensors, such as velocity: one per parameter
 
 
 def init_memory(optimizer: Optimizer, params: list[Tensor]) -> Memory:
-    """Zeros for everything that the optimizer's rule remembers."""
+    """The optimizer's memory before the first step: zeros."""
     return {name: [torch.zeros_like(p) for p in params] for name in RULES[optimizer.name].memory}
 
 
 @dataclass
 class Totals:
-    """Sums over the steps of the epoch under way, so that a resumed epoch reports the whole."""
+    """Sums over the steps of the current epoch; saved, so that a resumed epoch reports all its steps."""
 
     loss: float = 0.0
     correct: int = 0
@@ -46,7 +46,7 @@ class TrainState:
     totals: Totals = field(default_factory=Totals)
     best_accuracy: float = -1.0
     best_step: int = -1
-    evaluation: tuple[float, float] | None = None  # the last one's loss and accuracy
+    evaluation: tuple[float, float] | None = None  # loss and accuracy of the last one
 
     @classmethod
     def begin(cls, model: nn.Module, optimizer: Optimizer, ema: float) -> TrainState:
@@ -55,12 +55,12 @@ class TrainState:
         return cls(model, init_memory(optimizer, params), float_state(model, copy=True) if ema else {})
 
     def tensors(self) -> dict[str, Tensor]:
-        """Copies of everything but the cursor, by name, in logical memory order, on the CPU."""
+        """Contiguous CPU copies of all tensors of the state, by name."""
         return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in self.named().items()}
 
     @torch.no_grad()
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy saved tensors into this state; the names must be exactly these."""
+        """Copy saved tensors into this state; names and shapes must match exactly."""
         targets = self.named()
         if targets.keys() != tensors.keys():
             raise KeyError(", ".join(sorted(targets.keys() ^ tensors.keys())[:4]))
@@ -71,7 +71,7 @@ class TrainState:
             target.copy_(tensors[name])
 
     def cursor(self) -> dict[str, Any]:
-        """The numbers of the state, for a manifest."""
+        """Everything in the state that is not a tensor, for a checkpoint's manifest."""
         return {
             "epoch": self.epoch,
             "step_in_epoch": self.step_in_epoch,
@@ -83,7 +83,7 @@ class TrainState:
         }
 
     def load_cursor(self, numbers: Mapping[str, Any]) -> None:
-        """Take the numbers of `cursor` back."""
+        """Restore the numbers that `cursor` returned."""
         self.epoch, self.step = int(numbers["epoch"]), int(numbers["step"])
         self.step_in_epoch = int(numbers["step_in_epoch"])
         self.totals = Totals(**numbers["totals"])
@@ -92,11 +92,11 @@ class TrainState:
         self.evaluation = (float(last[0]), float(last[1])) if last else None
 
     def hashes(self) -> dict[str, str]:
-        """`weights_sha256` and the like of the state as it is."""
+        """The current state's `weights_sha256` and other hashes, as in `state_hashes`."""
         return state_hashes(self.tensors())
 
     def named(self) -> dict[str, Tensor]:
-        """Everything but the cursor by name, as it lies in memory."""
+        """All tensors of the state by name, not copied."""
         named: dict[str, Tensor] = {f"model.{k}": v for k, v in model_tensors(self.model).items()}
         named |= {f"ema.{name}": tensor for name, tensor in self.ema.items()}
         names = trainable(self.model)
@@ -106,7 +106,7 @@ class TrainState:
 
 
 def state_hashes(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """`weights_sha256` of a state's tensors, and hashes of their own for optimizer and averaged weights."""
+    """`weights_sha256` of a state's tensors; `optimizer_sha256` and `ema_sha256` if it has such tensors."""
     groups = {"weights": "model.", "optimizer": "optimizer.", "ema": "ema."}
     parts = {
         name: {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}

@@ -24,7 +24,7 @@ from lockstep.spec.identity import HISTORY, Identity, differences, flatten
 
 @dataclass(frozen=True)
 class Trained:
-    """A model in eval mode, holding averaged weights where the run keeps them."""
+    """A trained model in eval mode, with averaged weights if the run keeps them."""
 
     directory: Path
     run: Run
@@ -42,12 +42,12 @@ class Trained:
 
     @property
     def has_own_data(self) -> bool:
-        """Whether it was trained on a data set of the user's, which no name opens."""
+        """Whether it was trained on a user's own data set, which cannot be opened by name."""
         return "manifest.sample_sha256" in self.identity
 
     @property
     def takes_floats(self) -> bool:
-        """Whether its images were floats of a data set of the user's, which are used as they are."""
+        """Whether it was trained on float images of a user's own data set, which are not normalized."""
         return self.has_own_data and set(self.augment.mean) == {0.0} and set(self.augment.std) == {1.0}
 
 
@@ -91,7 +91,7 @@ def _open(directory: RunDirectory, device: str, which: str, model: nn.Module | N
 
 
 def check_same_data(trained: Trained, store: Store) -> None:
-    """Refuse data that is not what the run was trained and tested on."""
+    """Refuse other data than the run was trained and tested on."""
     if trained.has_own_data:
         raise DataError(
             f"{trained.directory} was trained on data of your own: hand it to lockstep.evaluate in Python as "
@@ -107,7 +107,7 @@ def check_same_data(trained: Trained, store: Store) -> None:
 
 
 def weights_of(saved: Saved) -> dict[str, Tensor]:
-    """The weights to use: the trained ones, overlaid with averaged ones where there are any."""
+    """The weights to use: the trained ones, replaced by averaged ones if the checkpoint has them."""
     weights = {k.removeprefix("model."): v for k, v in saved.tensors.items() if k.startswith("model.")}
     return weights | {k.removeprefix("ema."): v for k, v in saved.tensors.items() if k.startswith("ema.")}
 
@@ -117,7 +117,7 @@ def _choose(directory: RunDirectory, which: str) -> Saved:
     if which == "last" and paths:
         try:
             return checkpoint.load_checkpoint(paths[max(paths)])
-        except CheckpointError as error:  # who trains goes back to an older one, who uses it must say so
+        except CheckpointError as error:  # training falls back to an older one; here the user must ask
             raise CheckpointError(f"{error}: give an older one by --checkpoint PATH") from None
     newest = newest_checkpoint(directory)
     if which == "best":

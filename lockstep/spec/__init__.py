@@ -1,4 +1,4 @@
-"""Values that describe a run, frozen and printable; they import no torch, and of ours only errors."""
+"""Frozen dataclasses that describe a run; this folder imports no torch, and from Lockstep only `errors`."""
 
 from lockstep.spec.launch import Launch
 from lockstep.spec.record import Record

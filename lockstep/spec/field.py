@@ -1,4 +1,4 @@
-"""What a field of a Run accepts, by its type, and the error that names it otherwise."""
+"""Checks the fields of a Run against their type annotations, with errors that name the field."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LARGEST = sys.float_info.max
 
 
 def check_fields(value: Any, section: str) -> None:
-    """Check every field of a frozen dataclass against its annotation; ints become floats where asked."""
+    """Check every field of a frozen dataclass against its annotation; ints in float fields become floats."""
     hints = get_type_hints(type(value))
     for item in fields(value):
         key = f"{section}.{item.name}" if section else item.name
@@ -39,13 +39,13 @@ def _accept(key: str, value: Any, kind: Any) -> Any:
 
 
 def accept_number(key: str, value: Any) -> float:
-    """A finite float; a whole number stands for one."""
+    """Return a finite number as a float."""
     good = isinstance(value, (int, float)) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
     return float(_expect(key, value, good, "a finite number"))
 
 
 def _accept_names(key: str, value: Any) -> tuple[str, ...]:
-    """A list of names; one text with commas too, which is what people type on the command line."""
+    """Return a list of names as a tuple; on the command line, it may be one text with commas."""
     if isinstance(value, str):
         value = [part.strip() for part in value.split(",") if part.strip()]
     good = isinstance(value, (list, tuple)) and all(isinstance(part, str) for part in value)

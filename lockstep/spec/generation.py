@@ -1,4 +1,4 @@
-"""A Generation: one membership of workers, as the coordinator publishes it and every worker reads it."""
+"""A Generation: the workers of a job until one is lost or joins, as the coordinator publishes it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Change:
-    """Why a generation is another than the one before: a worker was lost, joined or left."""
+    """A reason for a new generation: a worker was lost, joined or left."""
 
     kind: str  # lost | joined | left
     worker: str
@@ -21,24 +21,24 @@ class Change:
 
 @dataclass(frozen=True)
 class Generation:
-    """The workers in order of rank, and what brought them together."""
+    """The workers in order of rank, and the changes since the last generation."""
 
     number: int
-    training: int  # a script may train more than once; this is its how-manieth time
+    training: int  # counts the trainings of a script from 1, as it may train more than once
     workers: tuple[str, ...]
     nodes: tuple[int, ...]  # the node of each worker
-    planned: bool = False  # its workers move over after a step; otherwise at once, as someone is lost
-    halt: bool = False  # they save their state and stop: too few are left
-    since: float = 0.0  # when the first of its changes was seen, in seconds of the epoch
+    planned: bool = False  # workers enter it after their step; if False, at once, as after a loss
+    halt: bool = False  # workers save their state and stop, because too few are left
+    since: float = 0.0  # Unix time at which the first change was noticed
     changes: tuple[Change, ...] = field(default_factory=tuple)
 
     def dump(self) -> dict[str, Any]:
-        """As a table for JSON."""
+        """Return a table for JSON."""
         return asdict(self)
 
     @classmethod
     def load(cls, table: dict[str, Any]) -> Generation:
-        """From a table; a TypeError or KeyError where it is none."""
+        """Read a table that `dump` made; TypeError or KeyError if it is not one."""
         changes = tuple(Change(**change) for change in table["changes"])
         lists = {"workers": tuple(table["workers"]), "nodes": tuple(table["nodes"]), "changes": changes}
         return cls(**{**table, **lists})

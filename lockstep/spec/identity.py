@@ -12,21 +12,21 @@ from lockstep.spec.run_file import to_table
 
 Identity = dict[str, Any]
 
-# Raised whenever a change of ours changes the bits of a run that was described in the same words.
+# Raised whenever a change of Lockstep's code changes the bits of a run whose other keys stay the same.
 VERSION = 5
 
-# Came after VERSION 5 without a change of bits: a run that was begun without it goes on without it, and is
-# compared by `numerics.probe`.
+# This key was added during VERSION 5 without a change of bits. A run that began without it is compared
+# without it, by `numerics.probe`.
 _LANE = "numerics.lane"
 
-# Keys of a Run that say where things lie or when they are saved, and so cannot change a bit.
+# Keys of a Run that cannot change a bit: they say where files are, or when checkpoints are saved.
 _NOT_IDENTITY = ("data.dir", "model.weights", "kernels.table", "checkpoint.every_steps", "checkpoint.keep")
 
 
-# What the data was before, a row a change, where a run went on with other data (`--data-changed`).
+# The history of a run's data: one row for each time that it was resumed with `--data-changed`.
 HISTORY = "manifest.changed"
 
-# Of the data, what the model is built for: with another it would be another model.
+# Keys of the data that the model is built for: if they change, it is another model.
 _OF_THE_MODEL = ("manifest.classes", "manifest.shape")
 
 
@@ -57,7 +57,7 @@ def digest(identity: Identity) -> str:
 
 
 def changed_data(theirs: Identity, ours: Identity) -> list[str]:
-    """The keys that differ, if all of them only say which images there are; else none."""
+    """The keys that differ, if all of them concern only which images there are; otherwise an empty list."""
     absent = object()
     keys = [k for k in theirs.keys() | ours.keys() if theirs.get(k, absent) != ours.get(k, absent)]
     excused = all(key.startswith("manifest.") and key not in _OF_THE_MODEL for key in keys)
@@ -65,28 +65,28 @@ def changed_data(theirs: Identity, ours: Identity) -> list[str]:
 
 
 def add_change(theirs: Identity, ours: Identity, step: int) -> Identity:
-    """Our identity, in which is said that up to `step` it was theirs."""
+    """Our identity, with a row of history: up to `step`, the run had their identity."""
     before = {key: theirs.get(key) for key in changed_data(theirs, ours)}
     row = {"step": step, "identity": digest(theirs), "before": before}
     return dict(sorted({**ours, HISTORY: [*theirs.get(HISTORY, []), row]}.items()))
 
 
 def is_digest_of(found: str, identity: Identity, step: int) -> bool:
-    """Whether a state of `step` was saved under an identity, or under what that was then."""
+    """Whether `found` is the digest of this identity, or of the one that the run had at `step`."""
     earlier = {row["identity"]: row["step"] for row in identity.get(HISTORY, [])}
     return found == digest(identity) or step <= earlier.get(found, -1)
 
 
 def is_scripted(identity: Identity) -> bool:
-    """Whether a script gave the module, the data or the loss, which no command line can."""
+    """Whether a script gave the run its own module, data or loss, which the command line cannot do."""
     own = ("source.model.", "source.loss", "manifest.sample_sha256")
     return any(key.startswith(own) for key in identity)
 
 
 def differences(theirs: Identity, ours: Identity, where: tuple[str, str] = ("there", "here")) -> list[str]:
-    """One line a field that differs: `train.batch: 256 there, 512 here`.
+    """One line for each field that differs, such as `train.batch: 256 there, 512 here`.
 
-    The hash of a lane is compared only where both runs have one.
+    The hash of a lane is compared only if both runs have one.
     """
     keys = sorted(theirs.keys() | ours.keys())
     if _LANE not in theirs or _LANE not in ours:
@@ -100,7 +100,7 @@ def differences(theirs: Identity, ours: Identity, where: tuple[str, str] = ("the
 
 
 def flatten(prefix: str, table: Mapping[str, Any]) -> Identity:
-    """Nested tables as dotted keys, their values as JSON gives them back."""
+    """Flatten nested tables into dotted keys; tuples become lists, as in JSON."""
     flat: Identity = {}
     for key, value in table.items():
         path = f"{prefix}.{key}" if prefix else key

@@ -1,4 +1,4 @@
-"""A Launch: where and how a run is started; nothing in it changes a bit, but for `data_changed`."""
+"""A Launch: where and how a run is started; except for `data_changed`, nothing in it changes a bit."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from lockstep.spec.world import World
 DEVICES = ("auto", "cpu", "cuda")
 BACKENDS = ("auto", "gloo", "nccl", "mpi")
 _ENDPOINT = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}")
-RESTART_CODE = 75  # the exit code of a worker that wants to be started anew
+RESTART_CODE = 75  # the exit code of a worker that wants to be restarted
 
 
 def check_system() -> None:
-    """Refuse systems on which workers could be neither started nor watched."""
+    """Refuse systems other than Linux, where workers can be neither started nor supervised."""
     if sys.platform != "linux":  # flock, prctl, memfd_create, /proc
         raise SpecError(
             f"Lockstep runs on Linux only, and this is {sys.platform}: "
@@ -28,7 +28,7 @@ def check_system() -> None:
 
 @dataclass(frozen=True)
 class Launch:
-    """The run's directory, what it continues, and the devices and workers it runs on."""
+    """The run's directory, the run it continues, and the devices and workers it runs on."""
 
     name: str | None = None
     runs_dir: Path = Path("runs")
@@ -36,24 +36,24 @@ class Launch:
     fork: str | None = None
     device: str = "auto"
     tensorboard: bool = False
-    workers: int | str | None = None  # "auto", or how many; None: as launched, else one
+    workers: int | str | None = None  # "auto" or a number; None: as many as were launched, else one
     backend: str = "auto"
     bucket_mb: float = 25.0
     overlap: bool = True
-    graph: bool = True  # whole steps and evaluation on a GPU as CUDA graphs, where they can be
+    graph: bool = True  # on a GPU, run steps and evaluation as CUDA graphs if possible
     trace: bool = False
     min_workers: int = 1
-    wait_s: float = 60.0  # below that number, how long to wait for more
+    wait_s: float = 60.0  # how long to wait for more workers, if there are fewer than min_workers
     restarts: int = 3  # how many lost workers a launcher replaces within an hour
     rdzv: str | None = None  # host:port of the launcher that holds the job's store
     nodes: str = "1"  # how many launchers: N, or MIN:MAX
-    data_changed: bool = False  # resume although the data is other than it was; another run from there on
-    audit: int = 0  # every N-th step a lane and a slice are computed twice; 0: never
-    quiet: bool = False  # tell only warnings; a listener is told everything
-    world: World | None = None  # what the environment says, if a launcher started this process
+    data_changed: bool = False  # resume although the data has changed; from there on it is another run
+    audit: int = 0  # check a lane and a slice by computing them twice, every N steps; 0: never
+    quiet: bool = False  # print only warnings; a listener still gets every event
+    world: World | None = None  # from the environment, if a launcher started this process
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "runs_dir", Path(self.runs_dir))  # people write it as text
+        object.__setattr__(self, "runs_dir", Path(self.runs_dir))  # users may give text
         if self.device not in DEVICES:
             raise SpecError(f"--device: {unknown('device', self.device, DEVICES)}")
         if self.backend not in BACKENDS:
@@ -105,7 +105,7 @@ class Launch:
 
     @property
     def num_nodes(self) -> tuple[int, int]:
-        """The fewest and the most launchers of the job."""
+        """The smallest and the largest number of launchers in the job; (0, 0) if `nodes` is invalid."""
         low, _, high = self.nodes.partition(":")
         if not low.isdecimal() or not (high or low).isdecimal():
             return 0, 0
@@ -113,12 +113,12 @@ class Launch:
 
     @property
     def endpoint(self) -> tuple[str, int]:
-        """Where launchers meet, if there are several."""
+        """Host and port at which the launchers of several nodes meet."""
         host, _, port = (self.rdzv or ":0").rpartition(":")
         return host.strip("[]"), int(port)
 
     def resume_command(self, run: Path) -> str:
-        """What to type to go on with a run that was launched so."""
+        """The command that resumes a run with the same flags."""
         if self.world and self.world.launcher != "lockstep":
             return "the same command and --resume auto"
         plain = Launch()
@@ -136,7 +136,7 @@ class Launch:
         return f"`lockstep train --resume {run}{words}`"
 
     def check_run(self, run: Run) -> None:
-        """Refuse what contradicts itself or the run, numbers of workers first."""
+        """Refuse settings that contradict each other or the run."""
         world, workers, lanes = self.world, self.workers, run.train.lanes
         if world and workers not in (None, "auto", world.size):
             raise SpecError(

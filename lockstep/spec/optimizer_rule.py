@@ -1,9 +1,9 @@
-"""The optimizers: of each its keys, what it remembers, and its arithmetic. A new one is an entry here.
+"""Defines the optimizers: the keys, the memory and the arithmetic of each; a new one is an entry in RULES.
 
-The arithmetic stands once, in plain Python. The host runs it on lists of tensors (`train/optimizer.py`); a
-GPU compiles it (`kernels/triton/optimizer_update.py`). It may add, subtract, multiply, and call `divide` and
-`sqrt`, each of which rounds once. So an element's new value depends on that element alone: not on the slice,
-the vector width or the device it was computed with.
+The arithmetic is written once, in plain Python. The host runs it on lists of tensors
+(`train/optimizer.py`), and a GPU compiles it (`kernels/triton/optimizer_update.py`). It may add, subtract,
+multiply, and call `divide` and `sqrt`, each of which rounds once. So an element's new value depends only on
+that element, not on the slice, the vector width or the device that it was computed with.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# (grad, first, second, a, b, eps, correct_a, correct_b, divide, sqrt) → what to subtract, before the learning
-# rate, and the new `first` and `second`. These two are what the rule remembers. `a` and `b` are its keys
-# beside eps, in their order; `correct_a` is 1 − a^n after n steps.
+# (grad, first, second, a, b, eps, correct_a, correct_b, divide, sqrt) → (direction, new first, new second).
+# The learning rate times the direction is subtracted from the weights. `first` and `second` are the memory.
+# `a` and `b` are the rule's keys other than eps, in their order; `correct_a` is 1 − a^n after n steps.
 Direction = Callable[..., tuple[Any, Any, Any]]
 
 
@@ -24,11 +24,11 @@ class Rule:
 
     direction: Direction
     keys: Mapping[str, float]  # with their defaults
-    memory: tuple[str, ...] = ()  # names of what it remembers, two at most
-    decays_weights: bool = False  # weight decay shrinks the weights themselves, not as part of the gradient
+    memory: tuple[str, ...] = ()  # names of the tensors that it keeps from step to step, two at most
+    decays_weights: bool = False  # weight decay shrinks the weights directly, not through the gradient
 
     def numbers(self, options: Mapping[str, float]) -> tuple[float, float, float]:
-        """`a`, `b` and `eps` of a run; 0 where the rule has none."""
+        """`a`, `b` and `eps` of a run; 0 if the rule does not have them."""
         a, b, *_ = (*(options[key] for key in self.keys if key != "eps"), 0.0, 0.0)
         return a, b, options.get("eps", 0.0)
 

@@ -1,4 +1,4 @@
-"""A Record: one measurement, with what is needed to repeat it."""
+"""A Record: one measurement, with the facts needed to repeat it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Record:
-    """A value and where it comes from; `spread` is (lowest, highest) of the n values behind it."""
+    """A measured value and how it was measured; `spread` is (lowest, highest) of `n` measurements."""
 
     name: str
     value: float
@@ -26,7 +26,7 @@ class Record:
 
 
 def write_records(path: Path, records: list[Record]) -> None:
-    """Write records as a JSON list, one file a benchmark run."""
+    """Write records as a JSON list, one file for each run of a benchmark."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps([asdict(record) for record in records], indent=1) + "\n", encoding="utf-8")
 

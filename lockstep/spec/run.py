@@ -1,6 +1,6 @@
-"""A Run: everything a person decides about a training run, checked when it is made.
+"""A Run: all settings of a training run, checked when it is made.
 
-What may change the bits of a run is here, and only here; how it is launched is in `launch`.
+Every setting that can change the bits of a run is here. How a run is launched is in `launch`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from lockstep.spec.field import accept_number, check_fields
 from lockstep.spec.optimizer_rule import RULES
 
 OPTIMIZERS: dict[str, Mapping[str, float]] = {name: rule.keys for name, rule in RULES.items()}
-# The keys that each schedule takes beside the common ones, with their defaults.
+# The keys that each schedule has in addition to the common ones, with their defaults.
 SCHEDULES: dict[str, Mapping[str, float]] = {
     "constant": {},
     "step": {"every_epochs": 10.0, "gamma": 0.1},
@@ -26,7 +26,7 @@ PRECISIONS = ("fp32", "tf32", "bf16")
 WIRES = ("fp32", "bf16")
 LOSSES = ("cross_entropy", "squared_error")
 KERNEL_SETS = ("auto", "stock", "fused", "compiled")
-_WHILE_TRAINING = 3  # checkpoints: if the newest is damaged, there are others
+_WHILE_TRAINING = 3  # checkpoints that are kept: if the newest is damaged, there are others
 AUGMENTATIONS = ("flip", "crop", "cutout")
 
 
@@ -63,7 +63,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Train:
-    """How a batch becomes a step."""
+    """How long to train, and how a step is computed from a batch."""
 
     epochs: int = 5
     batch: int = 256
@@ -159,7 +159,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Kernels:
-    """Which kernels compute the step; `table` names a file of tiles to use in place of the project's."""
+    """Which kernels compute the step; `table` names a file of tiles to use instead of Lockstep's own."""
 
     set: str = "auto"
     table: str | None = None
@@ -171,10 +171,10 @@ class Kernels:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """When state is saved beside the end of every epoch, and how much is kept; never changes a bit."""
+    """How often checkpoints are saved within an epoch, and how many are kept; never changes a bit."""
 
     every_steps: int = 500
-    keep: int = 0  # the newest so many, and the best; 0: three while the run trains, one when it is finished
+    keep: int = 0  # how many of the newest, besides the best; 0: three while the run trains, then one
 
     def __post_init__(self) -> None:
         check_fields(self, "checkpoint")
@@ -183,7 +183,7 @@ class Checkpoint:
         _require(self.keep >= 0, "checkpoint.keep", self.keep, rule)
 
     def count(self, finished: bool) -> int:
-        """How many of the newest stay."""
+        """How many of the newest checkpoints are kept."""
         return self.keep or (1 if finished else _WHILE_TRAINING)
 
 
@@ -228,7 +228,7 @@ def _range(key: str, value: float, low: float, high: float) -> None:
 def _own_options(
     section: str, value: Optimizer | Schedule, table: dict[str, Mapping[str, float]]
 ) -> dict[str, float]:
-    """The options of the named rule: its defaults, overlaid with what was given."""
+    """The options of an optimizer or schedule: the given ones, and defaults for the others."""
     if value.name not in table:
         raise SpecError(f"{section}.name: {unknown(section, value.name, table)}")
     defaults = table[value.name]

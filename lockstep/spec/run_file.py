@@ -1,4 +1,4 @@
-"""Runs as TOML files and `-o key=value` overrides: tables in, a checked Run out, and back.
+"""Makes a Run from TOML files and `-o key=value` overrides, and writes a Run as TOML.
 
 Layers are merged as plain tables (recipe, then file, then overrides) and checked once, at the end.
 """
@@ -29,7 +29,7 @@ SECTIONS: dict[str, type] = {
 
 
 def to_table(run: Run) -> Table:
-    """A Run as nested tables; a section's own options stand beside its common keys."""
+    """A Run as nested tables; a section's options are put beside its other keys."""
     table: Table = {"seed": run.seed}
     for section in SECTIONS:
         value = getattr(run, section)
@@ -40,7 +40,7 @@ def to_table(run: Run) -> Table:
 
 
 def from_table(table: Mapping[str, Any]) -> Run:
-    """Check nested tables and make the Run; an unknown key names the nearest right one."""
+    """Check nested tables and make the Run; the error for an unknown key suggests the nearest known one."""
     for key in table:
         if key != "seed" and key not in SECTIONS:
             homes = [f"{section}.{key}" for section, kind in SECTIONS.items() if key in _names(kind)]
@@ -56,7 +56,7 @@ def from_table(table: Mapping[str, Any]) -> Run:
 
 
 def merge(base: Table, layer: Mapping[str, Any]) -> Table:
-    """Lay `layer` over `base`; a section given another name forgets the options of the old one."""
+    """Overwrite keys of `base` by those of `layer`; a section whose `name` changes loses its old options."""
     merged = {key: dict(value) if isinstance(value, Mapping) else value for key, value in base.items()}
     for key, value in layer.items():
         old = merged.get(key)
@@ -71,7 +71,7 @@ def merge(base: Table, layer: Mapping[str, Any]) -> Table:
 
 
 def read_toml(path: Path) -> Table:
-    """The tables of a TOML file; errors name the file and, where TOML is broken, the line."""
+    """The tables of a TOML file; errors name the file and, if it is not valid TOML, the line."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
@@ -81,7 +81,7 @@ def read_toml(path: Path) -> Table:
 
 
 def speaks_of(message: str, table: Mapping[str, Any]) -> bool:
-    """Whether an error's message names a key of these tables, or a name that is a value there."""
+    """Whether an error message mentions a key of these tables, or an unknown name that is a value there."""
     return any(
         re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)|unknown key '{re.escape(key)}'", message)
         or re.search(rf"unknown [\w ]+ '{re.escape(str(value))}'", message)
@@ -100,7 +100,7 @@ def _entries(table: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
 
 
 def parse_overrides(items: Iterable[str]) -> Table:
-    """`optimizer.lr=0.1` and the like as nested tables."""
+    """Parse overrides such as `optimizer.lr=0.1` into nested tables."""
     table: Table = {}
     for item in items:
         path, equals, text = item.partition("=")
@@ -139,7 +139,7 @@ def _names(kind: type) -> set[str]:
 
 
 def _parse_value(text: str) -> Any:
-    """A TOML value where the text is one, else the text itself, so that names need no quotes."""
+    """Parse a text as a TOML value; other text is returned as it is, so that names need no quotes."""
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

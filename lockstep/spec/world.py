@@ -1,4 +1,4 @@
-"""A World: where this process stands among the workers that a launcher started, as its environment says."""
+"""A World: this process's rank among the workers that a launcher started, read from the environment."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 from lockstep.errors import SpecError
 
-STARTED_IN = Path.cwd() if Path().is_dir() else Path("/")  # before a script can go elsewhere
-VARIABLE = "LOCKSTEP_WORLD"  # how our own launcher tells a worker
-# How each mpirun tells a process its rank, the number of processes, and both on its own host.
+STARTED_IN = Path.cwd() if Path().is_dir() else Path("/")  # before a script can change it
+VARIABLE = "LOCKSTEP_WORLD"  # in which our own launcher passes the World to a worker
+# The variables in which each mpirun passes the rank, the number of processes, and both on this host.
 _MPI = {
     "Open MPI": tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
     "MPICH": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
@@ -21,7 +21,7 @@ _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 @dataclass(frozen=True)
 class World:
-    """One of `size` workers; where worker 0 keeps the store that they meet at."""
+    """A worker's rank among `size` workers, and the address of the store at which they meet."""
 
     launcher: str  # lockstep | torchrun | mpirun
     rank: int
@@ -29,15 +29,15 @@ class World:
     local_rank: int = 0
     local_size: int = 1
     address: str = "127.0.0.1"
-    port: int = 0  # 0: to be told by MPI
-    has_store: bool = False  # the launcher keeps the store itself
+    port: int = 0  # 0: worker 0 sends it through MPI
+    has_store: bool = False  # the launcher runs the store, not worker 0
     attempt: int = 0
-    # Only our launcher tells the rest: there `rank` and `size` are those on the node, and a worker's rank in
-    # the job is told anew with every generation.
+    # Only our own launcher sets the fields below. With it, `rank` and `size` are those on this node; a worker
+    # gets its rank in the job with every generation.
     name: str = ""
-    joins: bool = False  # the job runs already, or another worker is replaced
-    control_fd: int = -1  # the line to the launcher
-    stdout_fd: int = -1  # what the launcher prints to, for the worker that tells
+    joins: bool = False  # the job is already running, or this worker replaces another
+    control_fd: int = -1  # the connection to the launcher
+    stdout_fd: int = -1  # the launcher's stdout, for worker 0
 
     def __post_init__(self) -> None:
         if not (0 <= self.rank < self.size and 0 <= self.local_rank < self.local_size <= self.size):
@@ -56,7 +56,7 @@ class World:
 
 
 def read_world(environ: Mapping[str, str]) -> World | None:
-    """The world that our launcher, torchrun or mpirun put into the environment; None without one."""
+    """The world that our launcher, torchrun or mpirun put into the environment; None if there is none."""
     if VARIABLE in environ:
         try:
             return World(**json.loads(environ[VARIABLE]))

@@ -1,7 +1,7 @@
 """The audit: a random lane and a random slice of a step's sums are computed a second time, by other workers.
 
-Every bit is compared. Workers agree in every bit, so a difference is a fault of memory, processor or GPU that
-nothing else shows. It is found before the step is committed.
+Every bit is compared. Workers agree in every bit, so a difference is a fault of memory, processor or GPU,
+which nothing else would show. It is found before the step is committed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _KEPT = "the step was not taken, and the state before it is kept"
 
 @dataclass
 class Audit:
-    """Every so many steps; `read` gives any lanes of the step under way, `who` names this worker."""
+    """Audits one step in `every`; `read` returns any lanes of the current step, `who` names this worker."""
 
     every: int
     seed: int
@@ -35,34 +35,34 @@ class Audit:
     lowered: LaneByLane
     read: Callable[[range], Lanes]
     who: str
-    _kept: tuple[range, list[Tensor]] | None = None  # what this worker's lanes gave, if one is audited
+    _kept: tuple[range, list[Tensor]] | None = None  # lanes and results of the audited subtree, if it is here
     _reducer: Reducer | None = None  # of a step with an audited slice
 
     def is_due(self, step: int) -> bool:
         return self.every > 0 and (step + 1) % self.every == 0
 
     def begin(self, step: int, reducer: Reducer) -> None:
-        """A step begins; if it is audited, one worker's slice of its sums is kept."""
+        """Start a step; if it is audited, let the reducer keep one worker's slice of its sums."""
         self._reducer = None
         if self.is_due(step) and self.group.size > 1:
             self._reducer = reducer
             reducer.watch(random.key("audited slice", self.seed, step) % (1 << 32))
 
     def watch(self, step: int, first: int, output: LaneOutput) -> None:
-        """Keep what the audited lane gave; the lane tree will write into it."""
+        """Keep a copy of the audited lane's results, since the lane tree writes into them."""
         covered = range(first, first + (1 << output.height))
         if self.is_due(step) and self._lane(step) in covered:
             self._kept = covered, [tensor.clone() for tensor in self._tensors(output)]
 
     def check(self, step: int) -> None:
-        """Compute lane and slice again on other workers, and let all fail if a bit differs."""
+        """Compute lane and slice again on other workers; if a bit differs, all workers fail."""
         if self.is_due(step):
             self._check_lane(step)
         if self._reducer:
             self._check_slice(step, self._reducer)
 
     def _check_slice(self, step: int, reducer: Reducer) -> None:
-        """The worker after a slice's own sums it again; every worker must have received that."""
+        """The worker after a slice's owner sums it again; every worker must have received these bits."""
         owner, arrived, again = reducer.find_slice()
         mine = [self.who, *self._hashes([arrived, again])]
         answers = [json.loads(text) for text in self.group.all_gather_bytes(json.dumps(mine).encode())]
@@ -104,7 +104,7 @@ class Audit:
         return random.key("audit", self.seed, step) % self.lanes
 
     def _compute(self, covered: range, step: int) -> list[Tensor]:
-        """The sum over the covered lanes, in the order of the lane tree; no more at once than are its own."""
+        """The sum over the covered lanes, in lane-tree order; as many at a time as this worker owns."""
         tree, own = LaneTree(covered.start), worker_lanes(self.lanes, self.group.size, self.group.rank)
         most = 1 << (len(own).bit_length() - 1)
         for first in range(covered.start, covered.stop, most):

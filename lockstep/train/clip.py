@@ -12,7 +12,7 @@ _CHUNK = 1 << 16
 
 @torch.no_grad()
 def clip_gradients(grads: list[Tensor], norm: Tensor, limit: float) -> None:
-    """Scale gradients of this norm in place, so that it is at most `limit`."""
+    """Scale gradients, whose norm is `norm`, in place, so that it becomes at most `limit`."""
     torch._foreach_mul_(grads, (limit / (norm + 1e-6)).clamp(max=1.0))
 
 
@@ -24,7 +24,7 @@ def gradient_norm(grads: dict[str, Tensor]) -> Tensor:
 
 
 def _chunk_sums(grad: Tensor) -> Tensor:
-    """One sum of squares a chunk, each by a balanced tree, so that it is the same on every device."""
+    """The sum of squares of each chunk, by a balanced tree, so that it is the same on every device."""
     flat = grad.contiguous().flatten().float()
     width = min(_CHUNK, 1 << max(flat.numel() - 1, 0).bit_length())
     padded = torch.nn.functional.pad(flat, (0, -flat.numel() % width))

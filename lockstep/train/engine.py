@@ -1,6 +1,6 @@
 """The engine: runs an epoch's steps through the host (`step.py`) or on the device (`device/`).
 
-A batch's way ends here: store → order → augment → loader → step. Either way gives the same bits.
+A batch's path ends here: store → order → augment → loader → step. Both ways give the same bits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Engine:
-    """Runs the steps of one worker in one group; to be closed."""
+    """Runs the steps of one worker in one group; must be closed."""
 
     def __init__(self, setup: Setup, state: TrainState, launch: Launch, group: Group) -> None:
         self._setup, self._state, self._launch, self._group = setup, state, launch, group
@@ -44,10 +44,10 @@ class Engine:
         self._device_epochs = self._make_device_epochs()
 
     def epoch(self, is_due: Callable[[int], bool], requests: Requests) -> Iterator[StepResult]:
-        """The steps that are left of the epoch under way.
+        """Run the steps that are left of the current epoch.
 
-        What they changed is in the state after a step that `is_due`, the last one, and one that says to stop
-        or to move.
+        The state's tensors are up to date only after a step that `is_due`, after the last one, and after one
+        whose result says to stop or to move.
         """
         if self._device_epochs:
             try:
@@ -64,31 +64,31 @@ class Engine:
     def _on_device(
         self, epochs: DeviceEpochs, is_due: Callable[[int], bool], requests: Requests
     ) -> Iterator[StepResult]:
-        """All steps of the epoch on the device but those that are audited, which go through the host."""
+        """Run the epoch's steps on the device, except audited steps, which go through the host."""
         state, steps = self._state, len(self._loader)
         while state.step_in_epoch < steps:
             until = self._next_audit(steps)
             if state.step_in_epoch < until:
                 yield from epochs.run(until, is_due, requests, synced=self._launch.trace)
             if state.step_in_epoch < until:
-                return  # asked to leave
+                return  # asked to stop or to move
             if until < steps:
                 yield self._through_host(self._read(self._loader), requests)
 
     def _next_audit(self, steps: int) -> int:
-        """The next step of the epoch that is audited; their number if none is."""
+        """The next audited step of the epoch; `steps` if there is none."""
         audit, first = self._step.audit, self._state.step_in_epoch
         offset = self._state.step - first
         return next((n for n in range(first, steps) if audit and audit.is_due(offset + n)), steps)
 
     def _through_host(self, lanes: Lanes, requests: Requests) -> StepResult:
         result = self._step(lanes, *requests())
-        if self._group.size == 1 and requests()[0]:  # it came during the step, and nobody else need know
+        if self._group.size == 1 and requests()[0]:  # requested during the step, so stop now
             result = replace(result, stop=True)
         return result
 
     def close(self) -> None:
-        """End what runs beside the steps, and give the model back as it was."""
+        """End the background threads, and restore the model."""
         self._step.close()
         if self._device_epochs:
             self._device_epochs.close()
@@ -107,11 +107,11 @@ class Engine:
         )
 
     def _read(self, loader: TrainLoader) -> Lanes:
-        """The lanes of the step under way."""
+        """The lanes of the current step."""
         return next(loader.epoch(self._state.epoch, self._state.step_in_epoch))
 
     def _make_device_epochs(self) -> DeviceEpochs | None:
-        """Steps that never leave the device, where kernels allow it."""
+        """The steps that stay on the device; None if the kernels do not allow that."""
         if not self._setup.lowering:
             return None
         from lockstep.train.device.device_epoch import make_device_epochs

@@ -23,7 +23,7 @@ from lockstep.spec import Run
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Mean loss and the share of samples whose label came first."""
+    """The mean loss, and how many samples were classified correctly."""
 
     loss: float
     correct: int
@@ -47,7 +47,7 @@ class Evaluator:
 
     @property
     def block(self) -> int:
-        """Samples of a block: those of a lane."""
+        """Samples per block: as many as per lane."""
         return self.run.train.batch // self.run.train.lanes
 
     @property
@@ -56,12 +56,12 @@ class Evaluator:
 
     @property
     def own(self) -> range:
-        """The blocks of this worker: each W-th."""
+        """The blocks of this worker: every W-th, with W workers."""
         return range(self.group.rank, self.num_blocks, self.group.size)
 
     @torch.no_grad()
     def __call__(self, model: nn.Module) -> Evaluation:
-        """Blocks of one shape, the last padded and masked; the loss is a fixed tree over blocks."""
+        """Evaluate in blocks of one shape, the last padded and masked; a fixed tree sums their losses."""
         model.eval()
         size, own = self.group.size, self.own
         mine = torch.zeros(-(-self.num_blocks // size), device=self.device)
@@ -73,11 +73,11 @@ class Evaluator:
         self.group.all_gather(counts, correct)
         total = float(tree_sum(every.t().flatten()[: self.num_blocks]) / len(self.split))
         correct_everywhere = int(counts.sum())
-        self.group.check()  # on a GPU a group that was cut leaves what lay there
+        self.group.check()  # what was gathered is wrong if NCCL was aborted
         return Evaluation(total, correct_everywhere, len(self.split))
 
     def measure(self, model: nn.Module) -> tuple[Tensor, Tensor]:
-        """The summed loss of each of this worker's blocks, and how many samples of all of them are right."""
+        """The summed loss of each of this worker's blocks, and the number of correct samples in all."""
         losses: list[Tensor] = []
         correct = torch.zeros((), dtype=torch.int64, device=self.device)
         lying, bf16 = memory_format(self.run), self.run.train.precision == "bf16"
@@ -85,7 +85,7 @@ class Evaluator:
         for number, (images, labels, real) in zip(self.own, blocks, strict=True):
             seed_stream(
                 self.device, random.key("evaluate", self.run.seed, number)
-            )  # a model or loss may draw
+            )  # a model or loss may draw random numbers
             with half_precision(self.device, bf16):
                 logits = model(images.contiguous(memory_format=lying))
             logits, truth = logits[:real].float(), labels[:real]
@@ -96,7 +96,7 @@ class Evaluator:
 
 @contextmanager
 def averaged_weights(model: nn.Module, ema: dict[str, Tensor]) -> Iterator[None]:
-    """The model with its averaged weights, where the run keeps them; its own come back afterwards."""
+    """Give the model its averaged weights, if the run keeps them; restore its own at the end."""
     if not ema:
         yield
         return

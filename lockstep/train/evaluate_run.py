@@ -20,7 +20,7 @@ from lockstep.train.evaluate import Evaluation, Evaluator
 
 
 def place_evaluator(stock: Evaluator, lowering: DeviceLowering | None, graph: bool = True) -> Evaluator:
-    """Evaluation on the device where whole steps run there, on a GPU as a CUDA graph; else `stock` itself."""
+    """An evaluator on the device if whole steps run there, on a GPU as a CUDA graph; else `stock` itself."""
     if lowering is None:
         return stock
     from lockstep.train.device.device_evaluate import DeviceEvaluator
@@ -32,7 +32,7 @@ def place_evaluator(stock: Evaluator, lowering: DeviceLowering | None, graph: bo
 
 
 def open_given_data(trained: Trained, data: Any) -> Store:
-    """The data set that a script hands over for a run, or the run's own by its name."""
+    """The data set that a script passes for a run; if it passes none, the run's own."""
     if data is None:
         store = open_data(trained.run)
         check_same_data(trained, store)
@@ -51,7 +51,7 @@ def open_given_data(trained: Trained, data: Any) -> Store:
 
 
 def evaluate_trained(trained: Trained, split: Split, loss: Loss | None = None) -> Evaluation:
-    """Loss and accuracy of a trained run; on the device if it trained there and can here."""
+    """Loss and accuracy of a trained run; on the device if it trained there and this device can."""
     run, loss, lowering = trained.run, loss or make_loss(trained.run.train), None
     with plain_torch():
         prepare_device(trained.device.type, run.train.threads, tf32=run.train.precision == "tf32")

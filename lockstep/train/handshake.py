@@ -1,6 +1,6 @@
 """How the workers of a group agree: the same identity, the same state; a joining worker is sent the state.
 
-What one worker cannot do, all of them hear: an error of one is raised by all, naming the worker.
+An error of one worker is raised by all workers, and names that worker.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from lockstep.runs.train_state import TrainState
 from lockstep.spec import Launch
 from lockstep.spec.identity import HISTORY, Identity, digest
 
-# Each worker's copy of a module of the user's may start from other weights; worker 0's count.
-# So does what it says of the data that a resumed run had before.
+# Taken from worker 0 and not compared: each worker's copy of a user's module may start from other weights,
+# and only worker 0 knows which data a resumed run had before.
 _BROADCAST = ("source.model.weights_sha256", HISTORY)
 
 T = TypeVar("T")
 
 
 def everywhere(group: Group, work: Callable[[], T]) -> T:
-    """Do what may fail on one worker only, and let all fail then."""
+    """Run `work`, which may fail on some workers only; then all workers raise that error."""
     error: LockstepError | None = None
     try:
         result = work()
@@ -48,7 +48,7 @@ def everywhere(group: Group, work: Callable[[], T]) -> T:
 
 
 def prove_identity(group: Group, identity: Identity, launch: Launch) -> Identity:
-    """Worker 0's identity, which must be every worker's; else the error names the field and the worker."""
+    """Worker 0's identity, if all workers have the same; else an error names the field and the worker."""
     told = {"host": socket.gethostname(), "identity": _told(identity, launch)}
     message = json.dumps(told).encode()
     first, *others = map(json.loads, group.all_gather_bytes(message))
@@ -60,7 +60,7 @@ def prove_identity(group: Group, identity: Identity, launch: Launch) -> Identity
 
 
 def compare_identities(theirs: Identity, own: Identity) -> None:
-    """Refuse to join a job whose identity is another than this worker would have."""
+    """Refuse to join a job whose identity differs from this worker's."""
     try:
         _compare(_compared(theirs), _compared(own), f"this worker on {socket.gethostname()}", "the job")
     except WorkersDiffer as error:
@@ -70,7 +70,7 @@ def compare_identities(theirs: Identity, own: Identity) -> None:
 
 @dataclass(frozen=True)
 class RollCall:
-    """What the workers of a new group have already, in order of rank; the same on every worker."""
+    """What each worker of a new group already has, in order of rank; the same on every worker."""
 
     answers: list[dict[str, Any]]
 
@@ -82,40 +82,40 @@ class RollCall:
 
     @property
     def has_directory(self) -> bool:
-        """Whether worker 0 holds the run's directory, and all know which it is."""
+        """Whether worker 0 has the run's directory open, and all workers know its path."""
         return bool(self.answers[0]["keeps"]) and all(answer["knows"] for answer in self.answers)
 
     @property
     def source(self) -> int | None:
-        """The worker to take the state from: the first of those that are furthest; None if nobody has any."""
+        """The worker to take the state from: the first with the latest step; None if no worker has any."""
         cursors = [answer["cursor"] for answer in self.answers]
         places = [(c["epoch"], c["step_in_epoch"]) if c else (-1, -1) for c in cursors]
         return places.index(max(places)) if max(places) > (-1, -1) else None
 
     @property
     def is_even(self) -> bool:
-        """Whether all have the same state, so that nothing need be sent."""
+        """Whether all have a state of the same step, so that nothing need be sent."""
         first = self.answers[0]["cursor"]
         return first is not None and all(answer["cursor"] == first for answer in self.answers)
 
 
 def call_roll(group: Group, mine: dict[str, Any]) -> RollCall:
-    """Ask everyone in one turn, since those who lost a worker want to go on at once."""
+    """Gather all answers in one call, since recovery from a loss should be fast."""
     return RollCall([json.loads(text) for text in group.all_gather_bytes(json.dumps(mine).encode())])
 
 
 def answer_roll(
     identity: Identity | None, launch: Launch, state: TrainState | None, keeps: bool, knows: bool
 ) -> dict[str, Any]:
-    """What this worker has: a built run, a state, the run's directory, and where that is."""
+    """What this worker has: a built run, a state, the run's directory open, and its path."""
     built = digest(_told(identity, launch)) if identity else ""
     return {"built": built, "cursor": state.cursor() if state else None, "keeps": keeps, "knows": knows}
 
 
 def share_state(group: Group, state: TrainState, source: int) -> None:
-    """Give every worker the state of one of them, and prove that it arrived.
+    """Copy one worker's state to all workers, and prove that it arrived.
 
-    A state changes only once all of the other one is here: its worker may die half way.
+    A worker changes its own state only once all tensors are here, since the sender may die half way.
     """
     if group.size == 1:
         return
@@ -132,7 +132,7 @@ def share_state(group: Group, state: TrainState, source: int) -> None:
 
 
 def prove_state(group: Group, state: TrainState) -> dict[str, str]:
-    """The hashes of the state, the same on every worker or an error."""
+    """The hashes of the state; an error if they differ between workers."""
     hashes = state.hashes()
     for rank, text in enumerate(group.all_gather_bytes(json.dumps(hashes).encode())):
         differs = [key for key, value in json.loads(text).items() if hashes.get(key) != value]

@@ -16,14 +16,14 @@ _HEARD = "lockstep: {}: saving after this step; once more ends the run at once, 
 
 
 class Interrupt:
-    """Inside its context a first signal is only noted; a second one, a while later, ends the run at once.
+    """In its context the first signal is only noted; a second one, a while later, ends the run at once.
 
-    A launcher hands on what the terminal has sent already, so two at a time are one wish.
+    A launcher may forward a signal that the terminal sent to the worker, too, so two within a second are one.
     """
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
-        self.answers = False  # whether it says that it has heard: one worker of all
+        self.answers = False  # whether to confirm a signal on stderr: only worker 0 does
         self._noted_at = 0.0
         self._before: dict[signal.Signals, Any] = {}
 
@@ -32,7 +32,7 @@ class Interrupt:
             self._before = {
                 number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)
             }
-        except ValueError:  # not the main thread: whoever owns that one handles signals
+        except ValueError:  # not the main thread, which alone can handle signals
             self._before = {}
         return self
 
@@ -52,9 +52,9 @@ class Interrupt:
                 self._answer()
 
     def _answer(self) -> None:
-        """Say that it was heard, unless nobody can be told: a state that is to be saved is worth more."""
+        """Confirm the signal on stderr, unless that fails or would block: saving the state matters more."""
         assert self.signal
-        below = "\n" if os.isatty(1) else ""  # a progress bar
+        below = "\n" if os.isatty(1) else ""  # of a progress bar
         with suppress(OSError):
             if sys.stderr and select.select([], [2], [], 0)[1]:  # never wait for a reader
                 os.write(2, f"{below}{_HEARD.format(self.signal.name)}".encode())

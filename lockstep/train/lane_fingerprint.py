@@ -1,6 +1,6 @@
 """The run's part of the numerics fingerprint: a hash of one lane, by the kernels that will train it.
 
-It is part of the identity, so a worker whose lane has other bits is refused by name before the first step.
+It is part of the identity, so a worker whose lane has other bits is refused before the first step.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from lockstep.train.preflight import is_out_of_memory
 def fingerprint_lane(
     run: Run, model: nn.Module, loss: Loss, store: Store, lowering: DeviceLowering | None, is_own: bool
 ) -> str:
-    """The hash of what a lane gives; or why it has none, which then is what workers compare.
+    """The hash of a lane's results; or the reason why there is none, which workers then compare instead.
 
-    A module may fail on fixed values. One of the user's, or his loss (`is_own`), may give other bits every
-    time, which is outside the promise and no reason to refuse a worker.
+    A module may fail on fixed values. A user's own module or loss (`is_own`) may give other bits every time:
+    Lockstep promises nothing for it, and does not refuse the worker.
     """
     device = next(model.parameters()).device
     size, bf16 = run.train.batch // run.train.lanes, run.train.precision == "bf16"
@@ -54,7 +54,7 @@ def fingerprint_lane(
 
 
 def _choose_way(run: Run, model: nn.Module, loss: Loss, lowering: DeviceLowering | None) -> LaneByLane:
-    """As training runs a lane, but without torch's compiler: for one lane it would take minutes more."""
+    """Run a lane as training does, but without torch's compiler, which would take minutes for one lane."""
     if lowering:
         from lockstep.lower.device_lanes import DeviceLanes
 

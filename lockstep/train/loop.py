@@ -1,7 +1,7 @@
 """The loop of a run: epochs of steps, evaluation, when to checkpoint, and an orderly end whatever happens.
 
-Wraps the way of a batch (store → order → augment → loader → step). Every worker runs it; worker 0 keeps the
-run's directory and tells everything as events.
+It drives the path of a batch: store → order → augment → loader → step. Every worker runs it; worker 0 writes
+the run's directory and reports everything as events.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from lockstep.train.setup import Setup
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run: where it lies, what it reported, and the trained model; the same on every worker.
+    """A finished run: its directory, its summary, and the trained model; the same on every worker.
 
-    Only `rank` is this worker's own, of the last generation.
+    Only `rank` differs: this worker's rank in the last generation.
     """
 
     directory: Path
@@ -45,7 +45,7 @@ class Result:
     rank: int = 0
 
     def __repr__(self) -> str:
-        """One line; a model prints itself."""
+        """One line, without the model."""
         accuracy, weights = 100 * self.summary["accuracy"], self.summary["weights_sha256"]
         return f"Result({str(self.directory)!r}, accuracy {accuracy:.2f} %, weights_sha256 {weights})"
 
@@ -55,7 +55,7 @@ class Moved(Exception):
 
 
 class Loop:
-    """What is left of a run, as one of its workers does it."""
+    """Runs what is left of a run, as one of its workers."""
 
     def __init__(
         self,
@@ -69,13 +69,13 @@ class Loop:
     ) -> None:
         self._setup, self._state, self._launch, self._group = setup, state, launch, group
         self._journal, self._interrupt, self._groups = journal, interrupt, groups
-        self._steps = len(setup.store.train) // setup.run.train.batch  # of an epoch
+        self._steps = len(setup.store.train) // setup.run.train.batch  # per epoch
         state.step_in_epoch = min(state.step_in_epoch, self._steps)  # if images were removed since
         self._first_step = state.step
-        self._is_new = True  # nothing was done in this generation yet
+        self._is_new = True  # this generation is not reported yet
 
     def run(self) -> Result:
-        """All that is left of the run."""
+        """Train, evaluate and finish what is left of the run."""
         state, journal = self._state, self._journal
         if journal.found["summary"] and state.epoch == self._setup.run.train.epochs:
             if not (self._generation and self._generation.changes):
@@ -93,13 +93,13 @@ class Loop:
                 explain_memory(self._setup.run.train, self._setup.device, bool(self._setup.lowering)),
                 closing(Engine(self._setup, state, self._launch, self._group)) as engine,
             ):
-                self._evaluate = self._setup.evaluator(self._group, self._launch.graph)  # its memory, too
+                self._evaluate = self._setup.evaluator(self._group, self._launch.graph)  # needs memory, too
                 while state.epoch < self._setup.run.train.epochs:
                     self._train_epoch(engine)
                     self._end_epoch()
                 tested = self._test()
         except (NumericsError, AuditFailed):
-            prove_state(self._group, self._state)  # what is wrong may be the state itself
+            prove_state(self._group, self._state)  # the fault may be in the state itself
             self._journal.save(self._state)
             raise
         self._report_generation()
@@ -168,7 +168,7 @@ class Loop:
         self._journal.save(state)
 
     def _test(self) -> dict[str, float]:
-        """The test images, once, where the data has others to choose by."""
+        """Evaluate the test images once, if the epochs were evaluated on a validation split."""
         state, store = self._state, self._setup.store
         if store.val is None:
             return {}
@@ -177,7 +177,7 @@ class Loop:
         return {"test_accuracy": found.accuracy, "test_loss": found.loss}
 
     def _is_due(self) -> bool:
-        """Whether a checkpoint belongs to the step that was committed last."""
+        """Whether a checkpoint is due after the step that was committed last."""
         return self._state.step_in_epoch == 0 or self._is_due_at(self._state.step)
 
     def _is_due_at(self, step: int) -> bool:
@@ -188,7 +188,7 @@ class Loop:
         return self._groups.generation
 
     def _report_generation(self) -> None:
-        """Note who trains now, once that has been shown by a step."""
+        """Report this generation once, after its first completed step or at its end."""
         if not self._is_new:
             return
         self._is_new = False
@@ -211,7 +211,7 @@ class Loop:
         return self._launch.resume_command(self._journal.path)
 
     def _finish(self, summary: dict[str, Any], write: bool) -> Result:
-        """Worker 0's summary, on every worker once it is on disk; until then a loss is made good."""
+        """The result, once worker 0's summary is on disk; until then the others go on if a worker is lost."""
         summary = json.loads(self._group.broadcast_bytes(json.dumps(summary).encode()))
         self._setup.model.eval()
         lost = self._journal.finish(summary, self._state, write)

@@ -1,7 +1,7 @@
 """The optimizer on the host: a rule of `spec/optimizer_rule.py` over lists of tensors.
 
-A gradient's way ends here: backward → lane tree → optimizer. Every operation rounds as IEEE says, once; stock
-fused optimizers do not, and their result depends on the slice that they are given.
+A gradient's path ends here: backward → lane tree → optimizer. Every operation rounds once, as IEEE 754 says.
+PyTorch's fused optimizers do not, and their result depends on how tensors are cut into slices.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lockstep.spec.optimizer_rule import RULES
 def update_params(
     optimizer: Optimizer, lr: float, step: int, params: list[Tensor], grads: list[Tensor], memory: Memory
 ) -> None:
-    """Change `params` and `memory` in place; `step` counts from 0. The gradients are used up."""
+    """Change `params` and `memory` in place; `step` counts from 0. The gradients are overwritten."""
     rule = RULES[optimizer.name]
     if optimizer.weight_decay:
         if rule.decays_weights:
@@ -35,7 +35,7 @@ def update_params(
 
 
 class _Each:
-    """A list of tensors, one a parameter, in arithmetic as one value."""
+    """A list of tensors, one per parameter, that takes part in arithmetic like one value."""
 
     def __init__(self, tensors: list[Tensor] | tuple[Tensor, ...]) -> None:
         self.tensors = list(tensors)
@@ -52,7 +52,7 @@ def _plain(value: _Each | float) -> list[Tensor] | float:
 
 
 def _divide(values: _Each, by: _Each | float) -> _Each:
-    """Quotients rounded once: a GPU multiplies by the reciprocal of a number that is no tensor."""
+    """Quotients rounded once; by a tensor, since a GPU would multiply by the reciprocal of a plain number."""
     like = values.tensors[0]
     if not isinstance(by, _Each):
         by = _Each([torch.full((), by, dtype=like.dtype, device=like.device)] * len(values.tensors))
@@ -60,5 +60,5 @@ def _divide(values: _Each, by: _Each | float) -> _Each:
 
 
 def _sqrt(values: _Each) -> _Each:
-    """Square roots rounded once: in fp64 on a CPU, where torch's own of fp32 are now and then one bit off."""
+    """Square roots rounded once; by fp64 on a CPU, where torch's fp32 roots are sometimes one bit off."""
     return _Each([v.double().sqrt().to(v.dtype) if v.is_cpu else v.sqrt() for v in values.tensors])

@@ -16,12 +16,12 @@ from lockstep.kernels.loss import Loss
 from lockstep.lower.lane_by_lane import LaneByLane, OnGradient
 from lockstep.spec import Run, Train
 
-_NAMED = 4  # parameters in a message
+_NAMED = 4  # parameters that a message names
 
 
 @torch.no_grad()
 def check_output(model: nn.Module, store: Store, device: torch.device) -> None:
-    """One image through the model, so that a module that does not fit is refused at once."""
+    """Run one image through the model, so that a module that does not fit is refused at once."""
     model.eval()
     try:
         output = model(torch.zeros(1, *store.shape, device=device))
@@ -40,7 +40,7 @@ def check_output(model: nn.Module, store: Store, device: torch.device) -> None:
 
 
 class _Trial(LaneByLane):
-    """A lane that refuses outputs and losses which would train other than their user thinks."""
+    """A lane that refuses outputs and losses which would not train as the user expects."""
 
     unused: tuple[str, ...] = ()  # parameters that the loss does not reach
 
@@ -72,7 +72,7 @@ class _Trial(LaneByLane):
 
 
 def _check_heads(outputs: Any, has_weight: bool) -> None:
-    """One tensor of logits; or several in a tuple, where the module says how its auxiliary heads count."""
+    """Accept one tensor of logits; or a tuple of them, if the module says how its auxiliary heads count."""
     parts = outputs if isinstance(outputs, tuple) else (outputs,)
     if parts and all(isinstance(part, Tensor) for part in parts) and (len(parts) == 1 or has_weight):
         return
@@ -89,9 +89,9 @@ def _check_heads(outputs: Any, has_weight: bool) -> None:
 
 
 def check_lane(model: nn.Module, loss: Loss, store: Store, run: Run, device: torch.device) -> list[str]:
-    """Two images through model, loss and backward, so that a loss that does not fit is refused at once.
+    """Run two images through model, loss and backward, so that a loss that does not fit is refused at once.
 
-    Gives warnings.
+    Returns warnings.
     """
     size = min(run.train.batch // run.train.lanes, 2)
     images = torch.zeros(size, *store.shape, device=device)
@@ -103,7 +103,7 @@ def check_lane(model: nn.Module, loss: Loss, store: Store, run: Run, device: tor
         raise
     except Exception as error:
         if is_out_of_memory(error):
-            return []  # the loop says what would help
+            return []  # `explain_memory` says later what would help
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         if "only for scalar outputs" in first:
             first = "the loss must be one number, the mean over its samples"
@@ -116,7 +116,7 @@ def check_lane(model: nn.Module, loss: Loss, store: Store, run: Run, device: tor
 
 
 def _explain_unused(unused: tuple[str, ...], count: int) -> list[str]:
-    """What to say of parameters without a gradient; refuse if no parameter has one."""
+    """A warning about parameters without a gradient; an error if no parameter has one."""
     names = ", ".join(f"'{name}'" for name in unused[:_NAMED])
     names += f" and {len(unused) - _NAMED} more" if len(unused) > _NAMED else ""
     if len(unused) == count:
@@ -137,9 +137,9 @@ def is_out_of_memory(error: Exception) -> bool:
 
 @contextmanager
 def explain_memory(train: Train, device: torch.device, at_once: bool) -> Iterator[None]:
-    """Let an error for want of memory say which settings need less, and one of a kernel which do without.
+    """Turn an out-of-memory error, or one of a Triton kernel, into one that says which settings help.
 
-    `at_once`: a worker holds all its lanes.
+    `at_once`: a worker holds all its lanes in memory at once.
     """
     try:
         yield
@@ -166,7 +166,7 @@ def explain_memory(train: Train, device: torch.device, at_once: bool) -> Iterato
 
 
 def warnings_of(run: Run, model: nn.Module, length: int, device: torch.device) -> list[str]:
-    """What will train, but hardly as its user wishes."""
+    """Warnings about settings that train, but probably not as the user wants."""
     found = []
     if run.train.precision == "bf16" and device.type == "cpu":
         found.append(

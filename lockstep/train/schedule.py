@@ -10,11 +10,11 @@ from lockstep.spec import Schedule
 def learning_rate(
     schedule: Schedule, base: float, step: int, total_steps: int, steps_per_epoch: int
 ) -> float:
-    """The rate of `step` (from 0): a linear warm-up, then the named curve over what is left."""
+    """The rate of `step` (from 0): a linear warm-up, then the named curve over the remaining steps."""
     warmup = round(schedule.warmup_epochs * steps_per_epoch)
     if step < warmup:
         return base * (step + 1) / warmup
-    done = min((step - warmup) / max(total_steps - warmup, 1), 1.0)  # above it, if images were removed
+    done = min((step - warmup) / max(total_steps - warmup, 1), 1.0)  # above 1 if images were removed
     return base * _factor(schedule, done, (step - warmup) / steps_per_epoch)
 
 

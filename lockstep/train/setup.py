@@ -53,7 +53,7 @@ class Setup:
     lowering: DeviceLowering | None = (
         None  # of whole steps on the device; None: stock kernels through the host
     )
-    batched: dict[tuple[int, ...], bool] = field(default_factory=dict)  # `Sample.known`
+    batched: dict[tuple[int, ...], bool] = field(default_factory=dict)  # see `Sample.known`
 
     @property
     def memory_format(self) -> torch.memory_format:
@@ -61,7 +61,7 @@ class Setup:
 
     @property
     def model_name(self) -> str:
-        """The Run's name for it, or the class of a module of the user's."""
+        """The Run's name for the model, or the class of a user's module."""
         return type(self.model).__name__ if "source.model.class" in self.identity else self.run.model.name
 
     @property
@@ -74,7 +74,7 @@ class Setup:
         return self.run.train.precision == "bf16"
 
     def lower(self, read: Callable[[], Lanes], group: Group) -> LaneByLane:
-        """The model made ready to run a worker's lanes; `read` gives those of a step, for their shapes."""
+        """The model made ready to run a worker's lanes; `read` returns a step's lanes, for their shapes."""
         run = self.run
         if self.lowering:
             from lockstep.lower.device_lanes import DeviceLanes
@@ -90,7 +90,7 @@ class Setup:
         )
 
     def about(self) -> About:
-        """What is told and kept of the run."""
+        """The facts about the run that are reported and saved."""
         return About(
             self.run,
             self.identity,
@@ -106,7 +106,7 @@ class Setup:
         )
 
     def augment(self) -> Augment:
-        """The way of an image from the store to the model."""
+        """How images are changed on their way from the store to the model."""
         return make_augment(self.run, self.store.shape, self.store.mean, self.store.std)
 
     def evaluator(self, group: Group, graph: bool = True) -> Evaluator:
@@ -123,9 +123,9 @@ def set_up(
     loss: Loss | None = None,
     recorded: Identity | None = None,
 ) -> Setup:
-    """Check and build all that a run needs on a prepared device; `model`, `data`, `loss` replace its own.
+    """Check and build all that a run needs on a prepared device; `model`, `data`, `loss` replace the Run's.
 
-    A run that is resumed brings its `recorded` identity, and needs the weights it started from no more.
+    A resumed run passes its `recorded` identity; it no longer needs the weights that it started from.
     """
     store = from_map_style(data) if data is not None else open_data(run)
     if len(store.train) < run.train.batch:

@@ -1,6 +1,6 @@
 """One step through the host: lanes, lane tree over all workers, clipping, one commit of everything.
 
-A gradient's way: backward → lane tree → bucket → group → lane tree → optimizer. Nothing of the state
+A gradient's path: backward → lane tree → bucket → group → lane tree → optimizer. Nothing of the state
 changes before all lanes are summed and found finite, so a step that fails can simply be run again.
 """
 
@@ -29,7 +29,7 @@ from lockstep.train.audit import Audit
 from lockstep.train.clip import clip_gradients, gradient_norm
 from lockstep.train.schedule import learning_rate
 
-Requests = Callable[[], tuple[bool, bool]]  # of this worker: to stop, to move to another generation
+Requests = Callable[[], tuple[bool, bool]]  # this worker's: (stop, move to another generation)
 _INTEGER = (
     "buffer '{}' is an integer and differs between {}, so it has no mean: make it a function of the step, "
     "or a float"
@@ -38,15 +38,15 @@ _INTEGER = (
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step reports; reduced over all lanes, so every worker has the same."""
+    """What a step reports; reduced over all lanes, so it is the same on every worker."""
 
     loss: float
     correct: int
     lr: float
     stop: bool = False  # whether any worker was asked to stop
     move: bool = False  # whether any worker knows of a generation to move to
-    seconds: float = 0.0  # how long it took, if not the time since the one before
-    waited_s: float = 0.0  # how much of that its worker waited for data
+    seconds: float = 0.0  # how long it took; 0: the time since the step before
+    waited_s: float = 0.0  # how much of that was spent waiting for data
 
 
 class NotFinite(Exception):
@@ -120,16 +120,16 @@ class Step:
 
     @cached_property
     def _reducer(self) -> Reducer:
-        """Made by the first step, since steps that stay on the device have one of their own."""
+        """Made by the first step through the host; steps that stay on the device use another reducer."""
         return Reducer(self._group, self._run.train.lanes, self._entries(), *self._options)
 
     def close(self) -> None:
-        """End what runs beside the steps."""
+        """End the reducer's background thread."""
         if "_reducer" in vars(self):
             self._reducer.close()
 
     def _entries(self) -> list[ReducedTensor]:
-        """What is reduced in a step: gradients from the last layer on, then loss, counts and buffers."""
+        """What a step reduces: gradients from the last layer to the first, then loss, counts and buffers."""
         wire = torch.bfloat16 if self._run.train.wire == "bf16" else None
         params = [p.detach() for p in reversed(self._lowered.params.values())]
         grads = [ReducedTensor(p, wire if p.dtype == torch.float32 else None) for p in params]
@@ -153,7 +153,7 @@ class Step:
         return lr
 
     def _average(self, decay: float) -> None:
-        """Averaged weights: d·a + (1−d)·w, with a shorter memory in the first steps."""
+        """Update the averaged weights: d·a + (1−d)·w, with a smaller d in the first steps."""
         decay = averaging(decay, self._state.step)
         averages = list(self._state.ema.values())
         torch._foreach_mul_(averages, decay)
@@ -162,7 +162,7 @@ class Step:
         )
 
     def _check_finite(self, scalars: list[Tensor], tensors: list[Tensor], lanes: Lanes) -> list[float]:
-        """Stop before the commit if anything is not finite; gives `scalars` but the last, the norm."""
+        """Raise before the commit if anything is not finite; returns `scalars` without the last, the norm."""
         values = torch.stack([*(scalar.double() for scalar in scalars), *_extremes(tensors)]).tolist()
         if all(map(math.isfinite, values)):
             return list(values[: len(scalars) - 1])
@@ -170,7 +170,7 @@ class Step:
         raise self.not_finite(values[0], lanes)
 
     def not_finite(self, loss: float, lanes: Lanes) -> NumericsError:
-        """What to say of a step that was not taken."""
+        """The error of a step that was not taken because a value is not finite."""
         where = self._first_bad(lanes)
         return NumericsError(
             f"step {self._state.step}: not finite: {where} (loss {loss:g}); the step was not taken: "
@@ -179,13 +179,13 @@ class Step:
         )
 
     def _first_bad(self, lanes: Lanes) -> str:
-        """Where a value first stops being finite, on whichever worker."""
+        """Where a value first stops being finite, on any worker."""
         found = self._lowered.first_bad(lanes, self._state.step) or ""
         everywhere = [text.decode() for text in self._group.all_gather_bytes(found.encode())]
         return next(filter(None, everywhere), "the sum over lanes")
 
     def _agree(self, first: list[Tensor] | None, now: list[Tensor]) -> list[Tensor]:
-        """Integer buffers must be the same in every lane; looked at in the first step of an epoch."""
+        """Integer buffers must be the same in every lane; checked in the first step of an epoch."""
         if first is None:
             return now
         if self._checks_ints:
@@ -208,7 +208,7 @@ class Step:
 
 
 def averaging(decay: float, step: int) -> float:
-    """How much of the averaged weights a step keeps: less in the first steps."""
+    """The share of the averaged weights that a step keeps: less in the first steps."""
     return min(decay, (1 + step) / (10 + step)) if decay else 0.0
 
 

@@ -1,7 +1,7 @@
 """One worker through all generations: agrees with the others, trains, recovers when workers are lost.
 
-What it has built and learned outlives a group. When workers are lost or join, all drop the group, form the
-next, agree on the highest committed step, take the state from a worker that has it, and redo the step.
+A worker keeps its setup and state when its group changes. When workers are lost or join, all leave the group,
+form the next, agree on the highest committed step, take the state from a worker that has it, and go on.
 """
 
 from __future__ import annotations
@@ -62,20 +62,20 @@ def fit(
 ) -> Result:
     """Train a Run from its beginning or from where it stopped, to its end, as one of its workers.
 
-    `find_groups` gives the worker its groups.
+    `find_groups` makes the source of the worker's groups.
     """
     launch.check_run(run)
     with plain_torch():
-        # first: it sets the threads that all else uses
+        # the device first: preparing it sets the number of threads for everything else
         local_rank = launch.world.local_rank if launch.world else None
         tf32, given = run.train.precision == "tf32", {"model": model, "data": data, "loss": loss}
         try:
             device = prepare_device(launch.device, run.train.threads, local_rank, tf32)
             groups = find_groups(launch.world, launch.backend, device)
-        except SpecError as error:  # in a flag, which all workers of a host have
+        except SpecError as error:  # a wrong flag, which all workers of a host share
             error.everywhere, error.rank = True, local_rank or 0
             raise
-        # of this device only: else torch visits every GPU of the host, and warns of it
+        # only this device: by default torch saves the state of every GPU of the host, and warns about it
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             return _Worker(run, launch, on_event, device, given, groups).work()
 
@@ -93,7 +93,7 @@ class _Worker:
     setup: Setup | None = None
     state: TrainState | None = None  # None until it has been made or received
     journal: Journal | None = None
-    is_ended: bool = False  # for all workers, by an error in what listens to one
+    is_ended: bool = False  # whether an error in `on_event` ended the run for all workers
 
     def work(self) -> Result:
         """Train through as many generations as it takes."""
@@ -106,7 +106,7 @@ class _Worker:
                     if result:
                         return result
         except LeftOut:
-            raise SystemExit(0) from None  # others train on; the launcher says so
+            raise SystemExit(0) from None  # the others train on; the launcher says so
         finally:
             if self.journal:
                 self.journal.close()
@@ -142,7 +142,7 @@ class _Worker:
         return result
 
     def _tell(self, event: Event) -> None:
-        """Tell who listens; what he raises ends the run, for the next worker would only raise it again."""
+        """Call `on_event`; its error ends the run, since the next worker 0 would only raise it again."""
         try:
             self.on_event(event)
         except (Exception, SystemExit):
@@ -150,7 +150,7 @@ class _Worker:
             raise
 
     def _train(self, group: Group, interrupt: Interrupt) -> Result:
-        """Agree with the others on run and state, then train on."""
+        """Agree with the other workers on run and state, then train on."""
         identity = self.setup.identity if self.setup else None
         keeps = bool(self.journal and self.journal.is_open)
         knows = bool(self.journal and self.journal.found)
@@ -180,22 +180,22 @@ class _Worker:
         return setup
 
     def _build(self, recorded: Identity | None, tells: bool) -> Setup:
-        """The run's parts; who `tells` says what takes long before they are there."""
+        """Build the run's parts; a worker that `tells` sends a notice before work that takes long."""
         given = dict(self.given)
         if tells and given["data"] is not None:
             given["data"] = from_map_style(given["data"], lambda text: self.on_event(Notice(text)))
         return set_up(self.run, self.device, recorded=recorded, **given)
 
     def _prepare_to_join(self) -> None:
-        """Build everything before others wait for this worker; what is wrong with it is its own affair."""
+        """Build everything before the others wait for this worker; an error here ends only this worker."""
         self.setup = self._build(None, tells=False)
         theirs = self.groups.ask_identity()
         if theirs:
             compare_identities(theirs, self.setup.identity)
-            self.setup.identity = theirs  # with what only worker 0 could say
+            self.setup.identity = theirs  # with the fields that only worker 0 knows
 
     def _open(self, group: Group, state: TrainState, journal: Journal, roll: RollCall) -> None:
-        """Let worker 0 keep the run's directory, and everyone know which it is."""
+        """Let worker 0 open the run's directory, and tell all workers its path."""
         if group.rank:
             journal.close()
         everywhere(group, lambda: None if journal.is_open or group.rank else self._take(state, journal, roll))
@@ -204,12 +204,12 @@ class _Worker:
             self._announce(journal.path)
 
     def _announce(self, path: Path) -> None:
-        """Let whoever may have to take over know where the run's files are."""
+        """Tell the coordinator where the run's files are, for a worker that may have to take over."""
         assert self.setup
         self.groups.tell_job(str(path.resolve()), dict(self.setup.identity))
 
     def _take(self, state: TrainState, journal: Journal, roll: RollCall) -> None:
-        """Open the directory; where no worker has a state, it comes from there."""
+        """Open the run's directory; if no worker has a state, restore it from there."""
         assert self.setup
         is_lost = roll.source is None
         known = journal.found.get("path") or self.groups.run
@@ -227,11 +227,11 @@ class _Worker:
 
 
 def _crowded(launch: Launch, run: Run, device: torch.device) -> list[str]:
-    """Workers and threads on a CPU that get in each other's way."""
+    """A warning if the workers' threads are more than the CPU's cores."""
     cores, world = len(os.sched_getaffinity(0)), launch.world
     workers, threads = world.local_size if world else 1, run.train.threads
     if world and world.launcher == "mpirun" and threads <= cores:
-        cores = os.cpu_count() or cores  # it may bind each worker to cores of its own
+        cores = os.cpu_count() or cores  # mpirun may bind each worker to some cores
     if device.type != "cpu" or workers * threads <= cores:
         return []
     return [

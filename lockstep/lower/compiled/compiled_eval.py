@@ -19,20 +19,20 @@ from lockstep.spec import Train
 
 
 def fix_weights(module: nn.Module, precision: str) -> nn.Module:
-    """A copy for inference, whose products have their weights in the type they are computed in.
+    """A copy for inference, with weights in the type of the matrix products.
 
-    That type is what autocast would cast them to for every batch, so it changes no bit.
+    Autocast would cast them to this type for every batch, so this changes no bit.
     """
     fixed: nn.Module = deepcopy(module).to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
     for part in fixed.modules():
-        vars(part).pop("forward", None)  # the dropout of a model that trains
+        vars(part).pop("forward", None)  # our keyed dropout of a model in training
         if isinstance(part, (nn.Conv2d, nn.Linear)):
             part.to(KERNEL_TYPES[precision][0])
     return fixed
 
 
 class CompiledEval(ScoreBuffers):
-    """One block of images by PyTorch's kernels; the model's module has fixed weights."""
+    """Evaluates one block of images with PyTorch's kernels; the weights of its module are fixed."""
 
     pad = (0, 0)
 
@@ -44,7 +44,7 @@ class CompiledEval(ScoreBuffers):
 
     @torch.no_grad()
     def load(self, model: nn.Module) -> None:
-        """Take the weights and statistics of a model."""
+        """Copy the weights and statistics of a model."""
         own = model_tensors(self._module)
         for name, tensor in model_tensors(model).items():
             own[name].copy_(tensor)

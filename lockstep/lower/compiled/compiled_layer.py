@@ -1,6 +1,6 @@
 """Compiled model, its layers: a module for each stock layer, which calls `kernels/stock/lane_function.py`.
 
-How a convolution runs its lanes was chosen before, by `conv_probe`.
+`conv_probe` has chosen before how each convolution runs its lanes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a lane and a run, and of the lanes that run at once; `dtype` is what products are computed in."""
+    """Samples of a lane, lanes of the run, lanes that run at once, and the type of matrix products."""
 
     lane_size: int
     total_lanes: int
@@ -32,7 +32,7 @@ class Sizes:
 
 
 class LaneConv2d(nn.Module):
-    """A convolution; its parameters are those of the layer that it replaces."""
+    """A convolution of several lanes; it has the parameters of the layer that it replaces."""
 
     def __init__(self, layer: nn.Conv2d, sizes: Sizes, conv: Conv) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class LaneConv2d(nn.Module):
 
 
 class LaneLinear(nn.Module):
-    """A fully connected layer, lane by lane."""
+    """A fully connected layer that computes lane by lane."""
 
     def __init__(self, layer: nn.Linear, sizes: Sizes) -> None:
         super().__init__()
@@ -55,9 +55,9 @@ class LaneLinear(nn.Module):
 
 
 class LaneNorm(nn.Module):
-    """A batch norm by lane, perhaps with the ReLU that follows it.
+    """A batch norm with statistics of each lane; it applies the ReLU that follows it, if there is one.
 
-    `new_mean` and `new_var` get the sums of the lanes' running statistics.
+    `new_mean` and `new_var` receive the sums of the lanes' new running statistics.
     """
 
     running_mean: Tensor
@@ -93,7 +93,7 @@ class LaneDropout(nn.Module):
         super().__init__()
         self.p, self._lane_size = layer.p, sizes.lane_size
         self.register_buffer("keys", torch.zeros(sizes.lanes, dtype=torch.int64, device=device))
-        # in memory, or torch's compiler takes what is counted for an index and overflows
+        # a tensor, because torch's compiler would take a constant counter for an index and overflow
         self.register_buffer("start", torch.zeros(1, dtype=torch.int64, device=device))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ class LaneDropout(nn.Module):
 
 
 class LaneAverage(nn.Module):
-    """The mean over pixels, in an order that no batch changes."""
+    """The mean over pixels, summed in an order that does not depend on the batch."""
 
     def forward(self, x: Tensor) -> Tensor:
         return pixel_mean(x)
@@ -116,7 +116,7 @@ class LaneAverage(nn.Module):
 
 @dataclass(frozen=True)
 class Seen:
-    """What each convolution is given of one image (C, H, W); values of the largest layer, of all; classes."""
+    """The input shape of each layer (C, H, W), values of the largest layer and of all layers, classes."""
 
     shapes: Mapping[str, _Shape]
     largest: int
@@ -147,7 +147,7 @@ def look(model: nn.Module, images: Tensor) -> Seen:
 
 
 def by_lane(model: nn.Module, sizes: Sizes, convs: Mapping[str, Conv]) -> nn.Module:
-    """The model, in place, with layers that know lanes."""
+    """Replace the model's layers, in place, by layers that compute several lanes."""
     device = next(model.parameters()).device
     made: dict[nn.Module, nn.Module] = {}  # a dropout may be used twice
 
@@ -175,7 +175,7 @@ def by_lane(model: nn.Module, sizes: Sizes, convs: Mapping[str, Conv]) -> nn.Mod
 
 
 def _take_relus(model: nn.Module) -> set[nn.Module]:
-    """The batch norms of a sequence that a ReLU follows, which is taken out."""
+    """Remove each ReLU that follows a batch norm in a sequence; return these batch norms."""
     found: set[nn.Module] = set()
     for module in model.modules():
         kind, plain = type(module), nn.Sequential

@@ -1,7 +1,7 @@
 """Compiled model, what executes it: PyTorch's kernels and torch.compile, forward and backward of all lanes.
 
-A gradient's way begins here: backward → lane tree. Layers know lanes (`lane_module`), so that one call
-computes several and gives their sum.
+A gradient starts here: backward → lane tree. The layers of `compiled_layer` take several lanes in one call
+and give the sum of their gradients.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from lockstep.lower.compiled.compiled_layer import LaneDropout, LaneNorm, Sizes,
 from lockstep.lower.flat_table import DeviceNetwork, Slot
 from lockstep.spec import Train
 
-# bits must not depend on what is fused with what, nor on a timing
+# Bits must depend neither on which operations the compiler fuses nor on a timing.
 _OPTIONS: dict[str, Any] = {"deterministic": True, "emulate_precision_casts": True}
-_COMPILATIONS = 64  # of one function: a worker whose lanes are no power of two needs several
+_COMPILATIONS = 64  # of one function: one for each number of lanes that a worker runs at once
 
 
 @dataclass(frozen=True)
 class CompiledModel:
-    """A module whose samples do not mix, an image's C, H, W, and how its convolutions run.
+    """A module that computes every sample by itself, an image's C, H, W, and how its convolutions run.
 
-    A probe does without torch's compiler, which takes minutes for each number of lanes.
+    Probes run it with `compiles=False`: torch's compiler takes minutes for each number of lanes.
     """
 
     module: nn.Module
@@ -69,7 +69,7 @@ class CompiledNetwork(DeviceNetwork):
         self._scores = [self.zeros(lanes, dtype=torch.float32) for _ in range(2)]
 
     def compute(self) -> None:
-        """Nothing: lanes are computed with their sum."""
+        """Does nothing: `sum_lanes` computes the lanes and sums them."""
 
     def sum_lanes(self, lanes: range, out: Tensor, bad: Tensor) -> None:
         rows = slice(lanes.start * self.lane_size, lanes.stop * self.lane_size)
@@ -77,7 +77,7 @@ class CompiledNetwork(DeviceNetwork):
             own[: len(lanes)].copy_(keys[lanes.start : lanes.stop])
         try:
             with torch.enable_grad(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # what torch's compiler says of its own parts
+                warnings.simplefilter("ignore")  # torch's compiler warns of its own code
                 heads = self._forward(self.x[0][rows].permute(0, 3, 1, 2))
                 scores = self._score(heads, rows, lanes, out)
                 grads = torch.autograd.grad(
@@ -98,11 +98,11 @@ class CompiledNetwork(DeviceNetwork):
 
     @torch.no_grad()
     def _score(self, heads: tuple[Tensor, ...], rows: slice, lanes: range, out: Tensor) -> list[Tensor]:
-        """Loss and right answers of the lanes, and the gradient of every head's logits."""
+        """Write the lanes' losses and counts of right answers; return the gradient of every head's logits."""
         loss, right, labels = self.loss[rows], self.right[rows], self.labels[rows]
         mean, hits = (scores[: len(lanes)] for scores in self._scores)
         total, grads = torch.zeros_like(mean), []
-        for number in reversed(range(len(heads))):  # so that the first one's right answers stay
+        for number in reversed(range(len(heads))):  # the main head comes last, and its right answers stay
             grad, weight = torch.empty_like(heads[number]), self._aux_weight if number else 1.0
             cross_entropy(heads[number].detach(), labels, loss, right, grad, self.lane_size, self._smoothing)
             lane_means(loss, right, mean, hits)
@@ -114,7 +114,7 @@ class CompiledNetwork(DeviceNetwork):
         return grads[::-1]
 
     def _bind(self) -> None:
-        """Let parameters and running statistics lie in the flat table."""
+        """Make parameters and running statistics views of the flat table."""
         self._params = list(self._module.parameters())
         norms = [module for module in self._module.modules() if isinstance(module, LaneNorm)]
         buffers = [buffer for norm in norms for buffer in (norm.running_mean, norm.running_var)]
@@ -125,7 +125,7 @@ class CompiledNetwork(DeviceNetwork):
             tensor.data = view
 
     def _views(self, flat: Tensor, tensors: list[Any], first: int = 0) -> list[Tensor]:
-        """Parts of a flat table shaped as tensors, from slot `first` on."""
+        """Views of a flat table in the shapes of `tensors`, from slot `first` on."""
         views = []
         for place, tensor in zip(self.layout.places[first:], tensors, strict=False):
             views.append(as_lying(flat[place], tensor.shape))
@@ -149,7 +149,7 @@ class CompiledNetwork(DeviceNetwork):
 
 
 def as_lying(flat: Tensor, shape: torch.Size) -> Tensor:
-    """A part of a flat table as a tensor of some shape; CO CI KH KW lies as CO KH KW CI."""
+    """View a part of a flat table in a shape; a filter CO CI KH KW is stored as CO KH KW CI."""
     if len(shape) != 4:
         return flat.view(shape)
     return flat.view(shape[0], shape[2], shape[3], shape[1]).permute(0, 3, 1, 2)

@@ -33,13 +33,13 @@ from lockstep.models.googlenet import GoogLeNet, Inception
 from lockstep.models.resnet import Residual
 from lockstep.spec import Train
 
-_MOST_SAMPLES, _MOST_VALUES = 2**15, 2**31  # that kernels count
-# layers that compute every sample by itself, but for those that are made to know lanes
+_MOST_SAMPLES, _MOST_VALUES = 2**15, 2**31  # the kernels' indices go no further
+# Layers that compute every sample by itself, or that `compiled_layer` replaces.
 _LAYERS = (
     nn.Conv2d, nn.Linear, nn.BatchNorm2d, nn.Dropout, GlobalAverage, LRN, nn.ReLU, nn.Sigmoid, nn.Tanh,
     nn.MaxPool2d, nn.AvgPool2d, nn.Flatten, nn.Identity,
 )  # fmt: skip
-# of modules that call each of their parts once
+# Forwards of modules that call each of their parts once.
 _FORWARDS = {
     kind.forward for kind in (BlockModel, GoogLeNet, Inception, Residual, nn.Sequential, nn.ModuleDict)
 }
@@ -51,8 +51,8 @@ class CompiledProgram:
 
     model: CompiledModel
     drops: tuple[str, ...]
-    largest: int  # values of a sample that a layer gives
-    values: int  # and all layers
+    largest: int  # values in the largest layer's output for one sample
+    values: int  # and in all layers' outputs
 
     @property
     def kernels(self) -> str:
@@ -100,9 +100,9 @@ class CompiledProgram:
 def find_compiled(
     model: nn.Module, image: tuple[int, int, int], train: Train, trains: bool = True
 ) -> CompiledProgram:
-    """The model for stock kernels on the device, if all that it is made of is known there.
+    """The program of a model whose layers are all known; a ModelError names one that is not.
 
-    For one that `trains` no more, how its convolutions run several lanes is not chosen.
+    A model that only evaluates (`trains` is false) needs no choice of how its convolutions run lanes.
     """
     modules = list(model.named_modules(remove_duplicate=False))
     for name, module in modules:
@@ -117,7 +117,7 @@ def find_compiled(
     device = next(model.parameters()).device
     try:
         copy = deepcopy(model).train(trains)
-    except Exception as error:  # whatever the owner keeps in it
+    except Exception as error:  # the user may keep anything in a module
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise ModelError(f"the model cannot be copied: {reason}") from None
     if not all(module.training == trains for module in copy.modules()):
@@ -134,13 +134,13 @@ def find_compiled(
 
 
 def prove_lanes(program: CompiledProgram, train: Train, device: torch.device) -> CompiledProgram:
-    """The program, its convolutions run so that the network has the same bits in any number of lanes."""
+    """The program with convolutions that run so that the network has the same bits in any number of lanes."""
     convs = prove_convs(program.model, program.values, train, device)
     return replace(program, model=replace(program.model, convs=convs))
 
 
 def _check(what: str, module: nn.Module) -> None:
-    """Refuse what would be computed otherwise than by itself."""
+    """Refuse a module whose samples may depend on each other."""
     if not (type(module) in _LAYERS or getattr(type(module), "forward", None) in _FORWARDS):
         raise ModelError(f"it does not know {what}, whose samples may mix")
     if not is_untouched(module):

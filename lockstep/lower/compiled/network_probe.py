@@ -1,8 +1,8 @@
 """Compiled model, a probe: whether the whole network gives the same bits with several lanes as lane by lane.
 
-`conv_probe` compared the convolutions one by one. Here loss, logits, gradients and statistics of all layers
-are compared, on fixed values, without torch's compiler: what that makes is pointwise, and tests hold it to
-the same bits for any number of workers. The choice does not depend on how many there are.
+`conv_probe` compares the convolutions one by one. This probe compares the loss, logits, gradients and
+statistics of the whole network, on fixed values and without torch's compiler. The compiler makes only
+pointwise kernels, and tests check these. The choice does not depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from lockstep.lower.fixed_lane import fixed_values, fixed_weights
 from lockstep.spec import Train
 
 _SHARE = 0.25  # of a GPU's memory that the probe may take
-_VALUE_BYTES = 8  # for each value that a layer gives: itself, and what is kept or made beside it
+_VALUE_BYTES = 8  # for each value of a layer's output, with what is saved for the backward pass
 
 
 def prove_convs(model: CompiledModel, values: int, train: Train, device: torch.device) -> Mapping[str, Conv]:
-    """How the convolutions run: as found one by one if the network agrees, else all of them lane by lane.
+    """How the convolutions run: as `conv_probe` found if the network agrees, else all of them lane by lane.
 
-    `values` is how many all layers give for a sample.
+    `values` is the number of values in all layers' outputs for one sample.
     """
     if train.lanes == 1 or next(model.module.parameters()).is_meta:  # nothing to compare
         return model.convs
@@ -69,7 +69,7 @@ def _compare(network: CompiledNetwork, lanes: int) -> bool:
 
 
 def _most_lanes(values: int, train: Train, device: torch.device) -> int:
-    """All lanes of the run, or as many as surely fit: a property of shapes and of the kind of device."""
+    """All lanes of the run, or as many as surely fit into memory: depends on shapes and the kind of GPU."""
     lanes, lane_bytes = train.lanes, values * _VALUE_BYTES * (train.batch // train.lanes)
     if device.type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory

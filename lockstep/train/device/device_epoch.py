@@ -30,13 +30,13 @@ from lockstep.train.step import NotFinite, Requests, StepResult
 
 @dataclass(frozen=True)
 class _Batch:
-    """Steps that were started together; what they leave is copied to the host as soon as they are done."""
+    """Steps that were started together; their results are copied to the host as soon as they are done."""
 
     first: int
     stop: int
     status: Tensor
     results: Tensor
-    done: torch.cuda.Event | None  # None: on the CPU, where nothing runs beside the host
+    done: torch.cuda.Event | None  # None on a CPU, where steps are done when they return
 
 
 class DeviceEpochs:
@@ -44,9 +44,9 @@ class DeviceEpochs:
 
     def __init__(self, step: DeviceStep, group: Group, reducer: Reducer | None, graph: bool) -> None:
         self._step, self._group, self._reducer = step, group, reducer
-        self._waited_s = 0.0  # for data, by the steps that were told
+        self._waited_s = 0.0  # for data, by the steps that are reported so far
         device, together = step.device, group.size > 1
-        # statistics of all lanes are exchanged within a step, which cannot be captured everywhere
+        # with sync_norm a step exchanges statistics, which not every backend can do inside a CUDA graph
         cut = step.run.train.sync_norm and together
         run_first(step.dry_run, device, together and not cut)
         if reducer:
@@ -59,7 +59,7 @@ class DeviceEpochs:
     def run(
         self, until: int, is_due: Callable[[int], bool], requests: Requests, synced: bool = False
     ) -> Iterator[StepResult]:
-        """The steps of the epoch under way before step `until`, or a request to stop or to move.
+        """Run the steps of the current epoch before step `until`, or until a request to stop or to move.
 
         The state's tensors are up to date after the last one, after a step that `is_due`, and after every
         step if `synced`; and when the group is lost.
@@ -75,13 +75,13 @@ class DeviceEpochs:
             raise
 
     def close(self) -> None:
-        """End what runs beside the steps."""
+        """End the background threads."""
         self._step.images.close()
         if self._reducer:
             self._reducer.close()
 
     def _alone(self, ends: list[int], requests: Requests) -> Iterator[StepResult]:
-        """Nothing is started beyond an end before it is told."""
+        """Start steps ahead of their results, but none beyond a step in `ends` before that is reported."""
         step = self._step
         at, clock = step.state.step_in_epoch, time.perf_counter()
         told: _Batch | None = None
@@ -120,7 +120,7 @@ class DeviceEpochs:
         return _Batch(first, stop, status, results, done)
 
     def _tell(self, batch: _Batch, seconds: float, stop: bool, move: bool) -> Iterator[StepResult]:
-        """The results of steps that are done; the state's cursor moves with them."""
+        """Yield the results of completed steps; each moves the state's cursor."""
         cursor, bad = batch.status.tolist()
         for number, (loss, right) in enumerate(batch.results.tolist(), batch.first):
             if bad and number >= cursor:
@@ -143,7 +143,7 @@ class DeviceEpochs:
             yield result
 
     def _exchange(self, stop: bool, move: bool) -> tuple[bool, bool]:
-        """One step with the others; whether any of them wants to stop or to move."""
+        """Run one step with the other workers; returns whether any worker wants to stop, or to move."""
         step, reducer = self._step, self._reducer
         assert reducer
         reducer.begin()
@@ -152,7 +152,7 @@ class DeviceEpochs:
             reducer.add([*step.parts(root), root.new_tensor([stop, move])], height)
         *sums, requests = reducer.finish()
         torch._foreach_copy_(step.parts(self._sums), sums)
-        stops, moves = (requests > 0).tolist()  # the exchange is over now, or the group was cut
+        stops, moves = (requests > 0).tolist()  # waits until the exchange is over, or cut
         self._group.check()
         self._commit()
         return stops, moves
@@ -169,7 +169,7 @@ class DeviceEpochs:
 def make_device_epochs(
     setup: Setup, state: TrainState, fused: LaneByLane, group: Group, launch: Launch
 ) -> DeviceEpochs:
-    """Steps that never leave the device."""
+    """Build the steps that stay on the device."""
     assert isinstance(fused, DeviceLanes)
     own = worker_lanes(setup.run.train.lanes, group.size, group.rank)
     step = DeviceStep(setup.run, state, fused, setup.store.train, setup.augment(), own)
@@ -178,7 +178,7 @@ def make_device_epochs(
 
 
 def _make_reducer(step: DeviceStep, group: Group, launch: Launch) -> Reducer | None:
-    """The exchange of a flat table with the other workers; None for one whose tree is whole."""
+    """The reducer of the flat table; None for a single worker, unless the wire type rounds its sums."""
     if group.size == 1 and step.run.train.wire == "fp32":
         return None
     wire = torch.bfloat16 if step.run.train.wire == "bf16" else None

@@ -1,8 +1,8 @@
 """Evaluation on the device, on a GPU as a CUDA graph.
 
-Fused kernels take as many blocks in one launch as a step has lanes: there a sample's loss does not depend on
-the batch it is in. Stock kernels take one. Order and results lie on the device, which finds its place in them
-by a cursor: the host waits only at the end.
+Fused kernels compute as many blocks in one launch as a worker has lanes, because there a sample's loss does
+not depend on its batch. Stock kernels compute one. Order, results and a cursor into them are on the device,
+so the host waits only at the end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lockstep.train.evaluate import Evaluator
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceEvaluator(Evaluator):
-    """Evaluates on the buffers of a network; `load` replaces its weights by a model's."""
+    """Evaluates with a network's own buffers; `load` copies a model's weights into it."""
 
     network: EvalNetwork
     load: Callable[[nn.Module], None]
@@ -54,14 +54,14 @@ class DeviceEvaluator(Evaluator):
 
 
 class Blocks:
-    """Some blocks in groups of as many as the network has lanes, and the sums over each."""
+    """A worker's blocks, in groups of as many as the network has lanes, and the sums over each block."""
 
     def __init__(
         self, network: EvalNetwork, split: Split, augment: Augment, own: range, device: torch.device
     ) -> None:
         self._network, self.groups = network, -(-len(own) // network.lanes)
         shape, length = (self.groups, network.lanes), len(split)
-        numbers = torch.full(shape, length)  # others stand in for blocks and samples that are missing
+        numbers = torch.full(shape, length)  # ids past the end mark blocks and samples that are missing
         numbers.view(-1)[: len(own)] = torch.tensor(own)
         ids = (numbers[..., None] * network.lane_size + torch.arange(network.lane_size)).flatten(1)
         self._missing, self._order = (ids >= length).to(device), ids.clamp(max=length - 1).to(device)
@@ -73,17 +73,17 @@ class Blocks:
         self.loss, self.right = (torch.zeros(shape, device=device) for _ in range(2))
 
     def begin(self) -> None:
-        """The first group comes next."""
+        """Go back to the first group."""
         self._cursor.zero_()
         self.images.begin_epoch(0)
 
     def dry_run(self) -> None:
-        """Compile every kernel by the first group, however often."""
+        """Compute the first group, so that every kernel is compiled; can be repeated."""
         self._cursor.zero_()
         self.compute()
 
     def compute(self) -> None:
-        """Gather, forward and sums of the group at the cursor; then on to the next."""
+        """Gather, forward and sums of the group at the cursor; then advance the cursor."""
         network, nothing = self._network, self._nothing
         gather_batch(
             self.images.images, self.images.labels, self.images.places, self._order, self._cursor,
@@ -93,6 +93,6 @@ class Blocks:
         network.score()
         missing, here = self._missing.index_select(0, self._cursor)[0], self._rows == self._cursor
         for values, sums in ((network.loss, self.loss), (network.right, self.right)):
-            real = values.masked_fill(missing, 0.0)  # a scalar for torch.where would be copied by the host
+            real = values.masked_fill(missing, 0.0)  # torch.where would copy a scalar from the host
             torch.where(here, tree_sum(real.view(-1, network.lane_size).t()), sums, out=sums)
         self._cursor.add_(1)

@@ -1,8 +1,8 @@
 """One step on the device: its tables and kernels; compute, then commit.
 
-A gradient's way is the same as in `step`, and so is every bit. State, order, keys and rates lie in flat
-tables, filled when an epoch begins; the step reads them at a cursor of its own. A step that is not finite
-changes nothing, and neither does any after it.
+A gradient takes the same path as in `step.py`, and every bit is the same. The state is in flat tables; order,
+keys and rates are in tables filled when an epoch begins, and the kernels read them at a cursor on the device.
+A step that is not finite changes nothing, and neither does any step after it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class DeviceStep:
         self.run, self.state, self._fused, self._augment, self._own = run, state, fused, augment, own
         device = next(iter(fused.params.values())).device
         self.device, self.steps = device, len(split) // run.train.batch
-        self._epoch = -1  # whose order, keys and rates are there
+        self._epoch = -1  # the epoch whose order, keys and rates are in the tables
         self.network = fused.network(len(own))
         self._layout, self._program = self.network.layout, fused.program
         size, count = self._layout.size, len(own) * self.network.lane_size
@@ -53,22 +53,22 @@ class DeviceStep:
         self._positions = (first + steps).to(device)
         self._order, self._length = zeros(self.steps, count, dtype=torch.int64), len(split)
         self.images = place_images(split, self._order, device)
-        self._values = zeros(self.steps, 6) + 1  # the interpreter warns of 0 / 0
+        self._values = zeros(self.steps, 6) + 1  # not 0: Triton's interpreter warns of 0 / 0
         self._keys = zeros(self.steps, len(fused.program.drops), len(own), dtype=torch.int64)
         self._augment_keys = zeros(5, dtype=torch.int64)
         self._normal = augment.normal(self.images.images)
         self._ignored = zeros(1, dtype=torch.int32)
         self.results = zeros(self.steps, 2)
-        self.status = zeros(2, dtype=torch.int32)  # the cursor, whether a step was not finite
+        self.status = zeros(2, dtype=torch.int32)  # the cursor; whether a step was not finite
         self._cursor, self._bad = self.status[:1], self.status[1:]
         self._clipped = [torch.empty_like(p) for p in fused.params.values()] if run.train.clip else []
 
     def parts(self, flat: Tensor) -> list[Tensor]:
-        """The gradients of a flat table, which travel in the wire's type; statistics and loss do not."""
+        """Split a flat table: gradients, sent in the wire type; statistics and loss, sent as they are."""
         return [flat[: self._layout.params], flat[self._layout.params :]]
 
     def compute(self) -> None:
-        """Gather, forward, backward, and the lane tree as far as this worker's lanes make it up."""
+        """Gather, forward, backward, and the sums over this worker's subtrees of the lane tree."""
         network, augment = self.network, self._augment
         move = Move(augment.crop_padding, augment.flip, augment.cutout)
         gather_batch(
@@ -85,7 +85,7 @@ class DeviceStep:
             first += 1 << height
 
     def commit(self, sums: Tensor, scale: float) -> None:
-        """Clip and update by the gradient `sums` times `scale`, if it is finite; then on to the next step."""
+        """Clip and update by the gradient `sums` times `scale`, if it is finite; then advance the cursor."""
         lane_tree_sum(sums.view(1, -1), self.grads, self._bad, scale)
         if self.run.train.clip:
             self._clip()
@@ -109,13 +109,13 @@ class DeviceStep:
         self.commit(self.roots[0], 1.0 / self.run.train.lanes)
 
     def dry_run(self) -> None:
-        """Compile every kernel by a step that changes nothing, as one that is not finite."""
+        """Compile every kernel by a step that is marked as not finite, so that it changes nothing."""
         self._bad.fill_(1)
         self.compute()
         self.commit(self.roots[0], 1.0)
 
     def _begin_epoch(self) -> None:
-        """Order, keys and rates of the epoch, to where the kernels read them."""
+        """Fill the tables with the order, keys and rates of the epoch."""
         run, state, train = self.run, self.state, self.run.train
         self._epoch = state.epoch
         keys = torch.tensor(order_keys(run.seed, state.epoch), device=self.device)
@@ -129,7 +129,7 @@ class DeviceStep:
 
     @torch.no_grad()
     def begin(self) -> None:
-        """The state to where the kernels read it; the step of its cursor comes next."""
+        """Copy the state into the tables, and set the cursor to the state's next step."""
         state = self.state
         if state.epoch != self._epoch:
             self._begin_epoch()
@@ -142,14 +142,14 @@ class DeviceStep:
 
     @torch.no_grad()
     def flush(self) -> None:
-        """The state's tensors from where the kernels keep them."""
+        """Copy the tables back into the state's tensors."""
         for tensors, flat in self._pairs():
             self._program.from_flat(self._layout, flat, tensors)
         for count, before in zip(self._fused.int_buffers(), self._counts, strict=True):
             count.copy_(before + self._cursor[0])
 
     def _pairs(self) -> list[tuple[list[Tensor], Tensor]]:
-        """The state's tensors, and the flat table of each kind."""
+        """The state's tensors of each kind, with the flat table that holds them."""
         params = [p.detach() for p in self._fused.params.values()]
         pairs = [([*params, *self._fused.float_buffers()], self.network.weights)]
         pairs += zip(self.state.memory.values(), self._memory, strict=True)

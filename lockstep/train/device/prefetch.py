@@ -1,7 +1,7 @@
 """Images for steps on the device: the whole set in device memory, or batches prefetched during the step.
 
-The way of a batch: store → order → here → augment → layer. Data that does not fit on the device is read ahead
-on the host, put into pinned memory and sent by a stream of its own while the step before is computed.
+A batch's path: store → order → here → augment → layer. Data that does not fit on the device is read ahead on
+the host, put into pinned memory and sent on a CUDA stream of its own during the previous step.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch import Tensor
 from lockstep.comm.background import BackgroundThread
 from lockstep.data.store import MemorySplit, Split
 
-_MOST = 0.5  # of the device's free memory may hold images
-_LABEL, _ALIGN = 8, 16  # bytes: of a label, and what those of an image and its label are a multiple of
+_MOST = 0.5  # the share of the device's free memory that images may take
+_LABEL, _ALIGN = 8, 16  # bytes: of a label; a row (an image and its label) is a multiple of this
 _Batch = tuple[Tensor, Tensor]
 
 
 class Images(Protocol):
-    """Images and labels on the device, and at which place a step's samples are."""
+    """Images and labels on the device, and the places of each step's samples among them."""
 
     images: Tensor
     labels: Tensor
@@ -31,13 +31,13 @@ class Images(Protocol):
     waited_s: float  # how long steps waited for their images so far
 
     def begin_epoch(self, first: int) -> None:
-        """The order is known; step `first` comes next."""
+        """Start an epoch at step `first`; `order` is filled by now."""
 
     def feed(self, step: int) -> None:
-        """A step is about to be started: its images must be there when it runs."""
+        """Provide the images of a step that is about to be started."""
 
     def close(self) -> None:
-        """End what reads ahead."""
+        """Stop reading ahead."""
 
 
 def place_images(split: Split, order: Tensor, device: torch.device) -> Images:
@@ -51,13 +51,13 @@ def fits(split: MemorySplit, device: torch.device) -> bool:
     """Whether a split can lie on the device beside the step."""
     if device.type != "cuda":
         return True
-    torch.cuda.empty_cache()  # what an earlier generation left
+    torch.cuda.empty_cache()  # which an earlier generation may have filled
     free, _ = torch.cuda.mem_get_info(device)
     return split.images.numel() * split.images.element_size() <= free * _MOST
 
 
 class ResidentImages:
-    """All images, by their number."""
+    """All images on the device; a sample's place is its number."""
 
     ahead = 8
     waited_s = 0.0
@@ -67,19 +67,19 @@ class ResidentImages:
         self.places = order
 
     def begin_epoch(self, first: int) -> None:
-        """They are there."""
+        """Nothing to do: all images are on the device."""
 
     def feed(self, step: int) -> None:
-        """They are there."""
+        """Nothing to do: all images are on the device."""
 
     def close(self) -> None:
-        """Nothing reads ahead."""
+        """Nothing to do: nothing reads ahead."""
 
 
 class PrefetchedImages:
-    """Two places for a batch, filled in turn; an image and its label are one row, and all rows one copy."""
+    """Two buffers of one batch each, filled in turn; an image and its label are one row, a batch one copy."""
 
-    ahead = 1  # the next may take long to read, and who waits wants to know of those before
+    ahead = 1  # the next batch may take long to read, and earlier results should not wait for it
 
     def __init__(self, split: Split, order: Tensor, device: torch.device) -> None:
         self._split, self._order = split, order
@@ -96,13 +96,13 @@ class PrefetchedImages:
         self.waited_s = 0.0
 
     def begin_epoch(self, first: int) -> None:
-        """The order is known; step `first` comes next."""
+        """Start an epoch at step `first`; `order` is filled by now."""
         self._rest()
-        self._ids = self._order.cpu()  # waits for all that was started: both places are free
+        self._ids = self._order.cpu()  # waits for all started steps, so both buffers are free
         self._read(first)
 
     def feed(self, step: int) -> None:
-        """A step is about to be started: its images must be there when it runs."""
+        """Provide the images of a step that is about to be started."""
         batch, half = self._wait(step), step % 2
         self._read(step + 1)
         if self._side:
@@ -115,7 +115,7 @@ class PrefetchedImages:
             self._there[half].copy_(self._pinned[half])
 
     def _wait(self, step: int) -> _Batch:
-        """The batch that was read ahead; on a GPU only that waiting counts in which it had nothing to do."""
+        """The batch that was read ahead; on a GPU only the GPU's idle time counts as waiting."""
         assert self._ahead is not None, "steps come in order"
         if self._side:
             self.waited_s += self._side.end_step(step % 2)
@@ -126,12 +126,12 @@ class PrefetchedImages:
         return batch
 
     def close(self) -> None:
-        """End what reads ahead: others may read now."""
+        """Stop reading ahead, so that others may read."""
         self._rest()
         self._background.close()
 
     def _parts(self, rows: Tensor) -> _Batch:
-        """Images and labels of some rows, where they lie."""
+        """Views of the images and labels in some rows."""
         like = self._like
         images = rows[:, : like.nbytes].view(like.dtype).view(-1, *like.shape[1:])
         return images, rows.view(torch.int64)[:, -1]
@@ -141,14 +141,14 @@ class PrefetchedImages:
             wait([self._ahead])
 
     def _read(self, step: int) -> None:
-        """Begin to read a step's batch, beside what goes on."""
+        """Begin to read a step's batch in the background."""
         if step < len(self._ids):
             ids = self._ids[step]
             self._ahead = self._background.submit(lambda: self._split.read(ids))
 
 
 class _Side:
-    """A stream for copies, and what it and the step wait for."""
+    """A CUDA stream for copies, and the events for which copies and steps wait."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -156,26 +156,26 @@ class _Side:
         self._copied = [torch.cuda.Event(blocking=True) for _ in range(2)]  # type: ignore[no-untyped-call]
         self._used = torch.cuda.Event()  # type: ignore[no-untyped-call]
         timed = [torch.cuda.Event(enable_timing=True) for _ in range(4)]  # type: ignore[no-untyped-call]
-        self._ended, self._begun = timed[:2], timed[2:]  # the step before, and the one that waited
+        self._ended, self._begun = timed[:2], timed[2:]  # end of the step before, start of the next one
         self._is_timed = [False, False]
 
     def end_step(self, half: int) -> float:
-        """All steps before are started; gives how long the GPU was idle before the step two before."""
+        """Mark the end of the last step; returns how long the GPU was idle before the step before last."""
         idle_s = 0.0
         if self._is_timed[half]:
-            self._begun[half].synchronize()  # long ago
+            self._begun[half].synchronize()  # recorded two steps ago, so it hardly waits
             idle_s = self._ended[half].elapsed_time(self._begun[half]) / 1000
         self._ended[half].record(torch.cuda.current_stream(self._device))
         self._is_timed[half] = True
         return idle_s
 
     def wait_for_copy(self, half: int) -> None:
-        """On the host, until the pinned memory may be written again."""
+        """Block the host until the pinned buffer may be written again."""
         self._copied[half].synchronize()
 
     def copy(self, half: int, there: Tensor, pinned: Tensor) -> None:
-        """Send a batch once the step that last used its place is done; let the next step wait for it."""
-        self._stream.wait_event(self._used)  # recorded before the last step was started
+        """Send a batch once the step that last used its buffer is done; make the next step wait for it."""
+        self._stream.wait_event(self._used)  # recorded after the last step that used this buffer
         with torch.cuda.stream(self._stream):
             there[half].copy_(pinned[half], non_blocking=True)
             self._copied[half].record(self._stream)
