@@ -137,7 +137,7 @@ def show_lanes(options: argparse.Namespace) -> int:
     train, size = run.train, run.train.batch // run.train.lanes
     print(
         f"on {device.type} in {train.precision}, {train.lanes} lanes of {size} images, where the run is "
-        "compiled, which needs a GPU; weight gradients are lane by lane, an own kernel's all in one launch. "
+        "compiled, which needs a GPU; weight gradients run lane by lane, except those of our own kernels. "
         "`lockstep doctor` shows which models auto compiles."
     )
     return 0

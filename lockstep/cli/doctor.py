@@ -112,7 +112,7 @@ def _kernels(device: torch.device) -> dict[str, str]:
     for name in model_names():
         with torch.device("meta"):
             model = build(name, in_channels=3, num_classes=10, image_size=(64, 64))
-        found[name] = "compiled in bf16, lanes at once as `lockstep bench lanes` shows, else stock"
+        found[name] = "compiled in bf16 (`lockstep bench lanes` shows how its lanes run), else stock"
         if find_chain(model, (3, 64, 64)):
             found[name] = "fused in bf16 and tf32, else stock"
         elif find_residual(model, (3, 64, 64)) and moves_boxes(device):

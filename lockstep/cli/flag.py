@@ -54,7 +54,7 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=25.0,
         metavar="MB",
-        help="gradients that travel together; default: 25",
+        help="size of the buckets in which gradients are sent; default: 25",
     )
     group.add_argument("--no-overlap", action="store_true", help="exchange gradients after the backward pass")
     group.add_argument(
@@ -84,8 +84,8 @@ def add_elastic(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=3,
         metavar="N",
-        help="how many killed workers this launcher replaces within an hour, each time later where workers "
-        "die soon; default: 3",
+        help="how many lost workers this launcher replaces an hour; it waits longer each time if they die "
+        "soon after their start; default: 3",
     )
     group.add_argument(
         "--rdzv",
@@ -101,8 +101,8 @@ def add_elastic(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="EVERY",
-        help="every so many steps compute a random lane a second time, on another worker if there is one, "
-        "and sum a random worker's slice of the exchange a second time on another; stop if a bit differs",
+        help="look for wrong bits every EVERY steps: compute a random lane and a random slice of the sums "
+        "again, on another worker if there is one, and stop if a bit differs",
     )
 
 

@@ -142,7 +142,7 @@ class Progress:
         if "test_accuracy" in summary:
             self._print(
                 f"test accuracy {100 * summary['test_accuracy']:.2f} %, loss {summary['test_loss']:.4f}: "
-                "of the last weights, on images that nothing was chosen by"
+                "of the last weights, on images that were used for no choice"
             )
         self._print(f"weights_sha256 {summary['weights_sha256']}")
         names = "summary.json", "curves.png", "metrics.jsonl", "checkpoints/"

@@ -32,8 +32,8 @@ recipes:
 {recipes}
 
 Every key has a default: `lockstep train RECIPE --print-config` shows them, and its output is a file
-for -c. An interrupted run saves its state; --resume auto goes on to the bits it would have had.
-Of checkpoints the newest three and the best stay, when the run is finished the last and the best;
+for -c. An interrupted run saves its state; --resume auto goes on, and ends with the same bits.
+The newest three checkpoints and the best are kept, of a finished run the last and the best;
 -o checkpoint.keep=N keeps the newest N.
 Any number of workers, up to train.lanes, gives the same bits; they are also started by
 `torchrun --nproc-per-node N -m lockstep train …` and by `mpirun -n N lockstep train …`.
@@ -60,7 +60,7 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument(
         "--data-changed",
         action="store_true",
-        help="resume although data was changed, as to repair a file: another run from there on",
+        help="resume with changed data, such as a repaired file; from there on it is another run",
     )
     parser.add_argument("--fork", metavar="RUN", help="start a new run from this run's weights")
     parser.add_argument("--tensorboard", action="store_true", help="also write TensorBoard files")

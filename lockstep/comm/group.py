@@ -183,7 +183,7 @@ class Group:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         if reason:  # raised outside the handler, whose frames would keep a lost group's sockets open
             raise GroupLost(
-                f"worker {self.rank} of {self.size} lost contact to another worker, which has ended or "
+                f"worker {self.rank} of {self.size} lost contact with another worker, which has ended or "
                 "cannot be reached: see that worker's output, then go on with --resume auto "
                 f"({transport.name}: {reason})"
             )

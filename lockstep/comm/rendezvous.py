@@ -105,7 +105,7 @@ def own_address_towards(address: str) -> str:
             probe.connect((address, 9))
             return str(probe.getsockname()[0])
         except OSError as error:
-            raise LockstepError(f"no way to {address} from this host: {error.strerror}") from None
+            raise LockstepError(f"no route to {address} from this host: {error.strerror}") from None
 
 
 def choose_backend(backend: str, world: World, device: torch.device) -> str:
@@ -143,7 +143,7 @@ def _open_store(world: World) -> tuple[Any, str]:
     except (RuntimeError, ValueError, TimeoutError) as error:
         first = str(error).strip().splitlines()[0]
         raise LockstepError(
-            f"worker {world.rank}: what listens on {world.address}:{world.port} is no worker 0 of this run: "
+            f"worker {world.rank}: what listens on {world.address}:{world.port} is not worker 0 of this run: "
             f"is the port in use by something else? choose another ({first})"
         ) from None
     store.set_timeout(timedelta(seconds=_GATHER_S))
@@ -194,7 +194,7 @@ def _check_backend(store: Any, world: World, backend: str) -> None:
         raise GroupLost(f"worker {world.rank}: worker 0 did not come within {_GATHER_S:.0f} s") from None
     if theirs != backend:
         raise SpecError(
-            f"worker {world.rank} would use {backend} where worker 0 uses {theirs}: give --backend to all"
+            f"worker {world.rank} would use {backend} where worker 0 uses {theirs}: pass one --backend to all"
         )
 
 

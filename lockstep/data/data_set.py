@@ -31,7 +31,7 @@ class DataSet:
     generate: Callable[[Any], Store] | None = None  # from its options
     read: Callable[[Any, Path], Store] | None = None
     find: Callable[[Path], Path | None] | None = None  # finds its files at or below a folder
-    check: Callable[[Any, Path, Count], list[str]] | None = None  # lists bad files, if `read` does not decode
+    check: Callable[[Any, Path, Count], list[str]] | None = None  # lists bad files; None: `read` finds them
     published: Published | None = None
     files: str = "its files"  # for the error message "set data.dir to …"
 

@@ -65,7 +65,7 @@ def fetch(
         raise
     except OSError as error:
         raise DataError(
-            f"--dir {dir}: cannot be written ({error.strerror or error}): free it or name another"
+            f"--dir {dir}: cannot be written ({error.strerror or error}): name a folder that can be written"
         ) from error
 
 

@@ -59,7 +59,7 @@ class Listing:
                 where = self.roots.get(name, "what is held out")
                 yield (
                     f"{where}: no image of class {', '.join(missing[:_NAMED])}{more}: the accuracy there "
-                    "says nothing of it"
+                    "does not measure it"
                 )
 
 

@@ -74,8 +74,8 @@ class FolderSplit:
             images = list(in_parallel(lambda path: read_image(path, self._shape)[0], paths))
         except DataError as error:
             raise DataError(
-                f"{error}; `lockstep data check folder --dir {self._folder}` finds all such files; a run "
-                "that it ended goes on with --resume RUN --data-changed"
+                f"{error}; `lockstep data check folder --dir {self._folder}` finds all such files; after "
+                "a repair, --resume RUN --data-changed goes on"
             ) from error
         return torch.stack(images) if images else torch.empty((0, *self._shape), dtype=torch.uint8)
 

@@ -213,7 +213,7 @@ def _as_tensor(image: Any) -> Tensor:
 def _as_label(label: Any) -> int:
     size = label.numel() if isinstance(label, Tensor) else np.size(label)
     if size != 1:
-        raise TypeError(f"a label is an integer, not {size} values: of a one-hot one, give its argmax()")
+        raise TypeError(f"a label is an integer, not {size} values: for a one-hot label, give its argmax()")
     number = label.item() if isinstance(label, Tensor | np.ndarray | np.generic) else label
     if isinstance(number, bool) or not isinstance(number, int):
         raise TypeError(f"a label is an integer, not {type(label).__name__}")
@@ -234,8 +234,8 @@ def _sample_sha256(*splits: MappedSplit) -> str:
     for (split, i), known in zip(places, hashes, strict=True):  # a second pass: the latest may be cached
         if hashlib.sha256(_sample_bytes(*split.item(i))).digest() != known:
             raise DataError(
-                f"{split.where(i)}: it is another sample when it is read again: random changes of images "
-                "belong into data.augment; others must depend on the sample's number alone"
+                f"{split.where(i)}: read twice, it gives two different samples: put random changes of images "
+                "into data.augment; a data set must give the same sample for the same number"
             )
     return digest.hexdigest()
 

@@ -1,1 +1,1 @@
-"""Workers from outside: who starts them, watches them, replaces them, and tells them of each other."""
+"""Elastic jobs: start workers, watch and replace them, and tell them about each other."""

@@ -78,7 +78,7 @@ class Coordinator:
                 node.heard = time.monotonic()
                 self._hear(node, unpack(line))
         except (ValueError, OSError, KeyError, TypeError):
-            why = "is on a node that said something senseless"
+            why = "is on a node that sent an invalid message"
         finally:
             self._drop(node, why)
             writer.close()
@@ -91,7 +91,7 @@ class Coordinator:
             for node in [node for node in self._nodes.values() if not node.is_here]:
                 node.tell("beat")
                 if now - node.heard > SILENT_S:
-                    self._drop(node, f"is on a node not heard for {SILENT_S:g} s")
+                    self._drop(node, f"is on a node that sent no heartbeat for {SILENT_S:g} s")
             if self._lost_at and now - self._lost_at > _REFORM_S:
                 self._lost_at = None
                 self._membership.renew()
@@ -126,7 +126,7 @@ class Coordinator:
             finally:
                 self._strangers -= 1
             if len(self._nodes) >= self._most_nodes:
-                writer.write(pack("refused", why=f"the job has its {self._most_nodes} nodes"))
+                writer.write(pack("refused", why=f"the job already has its {self._most_nodes} nodes"))
                 await writer.drain()
             else:
                 await self.serve(reader, writer, str(hello.get("host", ""))[:64])
@@ -145,7 +145,7 @@ class Coordinator:
             line += await reader.readexactly(1)
         hello = unpack(line)
         if not is_proof(hello.get("proof"), self._token, nonce, "launcher"):
-            writer.write(pack("refused", why="the token is another one"))
+            writer.write(pack("refused", why="the token does not match"))
             raise ValueError("wrong token")
         writer.write(pack("proof", proof=prove(self._token, str(hello.get("nonce")), "coordinator")))
         return hello

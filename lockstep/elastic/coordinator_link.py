@@ -58,7 +58,7 @@ class Link:
         """Join the job as a node, and receive messages from now on; True if the job is already running."""
         reader, self._writer = self._streams
         line = await reader.readline()
-        welcome = unpack(line) if line else {"op": "refused", "why": "it hung up"}
+        welcome = unpack(line) if line else {"op": "refused", "why": "it closed the connection"}
         if welcome["op"] != "welcome":
             raise LockstepError(f"the job refused this launcher: {welcome.get('why')}")
         self.node, self.lost, self._heard = int(welcome["node"]), "", time.monotonic()
@@ -81,7 +81,7 @@ class Link:
         """Send a heartbeat to a coordinator on another node, and check that its own arrive."""
         if not self.coordinator:
             if now - self._heard > SILENT_S:
-                self.lost = f"the coordinator of the job was not heard for {SILENT_S:g} s"
+                self.lost = f"the coordinator of the job did not answer for {SILENT_S:g} s"
             self.tell("beat")
 
     def stop_hearing(self) -> None:
@@ -173,10 +173,10 @@ async def _read(reader: asyncio.StreamReader) -> Message:
     try:
         line = await reader.readline()
         if not line:
-            raise ConnectionResetError("it hung up")
+            raise ConnectionResetError("it closed the connection")
         return unpack(line)
     except ValueError:
-        raise LockstepError("what listens at --rdzv is no launcher of ours: choose another port") from None
+        raise LockstepError("what listens at --rdzv is no Lockstep launcher: choose another port") from None
 
 
 async def _own_address(address: str, port: int) -> str:

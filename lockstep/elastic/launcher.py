@@ -153,7 +153,7 @@ class Launcher:
             self._pending += 1
             asyncio.get_running_loop().call_later(wait_s, self._replace, worker.slot)
         elif most:
-            self._say(f"worker {worker.name} {why} and is not replaced: {most} --restarts within an hour")
+            self._say(f"worker {worker.name} {why} and is not replaced: {most} --restarts an hour are used")
 
     def _replace(self, slot: int) -> None:
         self._pending -= 1
@@ -172,7 +172,7 @@ class Launcher:
             elif now - worker.stopped_at > _FROZEN_S:
                 self._fence(worker, f"was frozen for {_FROZEN_S:g} s and is ended")
             if worker.beats and now - worker.heard > _DEAF_S:
-                self._fence(worker, f"was not heard for {_DEAF_S:g} s and is ended")
+                self._fence(worker, f"sent no heartbeat for {_DEAF_S:g} s and is ended")
 
     def _fence(self, worker: Worker, why: str) -> None:
         worker.why = why

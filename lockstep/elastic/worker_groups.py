@@ -1,4 +1,4 @@
-"""Implements `comm/group_source.py`: one group for good under torchrun and mpirun, one a generation here."""
+"""Implements `comm/group_source.py`: one group for the whole run, or by our launcher one a generation."""
 
 from __future__ import annotations
 

@@ -238,4 +238,4 @@ def own_command() -> WorkerCommand:
         flags.append(word)
         if word in _WITH_VALUE:
             flags.append(next(words))
-    raise SpecError("several workers run copies of a script, and this is none: save the code in a file")
+    raise SpecError("several workers run copies of a script, and this code is not in a file: save it in one")

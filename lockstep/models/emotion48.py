@@ -1,4 +1,4 @@
-"""Emotion48, the small network of the founding papers: three convolution blocks for 48x48 grey faces.
+"""Emotion48, a small network for emotions in 48x48 grey faces: three convolution blocks, one hidden layer.
 
 Built by registry.build. Shapes: N samples, C channels, H, W pixels.
 """

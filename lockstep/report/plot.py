@@ -64,7 +64,7 @@ def _mark(axes: Any, changes: list[Row]) -> None:
     """Draw a line at each step at which workers were lost or joined, and how many there were afterwards."""
     for number, row in enumerate(changes):
         lost = any("joined" not in text for text in row["changes"])
-        label = "worker lost: how many are left" if lost else "worker joined"
+        label = "worker lost, and workers left" if lost else "worker joined"
         known = axes.get_legend_handles_labels()[1]
         color = _LOST if lost else _JOINED
         axes.axvline(row["step"], color=color, linewidth=0.8, linestyle=":", zorder=0,

@@ -155,10 +155,10 @@ def _check_enough(a: Side, b: Side, last: int | None) -> None:
     found = _identity_lines(a, b)
     if last == 0 and unfinished and found:
         raise BadInput(
-            f"all that both runs kept is the state before step 1, and they are other runs: {found[0]}"
+            f"all that both runs kept is the state before step 1, and they are different runs: {found[0]}"
         )
     if last is None:
-        why = f"they are other runs: {'; '.join(found[:2])}" if found else _BOTH
+        why = f"they are different runs: {'; '.join(found[:2])}" if found else _BOTH
         raise BadInput(
             f"no step that both runs kept: A ({a.path}) has {_steps(a)}, B ({b.path}) {_steps(b)}; {why}"
         )

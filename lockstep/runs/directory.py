@@ -154,7 +154,7 @@ class RunDirectory:
             table: dict[str, Any] = json.loads((self.path / name).read_text(encoding="utf-8"))
             return dict(table)
         except (OSError, ValueError, TypeError) as error:
-            raise BadInput(f"{self.path / name}: cannot be read, so this is no whole run: {error}") from None
+            raise BadInput(f"{self.path / name}: cannot be read, so the run is incomplete: {error}") from None
 
 
 def _is_before(line: bytes, step: int, epoch: float) -> bool:

@@ -205,7 +205,7 @@ class Journal:
             goes_on = "training goes on and " if state.epoch < self._about.run.train.epochs else ""
             self.warn(
                 f"checkpoint of step {state.step} NOT saved: {error.strerror or error}; {goes_on}"
-                f"the checkpoints before it stay: free space on {folder}"
+                f"earlier checkpoints are kept: free space on {folder}"
             )
             return False
         self._emit(CheckpointSaved(path, state.step))

@@ -106,7 +106,7 @@ class Batch:
         self._images = torch.zeros(size, *trained.shape, dtype=torch.uint8, device=device)
         self._labels = torch.zeros(size, dtype=torch.int64, device=device)
         self._order = torch.arange(size, device=device)
-        self._nothing = torch.zeros(5, dtype=torch.int64, device=device)  # step 0, nothing bad, unused keys
+        self._nothing = torch.zeros(5, dtype=torch.int64, device=device)  # step 0, not bad, unused keys
         self._normal = trained.augment.normal(self._images)
         self._result = torch.zeros(size, len(trained.classes), device=device)
         run_first(self._launch, device)

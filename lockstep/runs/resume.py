@@ -199,7 +199,7 @@ def _tell_change(change: dict[str, Any], ours: Identity) -> str:
     fields = differences(before, {key: ours.get(key, "absent") for key in before}, ("before", "now"))
     return (
         f"the data was changed after step {change['step']} ({'; '.join(fields)}): from here on this is "
-        "another run, whose bits no run on either data alone has; identity.json says so"
+        "another run, with bits of its own; identity.json says so"
     )
 
 
@@ -210,8 +210,8 @@ def _refuse(path: Path, found: list[str], only_data: bool) -> str:
     fork = f"to start a new run from its weights: --fork {path}"
     if only_data:
         return (
-            f"{path} was trained on other data than there is now: {shown}. If it was changed on purpose, as "
-            f"to repair or remove a file: --resume {path} --data-changed goes on with it, as another run "
+            f"{path} was trained on other data than there is now: {shown}. If it was changed on purpose, for "
+            f"example to repair a file: --resume {path} --data-changed goes on with it, as another run "
             f"from there on; {fork}"
         )
     return (

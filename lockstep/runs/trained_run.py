@@ -64,7 +64,7 @@ def _open(directory: RunDirectory, device: str, which: str, model: nn.Module | N
     saved = _choose(directory, which)
     check_checkpoint(saved, identity)
     if "manifest.classes" not in identity:
-        raise BadInput(f"{directory.path / 'identity.json'}: does not name the classes: no whole run")
+        raise BadInput(f"{directory.path / 'identity.json'}: names no classes: the run is incomplete")
     classes, shape = tuple(identity["manifest.classes"]), tuple(identity["manifest.shape"])
     if model is None:
         if "source.model.class" in identity:

@@ -90,9 +90,7 @@ class Launch:
         if not 0 <= self.wait_s <= 1e6:
             raise SpecError(f"--wait {self.wait_s:g} must be a number of seconds from 0")
         if self.rdzv is not None and not (_ENDPOINT.fullmatch(self.rdzv) and 0 < self.endpoint[1] < 65536):
-            raise SpecError(
-                f"--rdzv {self.rdzv} must be host:port, of the launcher that is to hold the job's store"
-            )
+            raise SpecError(f"--rdzv {self.rdzv} must be HOST:PORT of the launcher that coordinates the job")
         low, high = self.num_nodes
         if not 1 <= low <= high:
             raise SpecError(f"--nodes {self.nodes} must be a number from 1, or MIN:MAX")
@@ -159,7 +157,7 @@ class Launch:
                 f"--min-workers {self.min_workers} is more than --workers {workers}: it would never start"
             )
         if world is None and workers in (None, 1) and not self.rdzv and self.min_workers > 1:
-            raise SpecError(f"--min-workers {self.min_workers} needs --workers, of which some may be lost")
+            raise SpecError(f"--min-workers {self.min_workers} needs --workers: give both")
         if self.min_workers > lanes:
             raise SpecError(f"--min-workers {self.min_workers} is more than train.lanes={lanes}")
         if self.backend == "mpi" and (world is None or world.launcher != "mpirun"):

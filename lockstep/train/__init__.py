@@ -1,1 +1,1 @@
-"""Training: a batch becomes a step, steps become a run; told as events."""
+"""Training: a batch becomes a step, steps become a run; reported as events."""

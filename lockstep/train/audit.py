@@ -21,7 +21,7 @@ from lockstep.kernels import random
 from lockstep.lower.lane_by_lane import LaneByLane, LaneOutput
 from lockstep.models.tensors import tensors_sha256
 
-_KEPT = "the step was not taken, and the state before it is kept"
+_KEPT = "the step was not applied, and the state before it is kept"
 
 
 @dataclass

@@ -41,7 +41,7 @@ def open_given_data(trained: Trained, data: Any) -> Store:
     if store.shape != trained.shape or len(store.classes) > len(trained.classes):
         raise DataError(
             f"data: {store.name} has images {store.shape} (C, H, W) and {len(store.classes)} classes, and "
-            f"{trained.directory} was trained on {trained.shape} and {len(trained.classes)}: these must fit"
+            f"{trained.directory} was trained on {trained.shape} and {len(trained.classes)}: they must match"
         )
     floats = store.test.read(torch.zeros(1, dtype=torch.int64))[0].is_floating_point()
     if floats != trained.takes_floats:

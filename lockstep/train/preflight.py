@@ -170,7 +170,7 @@ def warnings_of(run: Run, model: nn.Module, length: int, device: torch.device) -
     found = []
     if run.train.precision == "bf16" and device.type == "cpu":
         found.append(
-            "bf16 is slow on most CPUs, and very slow on one without bf16 of its own: use "
+            "bf16 is slow on most CPUs, and very slow on one without native bf16: use "
             "train.precision=fp32, which is another run"
         )
     left_out = length % run.train.batch

@@ -173,7 +173,7 @@ class Step:
         """The error of a step that was not taken because a value is not finite."""
         where = self._first_bad(lanes)
         return NumericsError(
-            f"step {self._state.step}: not finite: {where} (loss {loss:g}); the step was not taken: "
+            f"step {self._state.step}: not finite: {where} (loss {loss:g}); the step was not applied: "
             f"lower optimizer.lr={self._run.optimizer.lr:g}, set train.clip=1 or lengthen "
             "schedule.warmup_epochs"
         )

@@ -140,7 +140,7 @@ class Stream(IterableDataset[int]):
         ([(np.zeros((4, 4), np.uint8), -1)] * 2, r"data\[\d\]: label -1 is out of range: .* from 0;"),
         (
             [(np.zeros((4, 4), np.uint8), torch.eye(4)[1])] * 2,
-            r"not 4 values: of a one-hot one, give its argmax",
+            r"not 4 values: for a one-hot label, give its argmax",
         ),
         ((Stream(), Stream()), "train: Stream is no map-style data set"),
     ],

@@ -184,7 +184,7 @@ def test_a_debugger_may_halt_a_worker_for_a_while(reference, tmp_path):
         job.wait_for_steps(before + 3)
         assert not job.generations()
         with halted(job.workers()["1"]):
-            job.wait_for(lambda: "not heard for 5 s and is ended" in str(job.generations()), "its end")
+            job.wait_for(lambda: "no heartbeat for 5 s and is ended" in str(job.generations()), "its end")
         job.hurry()
         job.finish()
     assert_same(summary(job.run), reference(*PACED))

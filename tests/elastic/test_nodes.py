@@ -154,7 +154,7 @@ def test_the_launcher_that_holds_the_store_dies(expected, port, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"LOCKSTEP_TOKEN": "another secret of sixteen"}, "the token is another one"),
+        ({"LOCKSTEP_TOKEN": "another secret of sixteen"}, "the token does not match"),
         ({"LOCKSTEP_TOKEN": "short"}, "needs a secret of 16 characters or more in LOCKSTEP_TOKEN"),
     ],
 )
@@ -195,7 +195,8 @@ def test_the_cable_is_cut_and_healed(expected, tmp_path):
                 )
                 ip("-n", names[0], "link", "set", ends[0], "down")
                 first.wait_for(
-                    lambda: any("not heard" in str(row["changes"]) for row in first.generations()), "the cut"
+                    lambda: any("no heartbeat" in str(row["changes"]) for row in first.generations()),
+                    "the cut",
                 )
                 second.wait_for(lambda: not second.workers(), "the cut off side to stop")
                 count = len(first.generations())

@@ -206,7 +206,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path) -> None:
     with pytest.raises(BadInput, match="neither a checkpoint nor a trace"):
         compare(a, make(tmp_path, "c", {}))
     with pytest.raises(
-        BadInput, match="is the state before step 1, and they are other runs: seed: 0 in A, 1 in B"
+        BadInput, match="is the state before step 1, and they are different runs: seed: 0 in A, 1 in B"
     ):
         compare(*(make(tmp_path, f"seed {n}", {0: 1.0}, identity={"seed": n}) for n in (0, 1)))
     with pytest.raises(BadInput, match="finished at step 3 and equal up to step 2"):
