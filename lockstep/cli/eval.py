@@ -33,7 +33,7 @@ def add_parser(verbs: Verbs) -> None:
     where.add_argument(
         "--other-data",
         metavar="DIR",
-        help="evaluate on other images: DIR, or its val/ and test/, has a folder for each of the run's classes",
+        help="evaluate on other images: DIR, or its val/ and test/, has a folder for each class of the run",
     )
     add_json(parser)
     parser.set_defaults(handler=evaluate)

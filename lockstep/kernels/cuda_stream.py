@@ -70,4 +70,4 @@ def beside(device: torch.device, *, gives_way: bool = False) -> Iterator[_Launch
 @cache
 def stream(device: torch.device, number: int = 0) -> torch.cuda.Stream:
     """The CUDA stream with this number; steps are captured on number 0."""
-    return torch.cuda.Stream(device, priority=0 if number == _BACKGROUND else -1)
+    return torch.cuda.Stream(device, priority=0 if number == _BACKGROUND else -1)  # type: ignore[no-untyped-call]
