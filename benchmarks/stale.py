@@ -3,12 +3,13 @@
 python benchmarks/stale.py
 
 A record names the commit it was measured at, and depends on some of the files (`DEPENDS_ON`). It is stale if
-one of these changed since, in another commit than those of unchanged.toml, which are known not to change what
-was measured. Files are followed through renames; a rename alone is no change. Ends with 1 if a record is
-stale, or names a commit that is not in the history.
+one of these changed since then. Files are followed through renames; a rename alone is no change.
 
-For the accuracy of a recipe there is a sharper test than the age: train one of its seeds again. The same
-`weights_sha256` in the record's details means that nothing it depends on has changed a bit.
+confirmed.toml names later commits at which something cheaper than the whole measurement gave what the record
+has, and says what: a seed that was trained again to the same `weights_sha256`, a case that was timed again.
+Such a record is stale if a file changed since the last of these commits.
+
+Ends with 1 if a record is stale, or names a commit that is not in the history.
 """
 
 from __future__ import annotations
@@ -51,30 +52,26 @@ DEPENDS_ON: dict[str, tuple[list[str], list[str]]] = {
 
 
 @dataclass(frozen=True)
-class Unchanged:
-    """A commit that does not change what some records measured, and why that is known."""
+class Confirmed:
+    """A commit at which some records still held, and how that is known."""
 
     commit: str
-    reason: str
-    records: tuple[str, ...] = ("*",)
+    records: tuple[str, ...]  # patterns of their names
+    how: str
 
 
 def main() -> None:
-    table = Table(
-        "record", "commit", "commits since", "changed since", title="records and what they depend on"
-    )
-    excused = read_unchanged()
+    columns = "record", "measured at", "confirmed at", "changed since"
+    table = Table(*columns, title="records and what they depend on")
+    confirmed = read_confirmed()
     num_stale = 0
     for path in sorted((HERE / "results").glob("*.json")):
         for commit in sorted({record.commit for record in read_records(path)}):
-            since = commits_since(commit)
-            if since is None:
-                num_stale += 1
-                table.add_row(path.stem, commit, "", "no such commit in the history")
-                continue
-            changed = changed_files(path.name, since, excused)
+            held = [row.commit for row in confirmed if any(fnmatch(path.stem, glob) for glob in row.records)]
+            since = [found for found in map(commits_since, [commit, *held]) if found is not None]
+            changed = changed_files(path.name, min(since, key=len)) if since else ["no such commit"]
             num_stale += bool(changed)
-            table.add_row(path.stem, commit, str(len(since)), summarize(path.name, changed))
+            table.add_row(path.stem, commit, ", ".join(held), summarize(changed))
     Console(width=None if sys.stdout.isatty() else 160).print(table)
     print(f"{num_stale} stale" if num_stale else "none is stale")
     sys.exit(1 if num_stale else 0)
@@ -86,10 +83,10 @@ def dependencies(name: str) -> list[str]:
     return [*(f"lockstep/{room}" for room in rooms), *(f"benchmarks/{script}.py" for script in scripts)]
 
 
-def read_unchanged() -> list[Unchanged]:
-    """The commits of unchanged.toml."""
-    rows = tomllib.loads((HERE / "unchanged.toml").read_text(encoding="utf-8"))["unchanged"]
-    return [Unchanged(row["commit"], row["reason"], tuple(row.get("records", ["*"]))) for row in rows]
+def read_confirmed() -> list[Confirmed]:
+    """The rows of confirmed.toml."""
+    rows = tomllib.loads((HERE / "confirmed.toml").read_text(encoding="utf-8"))["confirmed"]
+    return [Confirmed(row["commit"], tuple(row["records"]), row["how"]) for row in rows]
 
 
 def commits_since(commit: str) -> set[str] | None:
@@ -98,12 +95,10 @@ def commits_since(commit: str) -> set[str] | None:
     return None if found.returncode else set(git("rev-list", f"{commit}..HEAD").stdout.split())
 
 
-def changed_files(name: str, since: set[str], excused: list[Unchanged]) -> list[str]:
-    """The files a record depends on that changed in a commit `since` that nothing excuses for it."""
-    hidden = tuple(row.commit for row in excused if any(fnmatch(name, glob) for glob in row.records))
-    counted = {commit for commit in since if not commit.startswith(hidden)} if hidden else since
+def changed_files(name: str, since: set[str]) -> list[str]:
+    """The files a record depends on that changed in one of these commits."""
     files = git("ls-files", "--", *dependencies(name)).stdout.splitlines()
-    return [file for file in files if file.endswith((".py", ".toml")) and counted & changes(file)]
+    return [file for file in files if file.endswith((".py", ".toml")) and since & changes(file)]
 
 
 @cache
@@ -119,14 +114,11 @@ def changes(file: str) -> frozenset[str]:
     return frozenset(found)
 
 
-def summarize(name: str, changed: list[str]) -> str:
-    """The changed files in a line, and how to find out whether that matters."""
-    if not changed:
-        return "nothing"
+def summarize(changed: list[str]) -> str:
+    """The changed files in a line."""
     first = ", ".join(file.removeprefix("lockstep/") for file in changed[:3])
     more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-    check = ": compare weights_sha256 of one seed" if name.startswith("accuracy-") else ""
-    return f"{first}{more}{check}"
+    return f"{first}{more}" or "nothing"
 
 
 def git(*words: str) -> subprocess.CompletedProcess[str]:

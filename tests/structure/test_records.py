@@ -56,7 +56,7 @@ def test_it_is_known_what_each_record_depends_on(monkeypatch):
     for path in FILES:
         for dependency in stale.dependencies(path.name):
             assert (ROOT / dependency).exists(), dependency
-    assert all(row.reason for row in stale.read_unchanged())
+    assert all(row.how and row.records for row in stale.read_confirmed())
 
 
 def test_the_script_of_the_gpu_names_files_that_exist():
