@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lockstep.kernels.loss import Loss
     from lockstep.runs.event import Listener
     from lockstep.runs.predictor import Predictor
-    from lockstep.train.evaluate import Evaluation
+    from lockstep.train.host_evaluate import Evaluation
     from lockstep.train.loop import Result
 
 __all__ = [
@@ -65,9 +65,9 @@ def train(
     from lockstep.cli.workers import start_workers
 
     launch = start_workers(launch or Launch(), run)
-    from lockstep.cli.session import run_session
+    from lockstep.cli.listeners import train_with_listeners
 
-    return run_session(run, launch, on_event, model=model, data=data, loss=loss)
+    return train_with_listeners(run, launch, on_event, model=model, data=data, loss=loss)
 
 
 def is_main() -> bool:
@@ -106,7 +106,7 @@ def evaluate(
     names. Of `data` the test part counts, whatever the run was trained on.
     """
     from lockstep.runs.trained_run import open_trained
-    from lockstep.train.evaluate_run import evaluate_trained, open_given_data
+    from lockstep.train.evaluate import evaluate_trained, open_given_data
 
     trained = open_trained(Path("runs"), str(run), device=device, which=checkpoint, model=model)
     return evaluate_trained(trained, open_given_data(trained, data).test, loss)

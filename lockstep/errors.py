@@ -1,4 +1,4 @@
-"""Every error a user can meet, in one tree; nothing else in the package is below it.
+"""Every error a user can meet, in one class tree; imports nothing else of Lockstep.
 
 LockstepError                 exit 1: the run failed
 ├── BadInput                  exit 2: found before any work started

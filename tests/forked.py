@@ -28,7 +28,7 @@ from typing import Any
 from patience import PATIENCE_S
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["lockstep.cli.session", "matplotlib.backends.backend_agg"])
+SERVER.set_forkserver_preload(["lockstep.cli.listeners", "matplotlib.backends.backend_agg"])
 
 
 class Forked:

@@ -1,4 +1,4 @@
-"""`lockstep export`: writes a trained model to one file for other programs."""
+"""`lockstep export`: the flags of the verb; `runs/export.py` writes the file."""
 
 from __future__ import annotations
 

@@ -114,9 +114,9 @@ def _train(options: argparse.Namespace, run: Run, launch: Launch) -> int:
         print(dump_toml(run), end="")
         return 0
     launch = start_workers(launch, run)
-    from lockstep.cli.session import run_session
+    from lockstep.cli.listeners import train_with_listeners
 
-    run_session(run, launch, None)
+    train_with_listeners(run, launch, None)
     return 0
 
 

@@ -44,7 +44,7 @@ def start_workers(launch: Launch, run: Run) -> Launch:
         rdzv=launch.endpoint if launch.rdzv else None,
         nodes=launch.num_nodes,
         token=_token(launch),
-        preload="lockstep.cli.session",
+        preload="lockstep.cli.listeners",
     )
     raise SystemExit(Launcher(job, _Screen()).run())
 

@@ -1,4 +1,4 @@
-"""The reducer: reduces each bucket during the backward pass, as soon as its gradients are complete."""
+"""The reducer: starts each bucket's exchange as soon as its gradients are complete, in a fixed order."""
 
 from __future__ import annotations
 

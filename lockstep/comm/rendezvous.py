@@ -1,8 +1,8 @@
-"""How workers under torchrun and mpirun find each other and form one group.
+"""Forms the group under torchrun and mpirun: address, store and connections; ranks are in `spec/world.py`.
 
 Workers meet at a TCP store, which worker 0 or torchrun's agent holds. torchrun tells the workers its address
 and port; under mpirun worker 0 opens a port, and MPI broadcasts it. The workers of our own launcher meet by
-`elastic/worker_line.py` instead, and use only `form` and `choose_backend` from here.
+`elastic/launcher_link.py` instead, and use only `form` and `choose_backend` from here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The lane tree: the one order in which anything is summed over lanes.
+"""The lane tree: the one order in which anything is summed over lanes, the fixed equal slices of a batch.
 
 A gradient's path: backward → lane tree → bucket → group → lane tree → optimizer. The tree is the balanced
 binary tree over lanes 0…V−1. Lanes arrive in order, and two complete subtrees are added as soon as both

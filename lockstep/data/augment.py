@@ -1,4 +1,4 @@
-"""Augments a batch: flip, crop, cutout and normalization, as a pure function of seed, epoch and sample id.
+"""Augments a batch on the host: flip, crop, cutout, normalization, as a function of seed, epoch and sample.
 
 Data pipeline: store → order → augment → loader. Flip and crop only move pixels, so one gather over the raw
 images does both. Normalization then converts them to floats, and cutout zeroes a square of the result.

@@ -1,4 +1,4 @@
-"""The loader: reads a worker's lanes of each step on the host, one step ahead, and moves them to the device.
+"""The loader for steps through the host: reads a worker's lanes one step ahead, and moves them to the device.
 
 Data pipeline: store → order → augment → loader. A thread prefetches the next step's images while the current
 step computes, so decoding overlaps training. Prefetching changes no bit, because a sample depends only on

@@ -1,4 +1,4 @@
-"""The coordinator of a job: it admits launchers, holds the store of a generation, publishes the next one.
+"""The coordinator of a job: launchers join and leave it; it publishes generations and their key-value store.
 
 It runs inside one launcher; the launchers of other nodes connect to it at --rdzv. A launcher forwards its
 workers' messages and reports their ends. Requests from a worker of an older generation are ignored.

@@ -1,4 +1,4 @@
-"""The launcher of a node: starts workers, ends those that are silent or frozen, replaces those that are lost.
+"""The launcher of a node: starts workers, ends silent or stopped ones by its time limits, replaces lost ones.
 
 It also forwards signals, shows the workers' stderr, tells the job's coordinator which workers live, and ends
 all of them when it ends. It imports no torch; the fork server does.

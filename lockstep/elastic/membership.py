@@ -1,4 +1,4 @@
-"""Who is a worker of the job, and when the next generation begins; pure, without clock or network."""
+"""The coordinator's decisions: who is a worker, when the next generation begins; no clock, no network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What launchers and workers say to each other: one bounded JSON object a line, and a proof of the token."""
+"""The messages of workers, launchers and coordinator: JSON lines of limited size, proof of the token."""
 
 from __future__ import annotations
 

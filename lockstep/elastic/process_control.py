@@ -1,4 +1,4 @@
-"""Linux calls about processes: end with the parent, name a process, see whether one is stopped."""
+"""Linux system calls on processes, no policy: end with the parent, name a process, see if it is stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Implements `comm/group_source.py`: one group for the whole run, or by our launcher one a generation."""
+"""Implements `comm/group_source.py`: one group for a run, or under our launcher a new one each generation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from lockstep.comm.group import Group
 from lockstep.comm.group_source import LeftOut
 from lockstep.comm.rendezvous import choose_backend, join
-from lockstep.elastic.worker_line import WorkerLine
+from lockstep.elastic.launcher_link import LauncherLink
 from lockstep.errors import GroupLost
 from lockstep.spec.generation import Generation
 from lockstep.spec.world import World
@@ -25,7 +25,7 @@ class WorkerGroups:
         self._world, self._backend, self._device = world, backend, device
         if world and backend != "mpi":
             self._backend = choose_backend(backend, world, device)
-        self._line = _line(world) if world and world.launcher == "lockstep" else None
+        self._link = _link(world) if world and world.launcher == "lockstep" else None
         self._training = next(_trainings)
         self._was_in = self._is_ready = False
         self.generation: Generation | None = None
@@ -33,7 +33,7 @@ class WorkerGroups:
     @property
     def is_elastic(self) -> bool:
         """Whether training goes on in a new group after one is lost."""
-        return self._line is not None
+        return self._link is not None
 
     @property
     def joins(self) -> bool:
@@ -43,22 +43,22 @@ class WorkerGroups:
     @property
     def wants_to_move(self) -> bool:
         """Whether another generation is planned, which this worker should enter after its step."""
-        return self._line is not None and self._line.wants_to_move
+        return self._link is not None and self._link.wants_to_move
 
     @property
     def run(self) -> str | None:
         """The run's directory, once a worker has made it."""
-        return self._line.run if self._line else None
+        return self._link.run if self._link else None
 
     def next(self) -> Group:
         """The next group; it waits for a generation that this worker belongs to."""
-        if self._line is None or self._world is None:
+        if self._link is None or self._world is None:
             return join(self._world, self._backend, self._device)
         if not self._is_ready:
-            self._line.say("ready", training=self._training)
+            self._link.say("ready", training=self._training)
             self._is_ready = True
         while True:
-            generation = self._line.wait(self._training)
+            generation = self._link.wait(self._training)
             if generation is None:
                 raise LeftOut
             if self._world.name not in generation.workers:
@@ -66,9 +66,9 @@ class WorkerGroups:
                     raise LeftOut
                 continue  # a spare: all lanes have a worker, so wait for a loss
             try:
-                group = self._line.form(generation, self._backend, self._device)
+                group = self._link.form(generation, self._backend, self._device)
             except GroupLost:
-                self._line.report_lost()
+                self._link.report_lost()
                 continue
             self.generation, self._was_in = generation, True
             return group
@@ -76,36 +76,36 @@ class WorkerGroups:
     def drop(self, group: Group) -> None:
         """Leave a group that is lost."""
         group.abort()
-        if self._line:
-            self._line.leave()
-            self._line.report_lost()
+        if self._link:
+            self._link.leave()
+            self._link.report_lost()
 
     def leave(self, group: Group) -> None:
         """Leave a group in good order, together with all its workers."""
-        if self._line:
-            self._line.leave()
+        if self._link:
+            self._link.leave()
         group.close()
 
     def tell_job(self, run: str, identity: dict[str, object]) -> None:
         """Tell the job's coordinator the run's identity and directory."""
-        if self._line:
-            self._line.say("job", run=run, identity=identity)
+        if self._link:
+            self._link.say("job", run=run, identity=identity)
 
     def ask_identity(self) -> dict[str, object] | None:
         """The identity of the job that this worker joins, if it has begun."""
-        return self._line.ask_identity() if self._line else None
+        return self._link.ask_identity() if self._link else None
 
     def confirm(self) -> None:
         """Report that the generation has completed a step."""
-        if self._line and self.generation:
-            self._line.say("stepped", generation=self.generation.number)
+        if self._link and self.generation:
+            self._link.say("stepped", generation=self.generation.number)
 
     def tell_end(self, code: int, rank: int) -> None:
         """Report that the training is over for all workers."""
-        if self._line:
-            self._line.say("verdict", code=code, rank=rank, training=self._training)
+        if self._link:
+            self._link.say("verdict", code=code, rank=rank, training=self._training)
 
 
 @functools.cache
-def _line(world: World) -> WorkerLine:
-    return WorkerLine(world)
+def _link(world: World) -> LauncherLink:
+    return LauncherLink(world)

@@ -1,4 +1,4 @@
-"""Dropout whose mask is a pure function of (seed, step, lane, layer name)."""
+"""Dropout in torch; its mask is a pure function of (seed, step, lane, layer name), in fused kernels too."""
 
 from __future__ import annotations
 

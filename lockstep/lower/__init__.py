@@ -1,1 +1,1 @@
-"""How a model's lanes are computed: lane by lane, batched, or by a kernel set; each set is a folder here."""
+"""Lowering: turns a model into what computes its lanes: lane by lane, batched, or a kernel set's folder."""

@@ -1,4 +1,4 @@
-"""Fixed weights, images and labels for a lane, and what it gives with them: for fingerprint and probes.
+"""Runs one lane on fixed weights, images and labels: what the lane fingerprint and the probes compare.
 
 Images, labels, weights and statistics are keyed by name. So they are the same on every worker, whatever
 weights its model starts from. Zeros would hide differences.

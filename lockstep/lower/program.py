@@ -1,4 +1,4 @@
-"""What a program is: a model in the form that a kernel set takes. A network executes it.
+"""The interface of a program, a model in the form that a kernel set takes; a network executes it.
 
 There are three programs: a fused chain, a fused residual network, a compiled model. `DeviceLowering` builds
 the networks of a program, for training and for evaluation.

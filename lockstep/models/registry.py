@@ -1,4 +1,4 @@
-"""Builds models by name: from a Run's `[model]` table and the shape of the data to an initialized module.
+"""The models by name: builds one from a Run's `[model]` table and the shape of the data.
 
 Initialization draws from torch's default generator, which the caller seeds, and from nothing else.
 """

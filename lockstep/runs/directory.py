@@ -1,4 +1,4 @@
-"""A run's directory: reads and writes its files, names a new one, and locks it for one process.
+"""The files of a run's directory: reads and writes them, cuts logs at a resume, names and locks it.
 
 run.toml · identity.json · metrics.jsonl · checkpoints/ · summary.json · curves.png · trace.jsonl
 """

@@ -1,4 +1,4 @@
-"""Writes a run's metrics, trace, checkpoints and summary, and emits its events; only worker 0 does.
+"""Decides what worker 0 records and when: metrics, trace, checkpoints, summary and events.
 
 Every worker keeps its latest rows in memory: a new worker 0 writes those that a killed one did not.
 """

@@ -1,4 +1,4 @@
-"""A trained run as a fast function of images, behind `lockstep.predictor` and `lockstep predict`.
+"""A trained run as a function of images, on a GPU one CUDA graph a batch size: behind `lockstep predict`.
 
 For a run whose steps stay on the device, every batch size is one CUDA graph, from the bytes of the images to
 the probabilities. Fused kernels compute chains, and large batches of residual networks. Stock kernels compute

@@ -1,4 +1,4 @@
-"""Finds the directory that a run trains in and the checkpoint it continues from: new, resumed or forked."""
+"""Finds the directory and the checkpoint that a run starts from, new, resumed or forked, and checks them."""
 
 from __future__ import annotations
 

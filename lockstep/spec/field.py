@@ -1,4 +1,4 @@
-"""Checks the fields of a Run against their type annotations, with errors that name the field."""
+"""Checks the fields of a Run against their type annotations, and converts nothing; errors name the field."""
 
 from __future__ import annotations
 

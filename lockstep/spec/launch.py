@@ -1,4 +1,4 @@
-"""A Launch: where and how a run is started; except for `data_changed`, nothing in it changes a bit."""
+"""A Launch: where and how a run is started: workers, device, backend, directory; not part of its identity."""
 
 from __future__ import annotations
 

@@ -11,17 +11,11 @@ from typing import Any
 
 from lockstep.errors import SpecError, unknown
 from lockstep.spec.field import accept_number, check_fields
+from lockstep.spec.learning_rate import CURVES, find_rate
 from lockstep.spec.optimizer_rule import RULES
 
 OPTIMIZERS: dict[str, Mapping[str, float]] = {name: rule.keys for name, rule in RULES.items()}
-# The keys that each schedule has in addition to the common ones, with their defaults.
-SCHEDULES: dict[str, Mapping[str, float]] = {
-    "constant": {},
-    "step": {"every_epochs": 10.0, "gamma": 0.1},
-    "cosine": {"final": 0.0},
-    "linear": {"final": 0.0},
-    "onecycle": {"peak": 0.3, "start": 0.04, "final": 0.0},
-}
+SCHEDULES: dict[str, Mapping[str, float]] = {name: curve.keys for name, curve in CURVES.items()}
 PRECISIONS = ("fp32", "tf32", "bf16")
 WIRES = ("fp32", "bf16")
 LOSSES = ("cross_entropy", "squared_error")
@@ -155,6 +149,12 @@ class Schedule:
             self.warmup_epochs,
             "must be 0 with onecycle, which rises by itself (schedule.peak, schedule.start)",
         )
+
+    def rate(self, base: float, step: int, total_steps: int, steps_per_epoch: int) -> float:
+        """The learning rate of a step, which counts from 0."""
+        warmup = round(self.warmup_epochs * steps_per_epoch)
+        epochs = (step - warmup) / steps_per_epoch
+        return find_rate(self.name, self.options, base, warmup, step, total_steps, epochs)
 
 
 @dataclass(frozen=True)

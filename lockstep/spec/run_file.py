@@ -1,4 +1,4 @@
-"""Makes a Run from TOML files and `-o key=value` overrides, and writes a Run as TOML.
+"""Reads TOML files and `-o key=value` overrides into a Run, values and all, and writes a Run as TOML.
 
 Layers are merged as plain tables (recipe, then file, then overrides) and checked once, at the end.
 """

@@ -1,4 +1,4 @@
-"""A World: this process's rank among the workers that a launcher started, read from the environment."""
+"""A World: this process's rank and the number of workers, from the variables of torchrun, mpirun or ours."""
 
 from __future__ import annotations
 

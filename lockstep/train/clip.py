@@ -1,4 +1,4 @@
-"""Gradient clipping: the norm, summed in an order that no slice or bucket changes."""
+"""Gradient clipping on host and device: by the norm, summed in an order that no slice or bucket changes."""
 
 from __future__ import annotations
 

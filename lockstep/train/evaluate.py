@@ -1,108 +1,64 @@
-"""Evaluation through the host: every sample once, in blocks of one fixed size, counted in integers."""
+"""Evaluation of a split, during training and afterwards: by `host_evaluate` or `device/device_evaluate`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import suppress
+from typing import Any
 
 import torch
-from torch import Tensor, nn
 
-from lockstep.comm.group import Group
-from lockstep.comm.tree import tree_sum
-from lockstep.data.augment import Augment
-from lockstep.data.loader import eval_blocks
-from lockstep.data.store import Split
-from lockstep.kernels import random
-from lockstep.kernels.loss import Loss
-from lockstep.kernels.numerics import half_precision, memory_format, seed_stream
-from lockstep.models.tensors import float_state
-from lockstep.spec import Run
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The mean loss, and how many samples were classified correctly."""
-
-    loss: float
-    correct: int
-    samples: int
-
-    @property
-    def accuracy(self) -> float:
-        return self.correct / self.samples
+from lockstep.comm.tree import worker_lanes
+from lockstep.data import Split, Store, open_data
+from lockstep.data.map_style import from_map_style
+from lockstep.errors import DataError, ModelError
+from lockstep.kernels.loss import Loss, make_loss
+from lockstep.kernels.numerics import plain_torch, prepare_device
+from lockstep.lower.choose import lower_for_device
+from lockstep.lower.program import DeviceLowering
+from lockstep.runs.trained_run import Trained, check_same_data
+from lockstep.train.host_evaluate import Evaluation, Evaluator
 
 
-@dataclass(frozen=True)
-class Evaluator:
-    """Evaluates a model on a split; the same for training, `lockstep eval` and the API."""
+def place_evaluator(stock: Evaluator, lowering: DeviceLowering | None, graph: bool = True) -> Evaluator:
+    """An evaluator on the device if whole steps run there, on a GPU as a CUDA graph; else `stock` itself."""
+    if lowering is None:
+        return stock
+    from lockstep.train.device.device_evaluate import DeviceEvaluator
 
-    run: Run
-    split: Split
-    augment: Augment
-    loss: Loss
-    device: torch.device
-    group: Group = field(default_factory=Group)
-
-    @property
-    def block(self) -> int:
-        """Samples per block: as many as per lane."""
-        return self.run.train.batch // self.run.train.lanes
-
-    @property
-    def num_blocks(self) -> int:
-        return -(-len(self.split) // self.block)
-
-    @property
-    def own(self) -> range:
-        """The blocks of this worker: every W-th, with W workers."""
-        return range(self.group.rank, self.num_blocks, self.group.size)
-
-    @torch.no_grad()
-    def __call__(self, model: nn.Module) -> Evaluation:
-        """Evaluate in blocks of one shape, the last padded and masked; a fixed tree sums their losses."""
-        model.eval()
-        size, own = self.group.size, self.own
-        mine = torch.zeros(-(-self.num_blocks // size), device=self.device)
-        correct = torch.zeros((), dtype=torch.int64, device=self.device)
-        if own:
-            mine[: len(own)], correct = self.measure(model)
-        every, counts = mine.new_zeros(size, len(mine)), correct.new_zeros(size)
-        self.group.all_gather(every, mine)
-        self.group.all_gather(counts, correct)
-        total = float(tree_sum(every.t().flatten()[: self.num_blocks]) / len(self.split))
-        correct_everywhere = int(counts.sum())
-        self.group.check()  # what was gathered is wrong if NCCL was aborted
-        return Evaluation(total, correct_everywhere, len(self.split))
-
-    def measure(self, model: nn.Module) -> tuple[Tensor, Tensor]:
-        """The summed loss of each of this worker's blocks, and the number of correct samples in all."""
-        losses: list[Tensor] = []
-        correct = torch.zeros((), dtype=torch.int64, device=self.device)
-        lying, bf16 = memory_format(self.run), self.run.train.precision == "bf16"
-        blocks = eval_blocks(self.split, self.augment, self.block, self.device, self.own)
-        for number, (images, labels, real) in zip(self.own, blocks, strict=True):
-            seed_stream(
-                self.device, random.key("evaluate", self.run.seed, number)
-            )  # a model or loss may draw random numbers
-            with half_precision(self.device, bf16):
-                logits = model(images.contiguous(memory_format=lying))
-            logits, truth = logits[:real].float(), labels[:real]
-            losses.append(self.loss(logits, truth).float() * real)
-            correct += (logits.argmax(1) == truth).sum()
-        return torch.stack(losses), correct
+    own = worker_lanes(stock.run.train.lanes, stock.group.size, stock.group.rank)
+    network, load = lowering.eval_network(len(own))
+    graph = graph and stock.device.type == "cuda"
+    return DeviceEvaluator(**vars(stock), network=network, load=load, graph=graph)
 
 
-@contextmanager
-def averaged_weights(model: nn.Module, ema: dict[str, Tensor]) -> Iterator[None]:
-    """Give the model its averaged weights, if the run keeps them; restore its own at the end."""
-    if not ema:
-        yield
-        return
-    own, live = float_state(model, copy=True), float_state(model)
-    torch._foreach_copy_(list(live.values()), list(ema.values()))
-    try:
-        yield
-    finally:
-        torch._foreach_copy_(list(live.values()), list(own.values()))
+def open_given_data(trained: Trained, data: Any) -> Store:
+    """The data set that a script passes for a run; if it passes none, the run's own."""
+    if data is None:
+        store = open_data(trained.run)
+        check_same_data(trained, store)
+        return store
+    store = from_map_style(data)
+    if store.shape != trained.shape or len(store.classes) > len(trained.classes):
+        raise DataError(
+            f"data: {store.name} has images {store.shape} (C, H, W) and {len(store.classes)} classes, and "
+            f"{trained.directory} was trained on {trained.shape} and {len(trained.classes)}: they must match"
+        )
+    floats = store.test.read(torch.zeros(1, dtype=torch.int64))[0].is_floating_point()
+    if floats != trained.takes_floats:
+        kinds = ("floats", "uint8") if floats else ("uint8", "floats")
+        raise DataError(f"data: images of {store.name} are {kinds[0]}, and the run was trained on {kinds[1]}")
+    return store
+
+
+def evaluate_trained(trained: Trained, split: Split, loss: Loss | None = None) -> Evaluation:
+    """Loss and accuracy of a trained run; on the device if it trained there and this device can."""
+    run, loss, lowering = trained.run, loss or make_loss(trained.run.train), None
+    with plain_torch():
+        prepare_device(trained.device.type, run.train.threads, tf32=run.train.precision == "tf32")
+        if trained.identity.get("kernels.set") != "stock" and trained.device.type == "cuda":
+            with suppress(ModelError):
+                lowering = lower_for_device(
+                    run, trained.model, loss, trained.shape, trained.device, trains=False
+                )
+        stock = Evaluator(run, split, trained.augment, loss, trained.device)
+        return place_evaluator(stock, lowering)(trained.model)

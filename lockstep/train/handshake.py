@@ -1,4 +1,4 @@
-"""How the workers of a group agree: the same identity, the same state; a joining worker is sent the state.
+"""How workers agree: they compare identity, fingerprint and state, and send the state to one that joins.
 
 An error of one worker is raised by all workers, and names that worker.
 """

@@ -1,4 +1,4 @@
-"""The run's part of the numerics fingerprint: a hash of one lane, by the kernels that will train it.
+"""The run's part of the numerics fingerprint: the hash of one lane that its own kernels compute.
 
 It is part of the identity, so a worker whose lane has other bits is refused before the first step.
 """

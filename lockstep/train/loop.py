@@ -25,8 +25,8 @@ from lockstep.runs.train_state import Totals, TrainState
 from lockstep.spec import Launch
 from lockstep.spec.generation import Generation
 from lockstep.train.engine import Engine
-from lockstep.train.evaluate import averaged_weights
 from lockstep.train.handshake import prove_state
+from lockstep.train.host_evaluate import averaged_weights
 from lockstep.train.interrupt import Interrupt
 from lockstep.train.preflight import explain_memory
 from lockstep.train.setup import Setup

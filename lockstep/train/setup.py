@@ -32,8 +32,8 @@ from lockstep.models.tensors import model_tensors, tensors_sha256
 from lockstep.runs.about import About
 from lockstep.spec import Run
 from lockstep.spec.identity import Identity, is_scripted, make_identity
-from lockstep.train.evaluate import Evaluator
-from lockstep.train.evaluate_run import place_evaluator
+from lockstep.train.evaluate import place_evaluator
+from lockstep.train.host_evaluate import Evaluator
 from lockstep.train.lane_fingerprint import fingerprint_lane
 from lockstep.train.preflight import check_lane, check_output, explain_memory, warnings_of
 

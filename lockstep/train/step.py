@@ -1,4 +1,4 @@
-"""One step through the host: lanes, lane tree over all workers, clipping, one commit of everything.
+"""One step through the host: lanes, lane tree over all workers, clipping, and the update if all is finite.
 
 A gradient's path: backward → lane tree → bucket → group → lane tree → optimizer. Nothing of the state
 changes before all lanes are summed and found finite, so a step that fails can simply be run again.
@@ -27,7 +27,6 @@ from lockstep.spec import Run
 from lockstep.train import optimizer as rules
 from lockstep.train.audit import Audit
 from lockstep.train.clip import clip_gradients, gradient_norm
-from lockstep.train.schedule import learning_rate
 
 Requests = Callable[[], tuple[bool, bool]]  # this worker's: (stop, move to another generation)
 _INTEGER = (
@@ -139,9 +138,7 @@ class Step:
     @torch.no_grad()
     def _commit(self, grads: list[Tensor], floats: list[Tensor], ints: list[Tensor]) -> float:
         run, state = self._run, self._state
-        lr = learning_rate(
-            run.schedule, run.optimizer.lr, state.step, self._total_steps, self._steps_per_epoch
-        )
+        lr = run.schedule.rate(run.optimizer.lr, state.step, self._total_steps, self._steps_per_epoch)
         params = [p.detach() for p in self._lowered.params.values()]
         rules.update_params(run.optimizer, lr, state.step, params, grads, state.memory)
         for buffer, value in zip(self._lowered.buffers(), [*floats, *ints], strict=True):

@@ -13,8 +13,8 @@ from patience import PATIENCE_S
 
 import lockstep
 from lockstep.comm.background import BackgroundThread, run_in_thread
+from lockstep.elastic.launcher_link import LauncherLink
 from lockstep.elastic.worker_groups import WorkerGroups
-from lockstep.elastic.worker_line import WorkerLine
 from lockstep.spec.generation import Generation
 from lockstep.spec.world import World
 
@@ -53,8 +53,8 @@ def gpus(monkeypatch):
     return seen
 
 
-class Line(WorkerLine):
-    """A line to a launcher that is a dictionary, and two workers that it tells the same generation."""
+class Link(LauncherLink):
+    """A connection to a launcher that is a dictionary, and two workers that it tells the same generation."""
 
     values: dict = {}  # noqa: RUF012
     arrived = threading.Condition()
@@ -81,7 +81,7 @@ class Line(WorkerLine):
 @pytest.mark.gloo
 def test_a_group_is_formed_on_the_gpu_of_its_worker(gpus, monkeypatch):
     """In a thread of its own, where GPU 0 is the current one; and so is one that is lost."""
-    monkeypatch.setattr("lockstep.elastic.worker_groups._line", Line)
+    monkeypatch.setattr("lockstep.elastic.worker_groups._link", Link)
     # a transport takes the sockets that are new in its process for its own: here two share a process
     both_formed = threading.Barrier(2, timeout=PATIENCE_S)
 
@@ -144,7 +144,7 @@ def test_no_call_means_the_current_gpu():
 # Threads that are not of `comm.background`, and why they need no GPU, or how they get it.
 THREADS = {
     ("comm/background.py", "Thread"),  # it is told
-    ("elastic/worker_line.py", "Thread"),  # hear and beat: they cut a group, in a thread that is told
+    ("elastic/launcher_link.py", "Thread"),  # hear and beat: they cut a group, in a thread that is told
     ("cli/workers.py", "Thread"),
     ("data/loader.py", "ThreadPoolExecutor"),  # by its initializer
     ("data/image_file.py", "ThreadPoolExecutor"),  # files only
@@ -169,7 +169,7 @@ def test_the_process_that_forks_workers_leaves_the_driver_alone():
         "for name in ('_cuda_init', '_cuda_getDeviceCount', '_cuda_getDevice'):\n"
         "    setattr(torch._C, name, refuse)\n"
         "torch.cuda.is_available = torch.cuda.device_count = torch.cuda._lazy_init = refuse\n"
-        "import lockstep.cli.session\n"
+        "import lockstep.cli.listeners\n"
         "assert not torch.cuda.is_initialized()\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=PATIENCE_S)

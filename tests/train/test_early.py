@@ -12,7 +12,7 @@ from lockstep.data.loader import Lanes
 from lockstep.lower.choose import lower_for_host
 from lockstep.runs.train_state import TrainState
 from lockstep.spec import Optimizer, Run, Train
-from lockstep.train.evaluate import Evaluator
+from lockstep.train.host_evaluate import Evaluator
 from lockstep.train.step import Step
 
 pytestmark = pytest.mark.gloo

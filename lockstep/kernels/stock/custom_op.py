@@ -1,4 +1,4 @@
-"""Custom ops of the `compiled` kernel set, opaque to torch.compile: stock kernels by lane, sums over a lane.
+"""The `compiled` set's custom ops, opaque to torch.compile: loops over lanes that call stock kernels.
 
 Stock kernels run lane by lane, or over all lanes in one call where that is known to give the same bits. A sum
 over a lane is cut into the same chunks for any number of lanes.

@@ -1,4 +1,4 @@
-"""PyTorch's convolution and its gradients for the custom ops: channels last, wide groups one by one."""
+"""Which PyTorch calls compute a convolution and its gradients, for `custom_op.py`; groups one by one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step's images on the device: gathered by the epoch's order, augmented and normalized in one launch.
+"""A step's images on the device: gathered in the epoch's order, then augmented as `data/augment.py` does.
 
 The path of a batch on the device: store → order → augment → layer. The bits are those of `Augment.apply`.
 """

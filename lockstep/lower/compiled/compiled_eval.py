@@ -1,4 +1,4 @@
-"""A compiled model in eval mode: PyTorch's kernels, fixed weights, one block of images at a time.
+"""Executes a compiled model in eval mode, with fixed weights: one block of images at a time.
 
 Its calls can be captured as a CUDA graph.
 """

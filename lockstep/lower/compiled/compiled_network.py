@@ -1,4 +1,4 @@
-"""Compiled model, what executes it: PyTorch's kernels and torch.compile, forward and backward of all lanes.
+"""Executes a compiled model in training: forward pass, loss and backward pass of all lanes by torch.compile.
 
 A gradient starts here: backward → lane tree. The layers of `compiled_layer` take several lanes in one call
 and give the sum of their gradients.

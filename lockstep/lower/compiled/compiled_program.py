@@ -1,4 +1,4 @@
-"""Compiled model, the program: which layers are allowed, and how their tensors lie in flat tables.
+"""The program of a compiled model: which layers are allowed, and how its tensors map to flat tables.
 
 `compiled_network` executes it, `compiled_eval` in eval mode.
 """

@@ -21,7 +21,7 @@ from lockstep.kernels.cuda_graph import capture, run_first
 from lockstep.kernels.triton.batch_gather import Move, gather_batch
 from lockstep.lower.eval_network import EvalNetwork
 from lockstep.train.device.prefetch import place_images
-from lockstep.train.evaluate import Evaluator
+from lockstep.train.host_evaluate import Evaluator
 
 
 @dataclass(frozen=True, kw_only=True)

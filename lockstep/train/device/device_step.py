@@ -1,4 +1,4 @@
-"""One step on the device: its tables and kernels; compute, then commit.
+"""One step on the device: computes gradients, and applies the update if all values are finite.
 
 A gradient takes the same path as in `step.py`, and every bit is the same. The state is in flat tables; order,
 keys and rates are in tables filled when an epoch begins, and the kernels read them at a cursor on the device.
@@ -22,7 +22,6 @@ from lockstep.runs.train_state import TrainState
 from lockstep.spec import Run
 from lockstep.train.clip import clip_gradients, gradient_norm
 from lockstep.train.device.prefetch import place_images
-from lockstep.train.schedule import learning_rate
 from lockstep.train.step import averaging
 
 
@@ -162,4 +161,4 @@ class DeviceStep:
         """The learning rate of a step."""
         run = self.run
         total = self.steps * run.train.epochs
-        return learning_rate(run.schedule, run.optimizer.lr, step, total, self.steps)
+        return run.schedule.rate(run.optimizer.lr, step, total, self.steps)

@@ -1,4 +1,4 @@
-"""The shapes of a fused layer: convolution or fully connected, + bias, + ReLU, + 2x2 max pooling or dropout.
+"""Describes a fused layer: its form (convolution or linear, bias, ReLU, pooling or dropout) and its sizes.
 
 A fully connected layer is a 1x1 convolution of a 1x1 image whose channels are its features.
 

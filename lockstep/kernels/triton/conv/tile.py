@@ -1,4 +1,4 @@
-"""A tile: how one kernel cuts its work into blocks, warps and stages."""
+"""A tile: how one convolution kernel cuts its work into blocks, warps and stages."""
 
 from __future__ import annotations
 

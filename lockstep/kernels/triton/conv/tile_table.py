@@ -1,4 +1,4 @@
-"""The tile table: which tile each operation of a layer uses, looked up by shape; never timed here."""
+"""The tile table of a GPU, from `tables/`: the tile of each operation by shape, measured before."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _FORM_S = 1800.0  # for all workers of a generation to arrive: they may be evalu
 _CHUNK = 1 << 16
 
 
-class WorkerLine:
+class LauncherLink:
     """The connection to the launcher; one per process, for all its trainings."""
 
     def __init__(self, world: World) -> None:
@@ -198,7 +198,7 @@ class WorkerLine:
 class _Store(dist.Store):  # type: ignore[misc,name-defined]
     """The store of one generation, as a torch Store; the job's coordinator keeps its values."""
 
-    def __init__(self, control: WorkerLine, generation: int) -> None:
+    def __init__(self, control: LauncherLink, generation: int) -> None:
         super().__init__()
         self._line, self._generation = control, generation
 

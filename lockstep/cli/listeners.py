@@ -1,4 +1,4 @@
-"""Trains one run and attaches its event listeners: progress, curves.png and TensorBoard files."""
+"""Attaches listeners to a run's events, progress, curves.png and TensorBoard, and trains it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _DRAW_EVERY_S = 15.0
 _PATIENCE_S = 3.0
 
 
-def run_session(
+def train_with_listeners(
     run: Run,
     launch: Launch,
     on_event: Listener | None,

@@ -7,14 +7,13 @@ import pytest
 
 from lockstep.spec import Schedule
 from lockstep.spec.run import SCHEDULES
-from lockstep.train.schedule import learning_rate
 
 BASE, EPOCHS, STEPS = 0.4, 10, 50  # steps an epoch
 TOTAL = EPOCHS * STEPS
 
 
 def curve(schedule: Schedule, total: int = TOTAL, steps: int = STEPS) -> list[float]:
-    return [learning_rate(schedule, BASE, step, total, steps) for step in range(total)]
+    return [schedule.rate(BASE, step, total, steps) for step in range(total)]
 
 
 @pytest.mark.parametrize("name", ["constant", "step", "cosine", "linear"])
@@ -95,5 +94,5 @@ def test_a_run_of_one_step_has_a_rate(name: str) -> None:
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_rate_depends_on_the_step_alone(name: str) -> None:
     schedule = Schedule(name, warmup_epochs=float(name != "onecycle"))
-    backwards = [learning_rate(schedule, BASE, step, TOTAL, STEPS) for step in reversed(range(TOTAL))]
+    backwards = [schedule.rate(BASE, step, TOTAL, STEPS) for step in reversed(range(TOTAL))]
     assert curve(schedule) == backwards[::-1]

@@ -1,0 +1,108 @@
+"""Evaluation through the host: every sample once, in blocks of one fixed size, counted in integers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.comm.group import Group
+from lockstep.comm.tree import tree_sum
+from lockstep.data.augment import Augment
+from lockstep.data.loader import eval_blocks
+from lockstep.data.store import Split
+from lockstep.kernels import random
+from lockstep.kernels.loss import Loss
+from lockstep.kernels.numerics import half_precision, memory_format, seed_stream
+from lockstep.models.tensors import float_state
+from lockstep.spec import Run
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The mean loss, and how many samples were classified correctly."""
+
+    loss: float
+    correct: int
+    samples: int
+
+    @property
+    def accuracy(self) -> float:
+        return self.correct / self.samples
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Evaluates a model on a split; the same for training, `lockstep eval` and the API."""
+
+    run: Run
+    split: Split
+    augment: Augment
+    loss: Loss
+    device: torch.device
+    group: Group = field(default_factory=Group)
+
+    @property
+    def block(self) -> int:
+        """Samples per block: as many as per lane."""
+        return self.run.train.batch // self.run.train.lanes
+
+    @property
+    def num_blocks(self) -> int:
+        return -(-len(self.split) // self.block)
+
+    @property
+    def own(self) -> range:
+        """The blocks of this worker: every W-th, with W workers."""
+        return range(self.group.rank, self.num_blocks, self.group.size)
+
+    @torch.no_grad()
+    def __call__(self, model: nn.Module) -> Evaluation:
+        """Evaluate in blocks of one shape, the last padded and masked; a fixed tree sums their losses."""
+        model.eval()
+        size, own = self.group.size, self.own
+        mine = torch.zeros(-(-self.num_blocks // size), device=self.device)
+        correct = torch.zeros((), dtype=torch.int64, device=self.device)
+        if own:
+            mine[: len(own)], correct = self.measure(model)
+        every, counts = mine.new_zeros(size, len(mine)), correct.new_zeros(size)
+        self.group.all_gather(every, mine)
+        self.group.all_gather(counts, correct)
+        total = float(tree_sum(every.t().flatten()[: self.num_blocks]) / len(self.split))
+        correct_everywhere = int(counts.sum())
+        self.group.check()  # what was gathered is wrong if NCCL was aborted
+        return Evaluation(total, correct_everywhere, len(self.split))
+
+    def measure(self, model: nn.Module) -> tuple[Tensor, Tensor]:
+        """The summed loss of each of this worker's blocks, and the number of correct samples in all."""
+        losses: list[Tensor] = []
+        correct = torch.zeros((), dtype=torch.int64, device=self.device)
+        lying, bf16 = memory_format(self.run), self.run.train.precision == "bf16"
+        blocks = eval_blocks(self.split, self.augment, self.block, self.device, self.own)
+        for number, (images, labels, real) in zip(self.own, blocks, strict=True):
+            seed_stream(
+                self.device, random.key("evaluate", self.run.seed, number)
+            )  # a model or loss may draw random numbers
+            with half_precision(self.device, bf16):
+                logits = model(images.contiguous(memory_format=lying))
+            logits, truth = logits[:real].float(), labels[:real]
+            losses.append(self.loss(logits, truth).float() * real)
+            correct += (logits.argmax(1) == truth).sum()
+        return torch.stack(losses), correct
+
+
+@contextmanager
+def averaged_weights(model: nn.Module, ema: dict[str, Tensor]) -> Iterator[None]:
+    """Give the model its averaged weights, if the run keeps them; restore its own at the end."""
+    if not ema:
+        yield
+        return
+    own, live = float_state(model, copy=True), float_state(model)
+    torch._foreach_copy_(list(live.values()), list(ema.values()))
+    try:
+        yield
+    finally:
+        torch._foreach_copy_(list(live.values()), list(own.values()))
