@@ -1,4 +1,4 @@
-"""Forms the group under torchrun and mpirun: address, store and connections; ranks are in `spec/world.py`.
+"""How workers find each other under torchrun and mpirun: the address and the store through which they meet.
 
 Workers meet at a TCP store, which worker 0 or torchrun's agent holds. torchrun tells the workers its address
 and port; under mpirun worker 0 opens a port, and MPI broadcasts it. The workers of our own launcher meet by

@@ -1,4 +1,4 @@
-"""The backends of a group: gloo and NCCL through torch.distributed; MPI is in `mpi_transport.py`.
+"""The backends of a group: makes gloo and NCCL process groups, with timeouts; MPI is in `mpi_transport.py`.
 
 All transports have the same operations. `Group` is their only caller; it copies tensors to host memory if
 the transport cannot reach them on the GPU. Nothing is pickled: every message is the bytes of a tensor.

@@ -1,4 +1,4 @@
-"""Reads CIFAR-10 from its six binary batch files.
+"""CIFAR-10: its definition with addresses and MD5 sums, and the reader of its binary batches.
 
 Data pipeline: store → order → augment → loader; this file makes a store. A batch file holds records of
 3073 bytes: one label, then the red, green and blue planes of 32x32 pixels.

@@ -1,4 +1,4 @@
-"""`DataSet`, the definition of one data set: its options, how to open it, and where to download it.
+"""`DataSet`: what a data set's own file defines: its options, how it is opened, where it is published.
 
 Each data set's file puts its definitions into DATA_SETS, where `catalog` finds them. A Run's `[data]`,
 `lockstep data` and `lockstep doctor` work with any of them.

@@ -1,4 +1,4 @@
-"""Downloads published data sets: resumes partial files, checks MD5 sums, never overwrites a user's file.
+"""How published data sets are downloaded, resumed and checked; each data set's own file has its addresses.
 
 It is not part of the data pipeline: it only puts files into a folder, where a store reads them later.
 """

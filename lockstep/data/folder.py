@@ -1,4 +1,4 @@
-"""Opens a folder of PNG and JPEG files as a data set, one subfolder per class; `image_file.py` decodes them.
+"""A folder of PNG and JPEG files as a data set; `folder_listing.py` finds classes, `image_file.py` decodes.
 
 Data pipeline: store → order → augment → loader; this file makes a store. The folder holds
 `DIR/train/CLASS/*` with `DIR/val/CLASS/*`, `DIR/test/CLASS/*` or both. If it holds only `DIR/train/CLASS/*`

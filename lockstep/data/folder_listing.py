@@ -1,4 +1,4 @@
-"""Lists the image files below a folder and assigns each one to the train, val or test split.
+"""Finds the classes of a folder and the image files of each split, by folder names or held out by name.
 
 Folder names decide: `DIR/train/CLASS/*` with `DIR/val/CLASS/*`, `DIR/test/CLASS/*` or both. If there is only
 train, or only `DIR/CLASS/*`, a hash of each file name decides whether it is held out as val.

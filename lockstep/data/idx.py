@@ -1,4 +1,4 @@
-"""Reads MNIST and Fashion-MNIST from their IDX files, plain or gzipped.
+"""MNIST and Fashion-MNIST: their definitions with addresses and MD5 sums, and the reader of IDX files.
 
 Data pipeline: store → order → augment → loader; this file makes a store. An IDX file holds a magic number
 0x0000_08_DD (unsigned bytes, DD dimensions), DD big-endian sizes, and then the bytes.

@@ -1,4 +1,4 @@
-"""The messages of workers, launchers and coordinator: JSON lines of limited size, proof of the token."""
+"""The messages of workers, launchers and coordinator: JSON lines of limited size; a token's proof by HMAC."""
 
 from __future__ import annotations
 

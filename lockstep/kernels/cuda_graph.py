@@ -1,4 +1,4 @@
-"""Captures kernel launches as a CUDA graph, which starts them all at once; compiles them before."""
+"""Captures kernel launches as a CUDA graph, after it has run them once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The machine's part of the numerics fingerprint: its versions, and a hash of a few small operations.
+"""The machine's part of the numerics fingerprint: versions, and a hash of a few plain PyTorch operations.
 
 Of a machine: a small fixed probe is computed and its bytes are hashed; names and versions stand beside the
 hash so that a difference can be explained. Of a run: the bytes of one lane of it are hashed too.

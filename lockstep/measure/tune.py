@@ -1,4 +1,4 @@
-"""Measures which tile each fused kernel of a model runs fastest with: a table that a Run can name.
+"""Times the tiles of a model's fused kernels and writes the fastest as a table, for `lockstep bench tune`.
 
 Training only looks tiles up. Every candidate is compiled beforehand, by several processes at once, since
 compiling takes longer than all else.

@@ -1,4 +1,4 @@
-"""Hashes a user's own module or loss, for the identity.
+"""Hashes the source of a user's own module or loss function, for the run's identity.
 
 A description changes when the source, the structure, a plain attribute or the computed values change.
 """

@@ -1,4 +1,4 @@
-"""Writes and reads checkpoints: a safetensors file and a JSON manifest, which commits it.
+"""Writes, reads and prunes checkpoints: a safetensors file and a JSON manifest, which is the commit.
 
 Every file is written under a temporary name, synced and renamed; then the folder is synced. So a crash at any
 moment leaves either the old state or the new one. The manifest is written last and holds the SHA-256 of the

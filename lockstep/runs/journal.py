@@ -1,4 +1,4 @@
-"""Decides what worker 0 records and when: metrics, trace, checkpoints, summary and events.
+"""Writes what worker 0 records when the loop says so: metrics, trace, checkpoints, summary and events.
 
 Every worker keeps its latest rows in memory: a new worker 0 writes those that a killed one did not.
 """

@@ -1,4 +1,4 @@
-"""Checks the fields of a Run against their type annotations, and converts nothing; errors name the field."""
+"""Checks the type of each value of a Run by its annotation, and converts nothing; errors name the field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads TOML files and `-o key=value` overrides into a Run, values and all, and writes a Run as TOML.
+"""Reads TOML files and `-o key=value` overrides into a Run, refuses unknown keys, and writes a Run as TOML.
 
 Layers are merged as plain tables (recipe, then file, then overrides) and checked once, at the end.
 """

@@ -1,4 +1,4 @@
-"""Evaluation through the host: every sample once, in blocks of one fixed size, counted in integers."""
+"""Evaluation through the host: every sample once, in blocks as large as a lane, counted in integers."""
 
 from __future__ import annotations
 

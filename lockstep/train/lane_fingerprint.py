@@ -1,4 +1,4 @@
-"""The run's part of the numerics fingerprint: the hash of one lane that its own kernels compute.
+"""The run's part of the numerics fingerprint: a hash of one lane by its own kernels; others are refused.
 
 It is part of the identity, so a worker whose lane has other bits is refused before the first step.
 """

@@ -1,4 +1,4 @@
-"""The loop of a run: epochs of steps, evaluation, when to checkpoint, and an orderly end whatever happens.
+"""The loop of a run: epochs of steps, evaluation, which steps are checkpointed, an orderly end in any case.
 
 It drives the path of a batch: store → order → augment → loader → step. Every worker runs it; worker 0 writes
 the run's directory and reports everything as events.

@@ -1,4 +1,4 @@
-"""A step's images on the device: gathered in the epoch's order, then augmented as `data/augment.py` does.
+"""Gathers and augments a step's images on the device, bit for bit as `data/augment.py` does on the host.
 
 The path of a batch on the device: store → order → augment → layer. The bits are those of `Augment.apply`.
 """

@@ -1,4 +1,4 @@
-"""Executes a compiled model in eval mode, with fixed weights: one block of images at a time.
+"""Executes a compiled model in eval mode, with fixed weights, on one block of images.
 
 Its calls can be captured as a CUDA graph.
 """

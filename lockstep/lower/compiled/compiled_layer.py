@@ -1,4 +1,4 @@
-"""Compiled model, its layers: a module for each stock layer, which calls `kernels/stock/lane_function.py`.
+"""Compiled model, its layers: what replaces each `torch.nn` layer, with `kernels/stock/lane_function.py`.
 
 `conv_probe` has chosen before how each convolution runs its lanes.
 """

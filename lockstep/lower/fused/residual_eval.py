@@ -1,4 +1,4 @@
-"""Executes a fused residual network in eval mode, as many blocks of images at once as it has lanes.
+"""Executes a fused residual network in eval mode, on the blocks of images that it is given.
 
 A unit whose tile is a TMA box takes one launch, with its norm, residual and ReLU; other units take two. The
 output buffer of a unit is reused by a later unit of the same shape once no other unit reads it.

@@ -1,4 +1,4 @@
-"""The steps of an epoch on the device as CUDA graphs: alone, or cut at the exchange with other workers.
+"""The steps of an epoch on the device, as CUDA graphs: how many are started ahead, and the exchange.
 
 Alone, a worker starts steps ahead and reads their results while the next ones run, so the device never
 waits for the host. In a group every step waits for the others.

@@ -1,4 +1,4 @@
-"""Evaluation on the device, on a GPU as a CUDA graph.
+"""Evaluation on the device, on a GPU as a CUDA graph: how many blocks it takes at once, and their sums.
 
 Fused kernels compute as many blocks in one launch as a worker has lanes, because there a sample's loss does
 not depend on its batch. Stock kernels compute one. Order, results and a cursor into them are on the device,

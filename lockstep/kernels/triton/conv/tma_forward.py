@@ -1,4 +1,4 @@
-"""Forward convolution with operands copied by TMA; also batch statistics, or norm, residual and ReLU."""
+"""Forward convolution with operands copied by TMA; writes partial batch statistics, or applies a norm."""
 
 from __future__ import annotations
 

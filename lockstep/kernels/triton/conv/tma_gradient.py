@@ -1,4 +1,4 @@
-"""Data and weight gradients of a convolution with operands copied by TMA.
+"""Data and weight gradients of a convolution with operands copied by TMA; weights in chunks of a lane.
 
 A box is a number of images, rows and columns of pixels that the GPU's copy engine (TMA) moves in one copy.
 Pixels outside of an image read as zero and are not written. Channels are the rows of a product and pixels its
