@@ -1,4 +1,4 @@
-"""A bucket: tensors packed into one flat buffer and sent together; also which tensors share one.
+"""A bucket: tensors packed into one flat buffer, with a wire type; also which tensors share one.
 
 A gradient's path: backward → lane tree (local) → bucket → group → lane tree (global) → optimizer. A worker's
 lane tree yields one root for each of its maximal aligned subtrees. The exchange computes the mean from the

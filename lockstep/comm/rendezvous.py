@@ -1,4 +1,4 @@
-"""How workers find each other under torchrun and mpirun: the address and the store through which they meet.
+"""How workers find each other under torchrun and mpirun: address and port, and the store opened there.
 
 Workers meet at a TCP store, which worker 0 or torchrun's agent holds. torchrun tells the workers its address
 and port; under mpirun worker 0 opens a port, and MPI broadcasts it. The workers of our own launcher meet by

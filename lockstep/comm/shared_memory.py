@@ -1,4 +1,4 @@
-"""Memory that the workers of one host share, so that gradients need not pass through sockets.
+"""Allocates memory that the workers of one host share, with a barrier; `exchange.py` copies and sums.
 
 Each worker creates a piece of anonymous memory, and the others map it through /proc. It has no name on any
 disk, and it is freed when the processes end. If one worker cannot map a piece, no worker uses shared memory.

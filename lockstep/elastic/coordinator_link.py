@@ -1,4 +1,4 @@
-"""A launcher's connection to the job's coordinator: in its own process, or at --rdzv on another node."""
+"""A launcher's connection to the coordinator, here or at --rdzv: when it is cut off, and joins again."""
 
 from __future__ import annotations
 

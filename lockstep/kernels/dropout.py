@@ -1,4 +1,4 @@
-"""Dropout in torch; its mask is a pure function of (seed, step, lane, layer name), in fused kernels too."""
+"""Dropout in torch; its mask is a function of (seed, step, lane, layer), again in `fused_forward.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the directory and the checkpoint that a run starts from, new, resumed or forked, and checks them."""
+"""Finds the directory and checkpoint a run starts from, new, resumed or forked; refuses another identity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The identity of a run: everything that may change its bits, as one flat table that can be compared."""
+"""The identity of a run: its settings, data, model and fingerprint as one flat table that can be compared."""
 
 from __future__ import annotations
 

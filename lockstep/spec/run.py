@@ -1,4 +1,4 @@
-"""A Run: all settings of a training run, checked when it is made.
+"""A Run: the settings of a training run that a person decides, with defaults, checked when it is made.
 
 Every setting that can change the bits of a run is here. How a run is launched is in `launch`.
 """

@@ -1,4 +1,4 @@
-"""Evaluation of a split, during training and afterwards: by `host_evaluate` or `device/device_evaluate`."""
+"""Evaluation of a split, in training and afterwards: by `host_evaluate` or `device/device_evaluate`."""
 
 from __future__ import annotations
 

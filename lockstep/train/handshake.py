@@ -1,4 +1,4 @@
-"""How workers agree: they compare identity, fingerprint and state, and send the state to one that joins.
+"""How workers agree, at the start and the end: same identity, same state; a joining one is sent the state.
 
 An error of one worker is raised by all workers, and names that worker.
 """

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as a request to stop at the next step boundary."""
+"""The signals of a worker: SIGINT and SIGTERM ask it to stop at the next step boundary."""
 
 from __future__ import annotations
 

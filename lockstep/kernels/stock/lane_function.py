@@ -1,4 +1,4 @@
-"""The `compiled` set's layers over lanes, as autograd functions that call the ops of `custom_op.py`.
+"""Autograd functions over lanes for the `compiled` set: convolution, linear, batch norm; by `custom_op.py`.
 
 Gradients of parameters are summed over lanes by the lane tree. Products and sums are custom ops. The rest is
 pointwise and left to torch's compiler, which may fuse it freely.

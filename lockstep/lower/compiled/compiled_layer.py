@@ -1,4 +1,4 @@
-"""Compiled model, its layers: what replaces each `torch.nn` layer, with `kernels/stock/lane_function.py`.
+"""Compiled model, its layers: the modules that stand in for `torch.nn` layers and call `lane_function.py`.
 
 `conv_probe` has chosen before how each convolution runs its lanes.
 """

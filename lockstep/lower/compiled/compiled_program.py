@@ -1,4 +1,4 @@
-"""The program of a compiled model: which layers are allowed, and how its tensors map to flat tables.
+"""The program of a compiled model: which layers and arguments are allowed; its tensors in flat tables.
 
 `compiled_network` executes it, `compiled_eval` in eval mode.
 """

@@ -1,4 +1,4 @@
-"""Images for steps on the device: the whole set in device memory, or batches prefetched during the step.
+"""Images for steps on the device: all in its memory, or batches prefetched one step ahead.
 
 A batch's path: store → order → here → augment → layer. Data that does not fit on the device is read ahead on
 the host, put into pinned memory and sent on a CUDA stream of its own during the previous step.

@@ -1,4 +1,4 @@
-"""The tile table of a GPU, from `tables/`: the tile of each operation by shape, measured before."""
+"""The tile table of a GPU, from `tables/`: each operation's tile by shape, and whether TMA copies for it."""
 
 from __future__ import annotations
 
