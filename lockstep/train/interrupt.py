@@ -45,7 +45,7 @@ class Interrupt:
     def _note(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if self.signal and now > self._noted_at + _ONE_WISH_S:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
         if not self.signal:
             self.signal, self._noted_at = signal.Signals(number), now
             if self.answers:

@@ -166,7 +166,9 @@ def test_a_sample_that_is_another_when_read_again_is_refused() -> None:
         return array[:, :: generator.choice([1, -1])]
 
     data = Counted(lambda array: flip(int(array[0, 0, 0])))
-    with pytest.raises(DataError, match=r"test\[\d+\]: it is another sample .* belong into data.augment"):
+    with pytest.raises(
+        DataError, match=r"test\[\d+\]: read twice, it gives two different samples: .* into data.augment"
+    ):
         from_map_style((Counted(lambda array: array), data))
 
 

@@ -272,7 +272,7 @@ def test_bad_flags_are_refused_before_any_worker_starts(arguments, message, tmp_
 def test_code_without_a_file_cannot_be_started_again(tmp_path):
     code = "import lockstep; lockstep.train(lockstep.recipe('shapes'), launch=lockstep.Launch(workers=2))"
     done = call([sys.executable, "-c", code], cwd=tmp_path)
-    assert "save the code in a file" in done.stderr
+    assert "save it in one" in done.stderr
 
 
 def test_what_a_script_does_before_training_is_no_trouble(tmp_path):

@@ -136,4 +136,4 @@ def test_a_port_of_something_else_is_named(tmp_path):
             with stranger:
                 stranger.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
                 _, errors = job.finish(1)
-    assert "no launcher of ours: choose another port" in errors and time.monotonic() - start < 30
+    assert "no Lockstep launcher: choose another port" in errors and time.monotonic() - start < 30
