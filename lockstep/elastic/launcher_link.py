@@ -200,19 +200,19 @@ class _Store(dist.Store):  # type: ignore[misc,name-defined]
 
     def __init__(self, control: LauncherLink, generation: int) -> None:
         super().__init__()
-        self._line, self._generation = control, generation
+        self._link, self._generation = control, generation
 
     def set(self, key: str, value: Any) -> None:
-        self._line.set(
+        self._link.set(
             self._generation, key, bytes(value, "utf-8") if isinstance(value, str) else bytes(value)
         )
 
     def get(self, key: str) -> bytes:
-        return self._line.get(self._generation, key)
+        return self._link.get(self._generation, key)
 
     def wait(self, keys: list[str], timeout: Any = None) -> None:
         for key in keys:
-            self._line.get(self._generation, key)
+            self._link.get(self._generation, key)
 
     def check(self, keys: list[str]) -> bool:
         """Always False: NCCL asks now and then for error reports of other workers, and ours write none."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import lockstep
-from lockstep.cli import session
+from lockstep.cli import listeners
 from lockstep.elastic import restart
 from lockstep.runs import checkpoint, journal
 from lockstep.spec.run_file import from_table, merge, parse_overrides, to_table
@@ -69,10 +69,10 @@ def note_step(self, lanes, stop, move):
 def wait_for_all():
     """Until those who died are replaced, as one that raised is not; says whether to move to their group."""
     everyone = WORKERS - sum(fault[0] == "a worker raises" and mark(fault).exists() for fault in FAULTS)
-    end, line = time.monotonic() + PATIENCE_S, here["groups"]._line
-    while len(line._newest.workers) < everyone and time.monotonic() < end:
+    end, link = time.monotonic() + PATIENCE_S, here["groups"]._link
+    while len(link._newest.workers) < everyone and time.monotonic() < end:
         time.sleep(0.01)
-    return line.wants_to_move
+    return link.wants_to_move
 
 
 def note_rank(self, group, interrupt):
@@ -95,7 +95,7 @@ around(worker, "call_roll", "in the recovery", "in the recovery, after the roll 
 around(setup, "lower_for_host", "in the recovery, before the step")
 around(loop, "prove_state", "at the end")
 around(journal.Journal, "finish", "before the summary", "after the summary")
-around(session, "draw_curves", "before the picture")
+around(listeners, "draw_curves", "before the picture")
 
 run = from_table(merge(to_table(lockstep.recipe("shapes")), parse_overrides(json.loads(os.environ["KEYS"]))))
 launch = lockstep.Launch(

@@ -38,6 +38,12 @@ def tiny(**options):
     return nn.Sequential(*layers, *head)
 
 
+def small():
+    """One fused convolution and one fully connected layer."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(18, 10))
+
+
 def residual():
     """A stem and a block with a stride and a projection."""
     torch.manual_seed(0)
@@ -120,11 +126,11 @@ def test_only_audited_steps_leave_the_device(tmp_path, monkeypatch, model, overr
 @pytest.mark.parametrize("source", ["memory", "mapped"])
 def test_images_that_do_not_fit_are_fed_two_batches_in_turn(tmp_path, monkeypatch, source):
     """The same bits as when all of them lie on the device, also resumed in the middle of an epoch."""
-    keys, data = (AUGMENT, "train.epochs=2"), None
+    keys, given = (AUGMENT, "train.epochs=2"), {"model": small}
     if source == "mapped":
         generator = torch.Generator().manual_seed(0)
-        data = [(torch.rand(1, 8, 8, generator=generator), n % 10) for n in range(14)]
-    whole, _ = through_host(tmp_path, *keys, data=data, launch={"name": "whole"})
+        given["data"] = [(torch.rand(1, 8, 8, generator=generator), n % 10) for n in range(14)]
+    whole, _ = through_host(tmp_path, *keys, **given, launch={"name": "whole"})
     monkeypatch.setattr(images, "fits", lambda split, device: False)
 
     def stop(event):
@@ -132,9 +138,9 @@ def test_images_that_do_not_fit_are_fed_two_batches_in_turn(tmp_path, monkeypatc
             signal.raise_signal(signal.SIGTERM)
 
     with pytest.raises(Interrupted, match="after step"):
-        fused(tmp_path, *keys, data=data, launch={"name": "fed"}, on_event=stop)
-    fed, _ = fused(tmp_path, *keys, data=data, launch={"name": "fed", "resume": "auto"})
-    audited, _ = fused(tmp_path, *keys, data=data, launch={"name": "audited", "audit": 2})
+        fused(tmp_path, *keys, **given, launch={"name": "fed"}, on_event=stop)
+    fed, _ = fused(tmp_path, *keys, **given, launch={"name": "fed", "resume": "auto"})
+    audited, _ = fused(tmp_path, *keys, **given, launch={"name": "audited", "audit": 2})
     assert hashes(fed) == hashes(audited) == hashes(whole)
 
 
@@ -172,15 +178,15 @@ def test_a_batch_is_sent_by_one_copy(dtype):
 
 
 def test_a_stop_between_steps_loses_nothing(tmp_path):
-    whole, _ = fused(tmp_path, TWO_STEPS, launch={"name": "whole"})
+    whole, _ = fused(tmp_path, TWO_STEPS, model=small, launch={"name": "whole"})
 
     def stop(event):
         if isinstance(event, StepDone) and event.step == 1:
             signal.raise_signal(signal.SIGTERM)
 
     with pytest.raises(Interrupted, match="after step"):
-        fused(tmp_path, TWO_STEPS, launch={"name": "cut"}, on_event=stop)
-    resumed, _ = fused(tmp_path, TWO_STEPS, launch={"name": "cut", "resume": "auto"})
+        fused(tmp_path, TWO_STEPS, model=small, launch={"name": "cut"}, on_event=stop)
+    resumed, _ = fused(tmp_path, TWO_STEPS, model=small, launch={"name": "cut", "resume": "auto"})
     assert hashes(resumed) == hashes(whole)
     assert [row["step"] for row in rows(resumed.directory, "step")] == list(range(1, 5))
 
