@@ -85,4 +85,6 @@ def make_parser(description: str | None, output: str | None) -> argparse.Argumen
 def _shorten(argument: str) -> str:
     key, equals, value = argument.partition("=")
     path = Path(value if equals else key)
-    return f"{key}{equals}{path.name}" if path.is_absolute() and equals else argument
+    if not path.is_absolute():
+        return argument
+    return f"{key}{equals}{path.name}" if equals else path.name
