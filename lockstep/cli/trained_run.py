@@ -6,16 +6,22 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from lockstep.errors import BadInput
+
 if TYPE_CHECKING:
     from lockstep.runs.trained_run import Trained
 
 
 def open_run(options: argparse.Namespace, device: str) -> Trained:
-    """Open the run that the arguments name; print a note if a later run of the same name exists."""
+    """Open the run that the arguments name; say if it is not finished, or if there is a later one."""
     from lockstep.runs.directory import RunDirectory
     from lockstep.runs.trained_run import open_trained
 
     trained = open_trained(options.runs_dir, options.run, device=device, which=options.checkpoint)
+    if not trained.step:
+        raise BadInput(f"{trained.directory} was stopped before its first step: there are no trained weights")
+    if RunDirectory(trained.directory).summary() is None:
+        print(f"{trained.directory} is not finished: the weights of step {trained.step}", file=sys.stderr)
     later = RunDirectory.newest(trained.directory.parent, options.run)
     if later and later.path.name != trained.directory.name:
         print(f"{trained.directory} is used; {later.path} is a later run of that name", file=sys.stderr)

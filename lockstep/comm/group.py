@@ -184,7 +184,7 @@ class Group:
         if reason:  # raised outside the handler, whose frames would keep a lost group's sockets open
             raise GroupLost(
                 f"worker {self.rank} of {self.size} lost contact with another worker, which has ended or "
-                "cannot be reached: see that worker's output, then go on with --resume auto "
+                "cannot be reached: see that worker's output, then run the same command with --resume auto "
                 f"({transport.name}: {reason})"
             )
         if output is not None and near[0] is not output:

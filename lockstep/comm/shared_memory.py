@@ -56,7 +56,7 @@ class Shared:
                 if gone or self._is_cut:
                     raise GroupLost(
                         f"worker {self._group.rank} of {self._group.size} lost worker {rank}, which ended "
-                        "or hangs: see its output, then go on with --resume auto"
+                        "or hangs: see its output, then run the same command with --resume auto"
                     )
                 looks += not _futex(turn, _WAIT, seen, _LOOK_AGAIN_S)
 

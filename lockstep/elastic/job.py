@@ -17,6 +17,6 @@ class Job:
     rdzv: tuple[str, int] | None = None
     nodes: tuple[int, int] = (1, 1)
     token: str = ""
-    advice: str = "; --resume auto goes on"
+    advice: str = "; the same command with --resume auto goes on"
     preload: str = "torch"  # the module that the fork server imports for all workers
     is_elastic: bool = True  # whether the other workers go on when one is lost

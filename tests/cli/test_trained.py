@@ -17,6 +17,7 @@ from torch import nn
 import lockstep
 from lockstep.cli.main import run
 from lockstep.errors import LockstepError
+from lockstep.runs.event import CheckpointSaved
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +150,18 @@ def test_weights_of_an_export_start_a_new_run(trained, tmp_path):
     weights = trained.directory / "model.safetensors"
     result, _ = train(small_run("train.epochs=1", f"model.weights={weights}"), tmp_path)
     assert result.summary["accuracy"] >= 0
+
+
+@pytest.mark.parametrize(("step", "code", "said"), [(0, 2, "no trained weights"), (2, 0, "is not finished")])
+def test_a_run_that_was_stopped_says_so(step, code, said, tmp_path, capsys):
+    def stop(event):
+        if isinstance(event, CheckpointSaved) and event.step == step:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        train(small_run("train.epochs=1", "checkpoint.every_steps=1"), tmp_path, on_event=stop)
+    assert run(["eval", str(tmp_path / "run"), "--device", "cpu"]) == code
+    assert said in capsys.readouterr().err
 
 
 def test_a_run_that_does_not_exist_is_named(tmp_path, capsys):

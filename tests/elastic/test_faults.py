@@ -205,7 +205,8 @@ def test_nobody_is_left(reference, tmp_path):
         job.wait_for_steps(9)
         job.kill("0", "1")
         _, errors = job.finish(1)
-    assert errors.count("\n") == 1 and "no worker is left; --resume auto goes on" in errors
+    assert errors.count("\n") == 1
+    assert "no worker is left; the same command with --resume auto goes on" in errors
     again = train_command(tmp_path, "--resume", "auto", "--workers", "2", overrides=KEYS)
     done = forked.call(again, launches=True)
     assert done.returncode == 0, done.stderr

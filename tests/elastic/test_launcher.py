@@ -76,7 +76,8 @@ def test_the_death_of_the_process_that_forks_ends_the_job(tmp_path):
         job.workers()
         os.kill(job.fork_server(), signal.SIGKILL)
         _, errors = job.finish(1)
-    assert errors == "lockstep: the process that starts workers has ended; --resume auto goes on\n"
+    said, what = "the process that starts workers has ended", "the same command with --resume auto goes on"
+    assert errors == f"lockstep: {said}; {what}\n"
 
 
 def test_a_frozen_process_that_forks_is_woken(tmp_path):
