@@ -94,6 +94,11 @@ def list_splits(folder: Path, val_fraction: float, seed: int) -> Listing:
     listing = Listing(roots or {"train": folder})
     for split, root in listing.roots.items():
         listing.files[split] = list_files(root, listing.left_out)
+        if len(listing.classes) < 2:
+            raise DataError(
+                f"{root}: has images of one class only, {listing.classes[0]}: a classifier needs two; is the "
+                "folder of the classes one level higher or lower?"
+            )
         extra = sorted({file.label for file in listing.files[split]} - set(listing.classes))
         if extra:
             raise DataError(

@@ -1,4 +1,4 @@
-"""Decodes PNG and JPEG files: a single file, or the images of a split each time they are read.
+"""Decodes PNG and JPEG files: a single file, or the images of a split, kept in memory if they fit.
 
 Data pipeline: store → order → augment → loader; the store of a folder consists of such splits.
 Shapes: C channels, H rows, W columns.

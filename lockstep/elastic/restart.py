@@ -23,4 +23,4 @@ class Restarts:
         self._replaced.append(now)
         before = self._short.get(slot, 0) if lived_s < _SOON_S else 0
         self._short[slot] = before + 1
-        return min(FIRST_S * 2.0**before, MOST_S)
+        return min(FIRST_S * 2.0 ** min(before, 10), MOST_S)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from lockstep.data.loader import Lanes
 from lockstep.kernels import random
 from lockstep.lower.lane_by_lane import LaneByLane
+from lockstep.models.tensors import buffers_kept
 
 _PERIOD = 65537  # values after which a large tensor repeats them; a prime, so that no two rows are alike
 _MOST_WORK = 2 << 30  # multiplications of a forward pass: well below a second on one core
@@ -108,7 +109,8 @@ def _count_work(model: nn.Module, image: Tensor) -> list[int]:
         if weights:
             handles.append(layer.register_forward_hook(partial(note, weights)))
     try:
-        model.eval()(image)
+        with buffers_kept(model):
+            model.eval()(image)
     finally:
         for handle in handles:
             handle.remove()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,23 @@ def float_state(model: nn.Module, copy: bool = False) -> dict[str, Tensor]:
     """Parameters and floating buffers by name: the tensors that weight averaging averages."""
     items = {k: v.detach() for k, v in model.state_dict().items() if v.is_floating_point()}
     return {name: tensor.clone() if copy else tensor for name, tensor in items.items()}
+
+
+@contextmanager
+def buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Run the block, then give the model the buffers that it had before.
+
+    A module may count its calls or take statistics in eval mode too. Each worker evaluates other images, so
+    its buffers would differ from those of the others.
+    """
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, buffer in model.named_buffers():
+                if name in before:
+                    buffer.copy_(before[name])
 
 
 def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:

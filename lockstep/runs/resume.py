@@ -18,6 +18,7 @@ from lockstep.runs.event import Listener, Notice
 from lockstep.spec import Launch, Run
 from lockstep.spec.identity import (
     HISTORY,
+    INITIAL_WEIGHTS,
     Identity,
     add_change,
     changed_data,
@@ -125,8 +126,11 @@ def continued_identity(about: About, launch: Launch) -> Identity:
     if directory is None:
         return about.identity
     theirs = directory.identity()
-    told = {HISTORY: theirs[HISTORY]} if HISTORY in theirs else {}
-    ours = {key: value for key, value in about.identity.items() if key != HISTORY} | told
+    ours = {key: value for key, value in about.identity.items() if key != HISTORY}
+    if HISTORY in theirs:
+        ours[HISTORY] = theirs[HISTORY]
+    if INITIAL_WEIGHTS in theirs and INITIAL_WEIGHTS in ours:
+        ours[INITIAL_WEIGHTS] = theirs[INITIAL_WEIGHTS]  # a checkpoint holds the weights now
     if not launch.data_changed or not changed_data(theirs, ours):
         return ours
     if directory.summary():
@@ -189,6 +193,9 @@ def _check_identity(directory: RunDirectory, ours: Identity, on_event: Listener)
     change = ours.get(HISTORY, [{}])[-1]
     if change.get("identity") == digest(theirs):
         directory.write_identity(ours)
+        for step, later in checkpoint.checkpoint_steps(directory.checkpoints).items():
+            if step > change["step"]:  # it belongs to the data before
+                later.with_suffix(".json").unlink(missing_ok=True)
         on_event(Notice(_tell_change(change, ours), warning=True))
     elif found:
         raise IdentityError(_refuse(directory.path, found, bool(changed_data(theirs, ours))))

@@ -26,6 +26,9 @@ _NOT_IDENTITY = ("data.dir", "model.weights", "kernels.table", "checkpoint.every
 # The history of a run's data: one row for each time that it was resumed with `--data-changed`.
 HISTORY = "manifest.changed"
 
+# The hash of the weights that a module of the user's starts with.
+INITIAL_WEIGHTS = "source.model.weights_sha256"
+
 # Keys of the data that the model is built for: if they change, it is another model.
 _OF_THE_MODEL = ("manifest.classes", "manifest.shape")
 
@@ -58,10 +61,9 @@ def digest(identity: Identity) -> str:
 
 def changed_data(theirs: Identity, ours: Identity) -> list[str]:
     """The keys that differ, if all of them concern only which images there are; otherwise an empty list."""
-    absent = object()
-    keys = [k for k in theirs.keys() | ours.keys() if theirs.get(k, absent) != ours.get(k, absent)]
+    keys = _different_keys(theirs, ours)
     excused = all(key.startswith("manifest.") and key not in _OF_THE_MODEL for key in keys)
-    return sorted(keys) if excused else []
+    return keys if excused else []
 
 
 def add_change(theirs: Identity, ours: Identity, step: int) -> Identity:
@@ -88,15 +90,16 @@ def differences(theirs: Identity, ours: Identity, where: tuple[str, str] = ("the
 
     The hash of a lane is compared only if both runs have one.
     """
-    keys = sorted(theirs.keys() | ours.keys())
-    if _LANE not in theirs or _LANE not in ours:
-        keys = [key for key in keys if key != _LANE]
-    absent = "absent"
     return [
-        f"{key}: {theirs.get(key, absent)} {where[0]}, {ours.get(key, absent)} {where[1]}"
-        for key in keys
-        if theirs.get(key, absent) != ours.get(key, absent)
+        f"{key}: {theirs.get(key, 'absent')} {where[0]}, {ours.get(key, 'absent')} {where[1]}"
+        for key in _different_keys(theirs, ours)
     ]
+
+
+def _different_keys(theirs: Identity, ours: Identity) -> list[str]:
+    absent = object()
+    keys = [k for k in theirs.keys() | ours.keys() if theirs.get(k, absent) != ours.get(k, absent)]
+    return sorted(key for key in keys if key != _LANE or (key in theirs and key in ours))
 
 
 def flatten(prefix: str, table: Mapping[str, Any]) -> Identity:

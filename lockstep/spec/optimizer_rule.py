@@ -1,7 +1,7 @@
 """Defines the optimizers: the keys, the memory and the arithmetic of each; a new one is an entry in RULES.
 
 The arithmetic is written once, in plain Python. The host runs it on lists of tensors
-(`train/optimizer.py`), and a GPU compiles it (`kernels/triton/optimizer_update.py`). It may add, subtract,
+(`train/optimizer.py`), and a GPU compiles it (`kernels/triton/optimizer_update.py`). It may add,
 multiply, and call `divide` and `sqrt`, each of which rounds once. So an element's new value depends only on
 that element, not on the slice, the vector width or the device that it was computed with.
 """

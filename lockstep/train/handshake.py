@@ -18,11 +18,11 @@ from lockstep.comm.group import Group
 from lockstep.errors import LockstepError, WorkersDiffer
 from lockstep.runs.train_state import TrainState
 from lockstep.spec import Launch
-from lockstep.spec.identity import HISTORY, Identity, digest
+from lockstep.spec.identity import HISTORY, INITIAL_WEIGHTS, Identity, digest
 
 # Taken from worker 0 and not compared: each worker's copy of a user's module may start from other weights,
 # and only worker 0 knows which data a resumed run had before.
-_BROADCAST = ("source.model.weights_sha256", HISTORY)
+_BROADCAST = (INITIAL_WEIGHTS, HISTORY)
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from lockstep.data.store import Split
 from lockstep.kernels import random
 from lockstep.kernels.loss import Loss
 from lockstep.kernels.numerics import half_precision, memory_format, seed_stream
-from lockstep.models.tensors import float_state
+from lockstep.models.tensors import buffers_kept, float_state
 from lockstep.spec import Run
 
 
@@ -67,7 +67,8 @@ class Evaluator:
         mine = torch.zeros(-(-self.num_blocks // size), device=self.device)
         correct = torch.zeros((), dtype=torch.int64, device=self.device)
         if own:
-            mine[: len(own)], correct = self.measure(model)
+            with buffers_kept(model):
+                mine[: len(own)], correct = self.measure(model)
         every, counts = mine.new_zeros(size, len(mine)), correct.new_zeros(size)
         self.group.all_gather(every, mine)
         self.group.all_gather(counts, correct)

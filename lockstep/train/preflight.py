@@ -14,6 +14,7 @@ from lockstep.data.loader import Lanes
 from lockstep.errors import ModelError, OutOfMemory, SpecError
 from lockstep.kernels.loss import Loss
 from lockstep.lower.lane_by_lane import LaneByLane, OnGradient
+from lockstep.models.tensors import buffers_kept
 from lockstep.spec import Run, Train
 
 _NAMED = 4  # parameters that a message names
@@ -24,7 +25,8 @@ def check_output(model: nn.Module, store: Store, device: torch.device) -> None:
     """Run one image through the model, so that a module that does not fit is refused at once."""
     model.eval()
     try:
-        output = model(torch.zeros(1, *store.shape, device=device))
+        with buffers_kept(model):
+            output = model(torch.zeros(1, *store.shape, device=device))
     except (RuntimeError, TypeError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         raise ModelError(

@@ -138,7 +138,10 @@ class Step:
     @torch.no_grad()
     def _commit(self, grads: list[Tensor], floats: list[Tensor], ints: list[Tensor]) -> float:
         run, state = self._run, self._state
-        lr = run.schedule.rate(run.optimizer.lr, state.step, self._total_steps, self._steps_per_epoch)
+        steps = self._steps_per_epoch
+        # not `state.step`: epochs may have been longer before the data was changed
+        done = state.epoch * steps + state.step_in_epoch
+        lr = run.schedule.rate(run.optimizer.lr, done, self._total_steps, steps)
         params = [p.detach() for p in self._lowered.params.values()]
         rules.update_params(run.optimizer, lr, state.step, params, grads, state.memory)
         for buffer, value in zip(self._lowered.buffers(), [*floats, *ints], strict=True):

@@ -145,7 +145,7 @@ class _Worker:
         """Call `on_event`; its error ends the run, since the next worker 0 would only raise it again."""
         try:
             self.on_event(event)
-        except (Exception, SystemExit):
+        except (Exception, SystemExit, KeyboardInterrupt):
             self.is_ended = True
             raise
 
@@ -183,7 +183,7 @@ class _Worker:
         """Build the run's parts; a worker that `tells` sends a notice before work that takes long."""
         given = dict(self.given)
         if tells and given["data"] is not None:
-            given["data"] = from_map_style(given["data"], lambda text: self.on_event(Notice(text)))
+            given["data"] = from_map_style(given["data"], lambda text: self._tell(Notice(text)))
         return set_up(self.run, self.device, recorded=recorded, **given)
 
     def _prepare_to_join(self) -> None:

@@ -172,6 +172,12 @@ def test_bad_folders_are_named(tmp_path: Path) -> None:
         open_folder(OPTIONS, tmp_path)
 
 
+def test_one_class_is_no_data_set(tmp_path: Path) -> None:
+    fill(tmp_path, ("cat",))
+    with pytest.raises(DataError, match=r"images of one class only, cat: .* one level higher or lower"):
+        open_folder(OPTIONS, tmp_path)
+
+
 def test_unreadable_images_are_named(tmp_path: Path) -> None:
     fill(tmp_path)
     bad = tmp_path / "cat" / "bad.jpg"

@@ -6,12 +6,12 @@ import pytest
 import torch
 from forked import call
 from photos import photo_run, take_photos
-from small import command, summary, train
+from small import command, rows, summary, train
 
 from lockstep.cli.main import run
 from lockstep.data.order import sample_ids
 from lockstep.errors import DataError, IdentityError, SpecError
-from lockstep.runs.event import Notice
+from lockstep.runs.event import Notice, StepDone
 from lockstep.spec import Launch
 from lockstep.spec.identity import HISTORY, digest
 
@@ -127,3 +127,28 @@ def test_several_workers_go_on_with_repaired_data_to_the_same_bits(tmp_path, end
     assert "the data was changed after step" in done.stdout
     fresh, _ = train(photo_run(photos), tmp_path, launch={"name": "fresh"})
     assert summary(tmp_path / "run")["weights_sha256"] == fresh.summary["weights_sha256"]
+
+
+def test_fewer_images_and_an_earlier_checkpoint(tmp_path):
+    """The rate falls over the epochs that are left; checkpoints of the data before do not block the run."""
+    photos, keys = take_photos(tmp_path / "photos", train=11, val=2), ("checkpoint.every_steps=1",)
+
+    def stop(event):
+        if getattr(event, "step", 0) == STEPS + 3:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        train(photo_run(photos, *keys), tmp_path, on_event=stop)
+    for path in sorted((photos / "train").glob("*/*.jpg"))[::2]:
+        path.unlink()
+    earlier = tmp_path / "run" / "checkpoints" / f"step-{STEPS + 1:09}.json"
+
+    def stop_again(event):
+        if isinstance(event, StepDone):
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        again = {"resume": str(earlier), "data_changed": True}
+        train(photo_run(photos, *keys), tmp_path, launch=again, on_event=stop_again)
+    result, _ = train(photo_run(photos, *keys), tmp_path, launch={"resume": "auto"})
+    assert all(row["lr"] > 0 for row in rows(result.directory, "step"))

@@ -306,3 +306,18 @@ def test_a_head_of_zeros_resumes_to_the_same_bits(tmp_path):
         train(run, tmp_path, model=make(), on_event=stop)
     resumed, _ = train(run, tmp_path, model=make(), launch={"resume": "auto"})
     assert resumed.summary["weights_sha256"] == whole.summary["weights_sha256"]
+
+
+def test_a_script_without_a_name_and_a_seed_goes_on_by_auto(tmp_path):
+    def stop(event):
+        if getattr(event, "step", 0) == 2:
+            raise InterruptedError
+
+    def net():
+        return nn.Sequential(nn.Flatten(), nn.Linear(16 * 16, 10))  # other weights each time
+
+    keys, launch = small_run("train.epochs=1"), {"name": None}
+    with pytest.raises(InterruptedError):
+        train(keys, tmp_path, model=net(), launch=launch, on_event=stop)
+    result, _ = train(keys, tmp_path, model=net(), launch={**launch, "resume": "auto"})
+    assert [path.name for path in tmp_path.iterdir()] == [result.directory.name]

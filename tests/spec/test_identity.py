@@ -5,7 +5,7 @@ import json
 import pytest
 
 from lockstep.spec import Checkpoint, Data, Kernels, Model, Optimizer, Run, Schedule, Train
-from lockstep.spec.identity import Identity, differences, digest, make_identity
+from lockstep.spec.identity import Identity, changed_data, differences, digest, make_identity
 
 
 def identity(run: Run | None = None, kernels: str = "stock", **manifest) -> Identity:
@@ -84,3 +84,10 @@ def test_a_lane_is_compared_where_both_have_one() -> None:
 def test_differences_say_both_sides() -> None:
     lines = differences(identity(Run(train=Train(batch=512)), extra=1), identity())
     assert lines == ["manifest.extra: 1 there, absent here", "train.batch: 512 there, 256 here"]
+
+
+def test_data_of_a_run_from_before_the_lane_hash_can_be_changed():
+    theirs = {"manifest.train_sha256": "a", "seed": 0}
+    ours = {"manifest.train_sha256": "b", "seed": 0, "numerics.lane": "c"}
+    assert changed_data(theirs, ours) == ["manifest.train_sha256"]
+    assert not changed_data({**theirs, "numerics.lane": "d"}, ours)

@@ -4,9 +4,11 @@ from copy import deepcopy
 
 import pytest
 import torch
+from small import small_run, train
 from torch import nn
 from torch.nn import functional as F
 
+import lockstep
 from lockstep.data.augment import Augment
 from lockstep.data.store import MemorySplit
 from lockstep.kernels.loss import CrossEntropy
@@ -154,3 +156,23 @@ def test_inference_by_stock_kernels_is_the_model_in_every_bit(precision: str) ->
     with half_precision(DEVICE, precision == "bf16"):
         expected = model(given.contiguous(memory_format=torch.channels_last))
     assert torch.equal(inference.logits, expected.float())
+
+
+class Counts(nn.Module):
+    """Counts its calls, in eval mode too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 10)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.linear(x.flatten(1))
+
+
+def test_what_a_module_counts_in_eval_mode_is_not_kept(tmp_path) -> None:
+    """Workers evaluate other images, so their buffers would differ."""
+    result, _ = train(small_run("data.size=8", "train.epochs=2"), tmp_path, model=Counts())
+    kept = lockstep.load(result.directory, Counts()).calls
+    assert kept == result.summary["steps"]

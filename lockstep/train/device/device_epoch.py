@@ -159,7 +159,7 @@ class DeviceEpochs:
 
     def _result(self, loss: float, right: float, stop: bool, move: bool, seconds: float) -> StepResult:
         state, step = self._step.state, self._step
-        lr = step.rate(state.step)
+        lr = step.rate(state.epoch * step.steps + state.step_in_epoch)
         state.step += 1
         state.step_in_epoch += 1
         waited_s, self._waited_s = step.images.waited_s - self._waited_s, step.images.waited_s

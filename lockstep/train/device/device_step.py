@@ -121,7 +121,11 @@ class DeviceStep:
         order(self._positions, keys, self._order, self._length, half_width(self._length))
         self._augment_keys.copy_(torch.tensor(self._augment.keys(state.epoch)))
         steps = range(state.step - state.step_in_epoch, state.step - state.step_in_epoch + self.steps)
-        rows = [step_values(run.optimizer, self.rate(n), averaging(train.ema, n), n) for n in steps]
+        done = state.epoch * self.steps  # not `state.step`: see `step.py`
+        rows = [
+            step_values(run.optimizer, self.rate(done + place), averaging(train.ema, n), n)
+            for place, n in enumerate(steps)
+        ]
         self._values.copy_(torch.tensor(rows))
         if any(self._program.drops):
             self._keys.copy_(torch.stack([self._fused.dropout_keys(self._own, n) for n in steps]))
