@@ -29,7 +29,8 @@ from lockstep.spec.record import read_records
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
-TRAINING = ["kernels", "lower", "models", "data", "recipes", "comm", "train", "spec/optimizer_rule.py"]
+TRAINING = ["kernels", "lower", "models", "data", "recipes", "comm", "train"]
+TRAINING += ["spec/optimizer_rule.py", "spec/learning_rate.py"]
 STEP_ON_GPU = ["kernels", "lower", "models", "train/device"]
 WORKERS = ["elastic", "comm", "train/worker.py", "train/loop.py", "train/step.py", "train/handshake.py"]
 TIMING = ["gpu_step", "case", "timing", "time_job", "peers", "own_step", "flax_peer"]

@@ -193,10 +193,11 @@ def _check_identity(directory: RunDirectory, ours: Identity, on_event: Listener)
     change = ours.get(HISTORY, [{}])[-1]
     if change.get("identity") == digest(theirs):
         directory.write_identity(ours)
-        for step, later in checkpoint.checkpoint_steps(directory.checkpoints).items():
-            if step > change["step"]:  # it belongs to the data before
-                later.with_suffix(".json").unlink(missing_ok=True)
         on_event(Notice(_tell_change(change, ours), warning=True))
+        for step, manifest in checkpoint.checkpoint_steps(directory.checkpoints).items():
+            if step > change["step"]:
+                manifest.unlink()
+                on_event(Notice(f"{manifest} is dropped: it is of the data before the change", warning=True))
     elif found:
         raise IdentityError(_refuse(directory.path, found, bool(changed_data(theirs, ours))))
 
