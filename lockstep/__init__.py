@@ -62,7 +62,7 @@ def train(
     workers (`launch=Launch(workers=4)`, torchrun, mpirun) each one runs the whole script, and worker 0 tells.
     """
     check_system()
-    from lockstep.cli.workers import start_workers
+    from lockstep.cli.launch import start_workers
 
     launch = start_workers(launch or Launch(), run)
     from lockstep.cli.listeners import train_with_listeners
@@ -76,7 +76,7 @@ def is_main() -> bool:
     True in a script alone. With several workers, one process says True before `lockstep.train` and one after
     it: worker 0, whoever that has become. With Launch(rdzv=…) it is one a node before training.
     """
-    from lockstep.cli.workers import find_main
+    from lockstep.cli.launch import find_main
 
     return find_main()
 

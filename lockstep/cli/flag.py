@@ -36,13 +36,7 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 
 def add_workers(parser: argparse.ArgumentParser) -> None:
     """Add the number of workers, and how they exchange gradients; nothing here changes a bit."""
-    group = parser.add_argument_group("workers")
-    group.add_argument(
-        "--workers",
-        type=_workers,
-        metavar="N|auto",
-        help="processes on this machine, up to train.lanes; default: 1; auto: one per GPU, else one per core",
-    )
+    group = add_num_workers(parser, "train.lanes")
     group.add_argument(
         "--backend",
         choices=BACKENDS,
@@ -60,6 +54,18 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--no-graph", action="store_true", help="launch kernels one by one on a GPU, not as CUDA graphs"
     )
+
+
+def add_num_workers(parser: argparse.ArgumentParser, most: str) -> argparse._ArgumentGroup:
+    """Add the number of workers, which may be up to `most`; gives the group of flags it is in."""
+    group = parser.add_argument_group("workers")
+    group.add_argument(
+        "--workers",
+        type=_workers,
+        metavar="N|auto",
+        help=f"processes on this machine, up to {most}; default: 1; auto: one per GPU, else one per core",
+    )
+    return group
 
 
 def add_elastic(parser: argparse.ArgumentParser) -> None:
@@ -95,14 +101,6 @@ def add_elastic(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--nodes", default="1", metavar="N|MIN:MAX", help="how many launchers make the job; default: 1"
-    )
-    group.add_argument(
-        "--audit",
-        type=int,
-        default=0,
-        metavar="EVERY",
-        help="look for wrong bits every EVERY steps: compute a random lane and a random slice of the sums "
-        "again, on another worker if there is one, and stop if a bit differs",
     )
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from lockstep.cli.launch import note_rank
 from lockstep.cli.progress import Progress, tell_warnings
-from lockstep.cli.workers import note_rank
 from lockstep.elastic.worker_groups import WorkerGroups
 from lockstep.errors import GroupLost, LockstepError
 from lockstep.report.plot import draw_curves

@@ -12,7 +12,7 @@ from lockstep import __version__
 from lockstep.errors import LockstepError
 from lockstep.spec.launch import check_system
 
-VERBS = ("train", "eval", "predict", "export", "verify", "data", "doctor", "bench")
+VERBS = ("train", "launch", "eval", "predict", "export", "verify", "data", "doctor", "bench")
 _DESCRIPTION = """\
 Train convolutional networks to the same bits: by any number of workers, killed and resumed.
 
@@ -21,6 +21,7 @@ Train convolutional networks to the same bits: by any number of workers, killed 
   lockstep train cifar10 -o train.epochs=5 -o optimizer.lr=0.1
   lockstep train fashion --workers 4      four processes, the same bits; also torchrun and mpirun
   lockstep train fashion --resume auto    go on where it stopped, to the same bits
+  lockstep launch --workers 4 script.py   a loop of your own, with lockstep.lanes in it
   lockstep verify fashion fashion-2       are two runs the same, bit for bit?
   lockstep eval fashion                   lockstep predict fashion photo.png
 """

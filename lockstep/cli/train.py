@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lockstep.cli.flag import add_device, add_elastic, add_run_keys, add_runs_dir, add_workers
-from lockstep.cli.workers import start_workers
+from lockstep.cli.launch import start_workers
 from lockstep.errors import BadInput, SpecError
 from lockstep.recipes import RECIPES, recipe
 from lockstep.spec import Launch, Run
@@ -56,6 +56,14 @@ def add_parser(verbs: Verbs) -> None:
     add_device(parser)
     add_workers(parser)
     add_elastic(parser)
+    parser.add_argument(
+        "--audit",
+        type=int,
+        default=0,
+        metavar="EVERY",
+        help="look for wrong bits every EVERY steps: compute a random lane and a random slice of the sums "
+        "again, on another worker if there is one, and stop if a bit differs",
+    )
     parser.add_argument("--resume", metavar="auto|RUN|PATH", help="go on with a run that stopped")
     parser.add_argument(
         "--data-changed",

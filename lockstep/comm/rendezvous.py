@@ -36,7 +36,7 @@ T = TypeVar("T")
 _groups = itertools.count()  # a script may train more than once, with a new group each time
 
 
-def join(world: World | None, backend: str, device: torch.device) -> Group:
+def join_world(world: World | None, backend: str, device: torch.device) -> Group:
     """The group of this process's world; a group of one if there is no world."""
     if world is None or world.size == 1:
         return Group()

@@ -18,9 +18,10 @@ from lockstep.elastic.job import Job
 from lockstep.elastic.message import Message
 from lockstep.elastic.process_control import is_stopped
 from lockstep.elastic.restart import Restarts
-from lockstep.elastic.worker_process import Processes, Worker, own_command
+from lockstep.elastic.worker_process import Processes, Worker, WorkerCommand, own_command
 from lockstep.spec.launch import RESTART_CODE
 
+Show = Callable[[str, str], None]  # gets the name of a worker and a line
 _FROZEN_S = 1.0  # a worker that is stopped (SIGSTOP) for this long is killed
 _DEAF_S = 60.0  # a worker without heartbeats for this long hangs as a whole, and is killed
 _LOOK_S = 0.2
@@ -29,10 +30,10 @@ _GRACE_S = 10.0  # for workers to end by themselves, before they are killed
 
 
 class Launcher:
-    """Starts the workers of a job on this node and waits for them."""
+    """Starts a job's workers on this node and waits; they run `command`, by default that of this process."""
 
-    def __init__(self, job: Job, show: Callable[[str, str], None]) -> None:
-        self._job, self._show = job, show
+    def __init__(self, job: Job, show: Show, command: WorkerCommand | None = None) -> None:
+        self._job, self._show, self._command = job, show, command
         self._processes = Processes(self._hear_worker, self._born, self._ended, self._print)
         self._link = Link(job, self._hear_coordinator, self._say)
         self._count, self._restarts, self._pending = 0, Restarts(job.restarts), 0
@@ -49,7 +50,7 @@ class Launcher:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, self._take_signal, number)
-        command = own_command()
+        command = self._command or own_command()
         try:
             self._processes.open(command, self._job.preload)
             await self._link.open()

@@ -9,7 +9,7 @@ import torch
 
 from lockstep.comm.group import Group
 from lockstep.comm.group_source import LeftOut
-from lockstep.comm.rendezvous import choose_backend, join
+from lockstep.comm.rendezvous import choose_backend, join_world
 from lockstep.elastic.launcher_link import LauncherLink
 from lockstep.errors import GroupLost
 from lockstep.spec.generation import Generation
@@ -53,7 +53,7 @@ class WorkerGroups:
     def next(self) -> Group:
         """The next group; it waits for a generation that this worker belongs to."""
         if self._link is None or self._world is None:
-            return join(self._world, self._backend, self._device)
+            return join_world(self._world, self._backend, self._device)
         if not self._is_ready:
             self._link.say("ready", training=self._training)
             self._is_ready = True

@@ -220,6 +220,14 @@ class WorkerCommand:
     argv: list[str]
 
 
+def script_command(words: list[str]) -> WorkerCommand:
+    """The command of a script, given by its path and its arguments."""
+    script = Path(STARTED_IN, words[0])
+    if not script.is_file():
+        raise SpecError(f"{words[0]}: no such script: give the path of a Python file, then its arguments")
+    return WorkerCommand([], "", [str(script), *words[1:]])
+
+
 def own_command() -> WorkerCommand:
     """The command that started this process, for its workers; sys.argv may have been changed by now."""
     words = iter(sys.orig_argv[1:])

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 import lockstep
 from lockstep.comm.group import Group
-from lockstep.errors import LockstepError, WorkersDiffer
+from lockstep.errors import WorkersDiffer
 from lockstep.runs.train_state import TrainState
 from lockstep.spec import Launch
 from lockstep.spec.identity import HISTORY, INITIAL_WEIGHTS, Identity, digest
@@ -23,28 +22,6 @@ from lockstep.spec.identity import HISTORY, INITIAL_WEIGHTS, Identity, digest
 # Taken from worker 0 and not compared: each worker's copy of a user's module may start from other weights,
 # and only worker 0 knows which data a resumed run had before.
 _BROADCAST = (INITIAL_WEIGHTS, HISTORY)
-
-T = TypeVar("T")
-
-
-def everywhere(group: Group, work: Callable[[], T]) -> T:
-    """Run `work`, which may fail on some workers only; then all workers raise that error."""
-    error: LockstepError | None = None
-    try:
-        result = work()
-    except LockstepError as found:
-        error = found
-    message = {"text": str(error), "code": error.exit_code} if error else {}
-    told = {"host": socket.gethostname(), **message}
-    for rank, text in enumerate(group.all_gather_bytes(json.dumps(told).encode())):
-        theirs = json.loads(text)
-        if "code" in theirs:
-            heard = error if error and rank == group.rank else LockstepError(theirs["text"])
-            if rank:
-                heard = type(heard)(f"worker {rank} on {theirs['host']}: {theirs['text']}")
-            heard.exit_code, heard.everywhere = theirs["code"], True
-            raise heard
-    return result
 
 
 def prove_identity(group: Group, identity: Identity, launch: Launch) -> Identity:

@@ -31,7 +31,7 @@ from lockstep.models.source_hash import describe_loss, describe_module
 from lockstep.models.tensors import model_tensors, tensors_sha256
 from lockstep.runs.about import About
 from lockstep.spec import Run
-from lockstep.spec.identity import INITIAL_WEIGHTS, Identity, is_scripted, make_identity
+from lockstep.spec.identity import Identity, is_scripted, make_identity
 from lockstep.train.evaluate import place_evaluator
 from lockstep.train.host_evaluate import Evaluator
 from lockstep.train.lane_fingerprint import fingerprint_lane
@@ -149,8 +149,7 @@ def set_up(
             what = model.__name__ if isinstance(model, type) else type(model).__name__
             raise ModelError(f"model: {what} is no module: give an instance of torch.nn.Module, as Net()")
         source["model"] = describe_module(model)
-        initial = (recorded or {}).get(INITIAL_WEIGHTS)  # a checkpoint holds the weights now
-        source["model"]["weights_sha256"] = initial or tensors_sha256(model_tensors(model))
+        source["model"]["weights_sha256"] = tensors_sha256(model_tensors(model))
         if run.model.weights:
             raise ModelError(
                 "model.weights is for models by name: load weights into your own module yourself"

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lockstep.comm.everywhere import everywhere
 from lockstep.comm.group import Group
 from lockstep.comm.group_source import GroupSource, LeftOut
 from lockstep.data.map_style import from_map_style
@@ -39,7 +40,6 @@ from lockstep.train.handshake import (
     answer_roll,
     call_roll,
     compare_identities,
-    everywhere,
     prove_identity,
     share_state,
 )

@@ -145,7 +145,7 @@ def test_no_call_means_the_current_gpu():
 THREADS = {
     ("comm/background.py", "Thread"),  # it is told
     ("elastic/launcher_link.py", "Thread"),  # hear and beat: they cut a group, in a thread that is told
-    ("cli/workers.py", "Thread"),
+    ("cli/launch.py", "Thread"),
     ("data/loader.py", "ThreadPoolExecutor"),  # by its initializer
     ("data/image_file.py", "ThreadPoolExecutor"),  # files only
     ("kernels/triton/compile_ahead.py", "ThreadPoolExecutor"),  # Triton compiles for a target, not on a GPU

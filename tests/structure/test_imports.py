@@ -22,8 +22,9 @@ MAY_IMPORT = {
     "measure": {"spec", "kernels"},
     "lower": {"spec", "comm", "kernels", "data", "models", "measure"},
     "runs": {"spec", "comm", "kernels", "data", "models", "measure", "lower"},
-    "train": {"spec", "comm", "kernels", "data", "models", "measure", "lower", "runs"},
     "elastic": {"spec", "comm"},
+    "lanes": {"spec", "comm", "kernels", "data", "models", "measure", "runs", "elastic"},
+    "train": {"spec", "comm", "kernels", "data", "models", "measure", "lower", "runs", "lanes"},
     "report": {"spec"},
 }
 MAY_IMPORT["cli"] = set(MAY_IMPORT) - {"errors"}  # the only one that imports report, and elastic with train

@@ -1,21 +1,66 @@
-"""Starts several workers from one command, and decides which process is the main one; imports no torch."""
+"""Starts several workers: of a training, or by `lockstep launch` of a script with a loop of its own.
+
+It also decides which process is the main one. It imports no torch.
+"""
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import threading
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from lockstep.cli.flag import add_elastic, add_num_workers
 from lockstep.elastic.job import Job
 from lockstep.elastic.launcher import Launcher
+from lockstep.elastic.worker_process import script_command
 from lockstep.errors import SpecError
 from lockstep.spec import Launch
 from lockstep.spec.run import Run
 from lockstep.spec.world import read_world
 
+if TYPE_CHECKING:
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
 _TOKEN_LENGTH = 16
+_MANY_LANES = 1 << 20  # how many lanes a script has is known only when it runs
 _last_ranks: list[int] = []  # this process's rank at the end of each training
+_EPILOG = """\
+The script joins its workers by `lockstep.lanes.join`; docs/loops.md shows how. Each worker runs the whole
+script. A worker that is killed costs no step: the others compute its lanes, and a new one takes its place.
+What worker 0 prints is shown; of the others only what they print on stderr.
+"""
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Add the verb and its flags."""
+    parser = verbs.add_parser(
+        "launch",
+        help="start a script with a loop of its own as several workers",
+        description="Start a script that uses lockstep.lanes as several workers: any number, the same bits.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_num_workers(parser, "the script's lanes")
+    add_elastic(parser)
+    parser.add_argument("script", metavar="SCRIPT", help="the path of a Python file")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="…", help="the script's own arguments")
+    parser.set_defaults(handler=run_launch)
+
+
+def run_launch(options: argparse.Namespace) -> int:
+    """Start the workers and wait for them."""
+    launch = Launch(
+        workers=options.workers,
+        min_workers=options.min_workers,
+        wait_s=options.wait,
+        restarts=options.restarts,
+        rdzv=options.rdzv,
+        nodes=options.nodes,
+    )
+    return launch_script(launch, [options.script, *options.arguments])
 
 
 def start_workers(launch: Launch, run: Run) -> Launch:
@@ -35,18 +80,29 @@ def start_workers(launch: Launch, run: Run) -> Launch:
     size = min(_count(launch, run.train.threads), run.train.lanes)
     if size == 1 and not launch.rdzv:
         return launch
-    job = Job(
+    job = _job(launch, size, run.train.lanes, "lockstep.cli.listeners")
+    raise SystemExit(Launcher(job, _Screen()).run())
+
+
+def launch_script(launch: Launch, script: list[str]) -> int:
+    """Start the workers of a script with a loop of its own; `script` is its path and its arguments."""
+    job = _job(launch, _count(launch, 1), _MANY_LANES, "lockstep.lanes")
+    job = replace(job, advice="; a script that calls session.load goes on from its last session.save")
+    return Launcher(job, _Screen(), script_command(script)).run()
+
+
+def _job(launch: Launch, size: int, lanes: int, preload: str) -> Job:
+    return Job(
         size,
-        run.train.lanes,
+        lanes,
         min_workers=launch.min_workers,
         wait_s=launch.wait_s,
         restarts=launch.restarts,
         rdzv=launch.endpoint if launch.rdzv else None,
         nodes=launch.num_nodes,
         token=_token(launch),
-        preload="lockstep.cli.listeners",
+        preload=preload,
     )
-    raise SystemExit(Launcher(job, _Screen()).run())
 
 
 def note_rank(rank: int) -> None:

@@ -1,0 +1,36 @@
+"""The cursor of a user's script: where it is, and the state that waits until the script has come there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from lockstep.lanes.state_tree import PackedState
+
+
+@dataclass
+class Cursor:
+    """Where a script is: epoch, pass over a loader, batch; and the results of the rounds since that batch."""
+
+    epoch: int = -1  # -1 before and outside `session.epochs`
+    loader: int = -1  # which pass over a loader in this epoch; -1 before the first
+    batch: int = -1  # the batch that was begun last in that pass
+    step: int = 0  # steps taken
+    saved: int = 0  # steps taken when the state was last saved
+    results: list[Any] = field(default_factory=list)
+    before: list[Any] = field(default_factory=list)  # the results of rounds before the first epoch
+
+    def dump(self) -> dict[str, Any]:
+        """A table for JSON."""
+        return dict(vars(self))
+
+
+@dataclass
+class Arrival:
+    """A state to be taken when the script comes to where it was saved, or to where the others are."""
+
+    state: PackedState
+    source: str
+    before: list[Any]  # recorded results of rounds that come before the cursor's place
+    results: list[Any]  # and of those that come after it
+    is_near: bool  # whether the script has come to the cursor's place

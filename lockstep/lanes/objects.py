@@ -1,0 +1,115 @@
+"""What a script sets up: its modules, optimizers, schedules and other objects with a state, by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.errors import ModelError
+from lockstep.lanes.buffers import Buffers
+from lockstep.lanes.state_tree import PackedState, pack_state, restore_state
+from lockstep.models.tensors import model_tensors
+
+
+class Objects:
+    """Objects in the order in which they were set up, named by their kind: module0, optimizer0, state0."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.named: dict[str, Any] = {}
+
+    def add(self, thing: Any) -> None:
+        """Take one more object; a module is moved to the device."""
+        if any(thing is known for known in self.named.values()):
+            raise ModelError(f"session.setup: {type(thing).__name__} was set up before")
+        kind = _kind(thing)
+        if isinstance(thing, nn.Module):
+            _check_module(thing)
+            thing.to(self._device)
+        if kind == "optimizer":
+            self._check_optimizer(thing)
+        number = sum(name.startswith(kind) for name in self.named)
+        self.named[f"{kind}{number}"] = thing
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        return {name: thing for name, thing in self.named.items() if isinstance(thing, nn.Module)}
+
+    @property
+    def optimizers(self) -> list[Any]:
+        return [thing for name, thing in self.named.items() if name.startswith("optimizer")]
+
+    @property
+    def buffers(self) -> Buffers:
+        return Buffers(self.modules)
+
+    def parameters(self) -> dict[Tensor, str]:
+        """The name of each parameter."""
+        return {
+            parameter: f"{name}.{key}"
+            for name, module in self.modules.items()
+            for key, parameter in module.named_parameters()
+        }
+
+    def drop_gradients(self) -> None:
+        """Forget all gradients."""
+        for module in self.modules.values():
+            for parameter in module.parameters():
+                parameter.grad = None
+
+    def pack(self) -> PackedState:
+        """The present state of all objects."""
+        return pack_state(self.named)
+
+    def restore(self, state: PackedState, source: str) -> None:
+        """Give all objects a state."""
+        restore_state(self.named, state, source)
+
+    def describe(self) -> list[str]:
+        """Names, types and shapes, which all workers must have in common."""
+        lines = [f"{name}: {type(thing).__name__}" for name, thing in self.named.items()]
+        for name, module in self.modules.items():
+            lines += [f"{name}.{key} {tuple(t.shape)} {t.dtype}" for key, t in model_tensors(module).items()]
+        return lines
+
+    def _check_optimizer(self, optimizer: Any) -> None:
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise ModelError(
+                "session.setup: LBFGS computes the loss several times in a step, which is not possible here"
+            )
+        known = self.parameters()
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter not in known:
+                    raise ModelError(
+                        f"session.setup: {type(optimizer).__name__} trains a parameter of shape "
+                        f"{tuple(parameter.shape)} of no module that was set up: give the modules first"
+                    )
+
+
+def _kind(thing: Any) -> str:
+    if isinstance(thing, nn.Module):
+        return "module"
+    if isinstance(thing, torch.optim.Optimizer):
+        return "optimizer"
+    if hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):
+        return "state"
+    raise ModelError(
+        f"session.setup: {type(thing).__name__} has no state_dict and load_state_dict: give modules, "
+        "optimizers, schedules and the like"
+    )
+
+
+def _check_module(module: nn.Module) -> None:
+    for name, part in module.named_modules():
+        if isinstance(part, nn.SyncBatchNorm):
+            raise ModelError(
+                f"session.setup: '{name}' is a SyncBatchNorm, which computes with samples of all workers: "
+                "use BatchNorm, whose statistics are those of a lane"
+            )
+        if isinstance(part, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            raise ModelError(
+                f"session.setup: give the module inside {type(part).__name__}: lanes take its place"
+            )

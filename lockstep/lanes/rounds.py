@@ -1,0 +1,233 @@
+"""Rounds: the points of a user's script at which all workers meet, counted; a lost worker's round is redone.
+
+Each worker runs the whole script, so all come to the same rounds in the same order: the lanes of a step, an
+evaluation, a save. Under our launcher a round that lost a worker is done again by the others. A worker that
+joins, or a script that goes on from a checkpoint, passes over the rounds that are done already, with their
+recorded results, and takes the state where the others are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import torch
+
+from lockstep.comm.group import Group
+from lockstep.comm.group_source import GroupSource, LeftOut
+from lockstep.errors import GroupLost, LockstepError, SpecError, WorkersDiffer
+from lockstep.lanes.cursor import Arrival, Cursor
+from lockstep.lanes.state_tree import PackedState
+
+T = TypeVar("T")
+Item = TypeVar("Item")
+
+
+class Rounds:
+    """The group of this worker, through all generations, and where the script is."""
+
+    def __init__(
+        self,
+        groups: GroupSource,
+        lanes: int,
+        facts: Callable[[], dict[str, Any]],
+        pack: Callable[[], PackedState],
+        restore: Callable[[PackedState, str], None],
+    ) -> None:
+        """`facts` must be the same on all workers; `pack` and `restore` give and take the whole state."""
+        self._groups, self._lanes = groups, lanes
+        self._facts, self._pack, self._restore = facts, pack, restore
+        self._group: Group | None = None
+        self.cursor = Cursor()
+        self.arrival: Arrival | None = None
+        self.done = 0  # rounds completed by this worker, those that it passed over included
+        self.moves = False  # whether all workers agreed to form another group
+        self.entered = 0  # groups that this worker has been in
+        self.is_mixed = True  # whether a worker of the group has not yet shown that it computes as the others
+        self._is_new = True
+        self.on_enter: Callable[[Group], None] = lambda group: None  # called in every new group
+
+    @property
+    def group(self) -> Group:
+        """The current group; the first use forms it."""
+        if self._group is None:
+            self._enter_next()
+        assert self._group is not None
+        return self._group
+
+    @property
+    def wants_to_move(self) -> bool:
+        """Whether this worker knows of a generation to move to."""
+        return self._groups.wants_to_move
+
+    def load(self, cursor: dict[str, Any], state: PackedState, source: str) -> None:
+        """Go on from a saved state, once the script has come to where it was saved."""
+        self.cursor = found = Cursor(**cursor)
+        is_near = found.epoch < 0 and found.loader < 0
+        self.arrival = Arrival(state, source, list(found.before), list(found.results), is_near)
+
+    @property
+    def is_far(self) -> bool:
+        """Whether the script still has to come to the cursor's place."""
+        return self.arrival is not None and not self.arrival.is_near
+
+    def come_near(self) -> None:
+        """The script has come to the cursor's place."""
+        if self.arrival:
+            self.arrival.is_near = True
+
+    def skip(self) -> Any | None:
+        """The recorded result of the coming round, if it is done already; else None."""
+        assert self.group  # which may bring an arrival
+        if self.arrival:
+            recorded = self.arrival.results if self.arrival.is_near else self.arrival.before
+            if recorded:
+                return recorded.pop(0)
+            if not self.arrival.is_near:
+                raise LockstepError(
+                    "the script does something between epochs that cannot be passed over on the way to "
+                    "where it goes on: write its loop as `for epoch in session.epochs(…)`"
+                )
+        self.arrive()
+        return None
+
+    def arrive(self) -> None:
+        """Take the state that was loaded or sent, if the script is where that state belongs."""
+        if self.arrival and self.arrival.is_near:
+            if self.arrival.results:
+                raise LockstepError(
+                    f"{self.arrival.source}: this script takes fewer steps, evaluations or saves with a "
+                    "batch than the one that was saved: was it changed?"
+                )
+            self._restore(self.arrival.state, self.arrival.source)
+            self.arrival = None
+
+    def run(self, work: Callable[[Group], T]) -> T:
+        """Run a round without anything for the user to compute."""
+
+        def once(group: Group) -> Iterator[None]:
+            yield from ()
+            found.append(work(group))
+
+        found: list[T] = []
+        for _ in self.passes(once):
+            pass
+        return found[-1]
+
+    def passes(self, work: Callable[[Group], Iterator[Item]]) -> Iterator[Item]:
+        """Yield what `work` yields in this group; again in the next one, if a worker is lost meanwhile."""
+        is_complete = False
+        while True:
+            group, is_lost = self.group, False
+            try:
+                yield from work(group)
+                is_complete = True
+                if self._groups.is_elastic and group.size > 1:
+                    group.barrier()  # who passes it knows that all others have the results, too
+            except GroupLost:
+                if not self._groups.is_elastic:
+                    group.abort()
+                    raise
+                is_lost = True
+            if not is_lost:
+                break
+            self._groups.drop(group)
+            if self._enter_next() > self.done:
+                assert is_complete, "another worker completed a round without this one"
+                break
+            is_complete = False
+        self.done += 1
+        if group.rank == 0 and self._is_new:
+            self._groups.confirm()
+            self._is_new = False
+
+    def meet(self) -> None:
+        """Let workers that wait join the group, if all agreed to it in the last step."""
+        assert self.group
+        self.arrive()
+        if self.moves:
+            self.moves = False
+            self._groups.leave(self.group)
+            self._enter_next()
+
+    def end(self) -> None:
+        """The script is done with its workers; those that wait to join are told."""
+        if self._group is not None:
+            rank = self._group.rank
+            with suppress(GroupLost, RuntimeError, OSError):
+                self._groups.leave(self._group)
+                self._groups.tell_end(0, rank)
+
+    def _enter_next(self) -> int:
+        """Form the next group and agree in it; gives the number of rounds that the foremost has completed."""
+        while True:
+            is_lost = False
+            try:
+                group = self._groups.next()
+            except LeftOut:
+                raise SystemExit(0) from None  # the others go on; the launcher says so
+            try:
+                done = self._agree(group)
+            except GroupLost:
+                if not self._groups.is_elastic:
+                    raise
+                is_lost = True
+            if not is_lost:
+                self._group, self._is_new, self.moves = group, True, False
+                self.entered += 1
+                self.on_enter(group)
+                return done
+            self._groups.drop(group)
+
+    def _agree(self, group: Group) -> int:
+        """Compare what must be equal, and send the state to workers that have none."""
+        if group.size > self._lanes:
+            raise SpecError(
+                f"{group.size} workers are more than lanes={self._lanes}: every worker needs a lane of its "
+                "own; more lanes are another training"
+            )
+        mine = {"facts": self._facts(), "done": self.done if self.entered else -1}
+        answers = [json.loads(text) for text in group.all_gather_bytes(json.dumps(mine).encode())]
+        for rank, answer in enumerate(answers):
+            _compare(answers[0]["facts"], answer["facts"], rank)
+        done = [int(answer["done"]) for answer in answers]
+        source = done.index(max(done))
+        is_late = self.entered == 0 and group.rank != source
+        if group.size > 1 and min(done) < 0:
+            self.is_mixed = True
+            self._send_state(group, source, takes=is_late)
+        if is_late:
+            self.done = max(*done, 0)
+        return max(*done, 0)
+
+    def _send_state(self, group: Group, source: int, takes: bool) -> None:
+        """Send the state and the cursor of one worker to those that have none."""
+        is_source = group.rank == source
+        waits = self.arrival if is_source else None
+        state = (waits.state if waits else self._pack()) if is_source else PackedState({}, {})
+        table: dict[str, Any] = {"cursor": self.cursor.dump(), "table": state.table}
+        table["tensors"] = [
+            [name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in state.tensors.items()
+        ]
+        told = json.loads(group.broadcast_bytes(json.dumps(table).encode(), source))
+        tensors = {}
+        for name, dtype, shape in told["tensors"]:
+            if is_source:
+                tensor = state.tensors[name].cpu().contiguous()  # a GPU may be the sender's alone
+            else:
+                tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+            group.broadcast(tensor, source)
+            tensors[name] = tensor
+        if takes:
+            self.load(told["cursor"], PackedState(told["table"], tensors), f"worker {source}")
+
+
+def _compare(ours: dict[str, Any], theirs: dict[str, Any], rank: int) -> None:
+    for key in sorted(ours.keys() | theirs.keys()):
+        if ours.get(key) != theirs.get(key):
+            raise WorkersDiffer(
+                f"worker {rank} has {key}={theirs.get(key)}, worker 0 has {ours.get(key)}: all workers must "
+                "run the same script with the same packages on the same kind of machine"
+            )

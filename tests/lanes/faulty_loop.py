@@ -1,0 +1,69 @@
+"""An example of examples/loops with more epochs, whose workers die where the variable FAULTS says.
+
+FAULTS holds rows of [point, step, rank]; each happens once. The folder that it uses for this is FOLDER.
+"""
+
+import importlib.util
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from lockstep.lanes import session as sessions
+from lockstep.lanes.evaluation import BlockSums
+from lockstep.lanes.lane_step import LaneStep
+from lockstep.lanes.rounds import Rounds
+from lockstep.lanes.step_reduction import StepReduction
+
+FAULTS, FOLDER = json.loads(os.environ.get("FAULTS", "[]")), Path(os.environ.get("FOLDER", "."))
+current = []
+
+
+def suffer(point):
+    rounds = current[-1].script.rounds if current else None
+    if rounds is None or rounds._group is None or rounds.arrival:
+        return
+    mine = [point, rounds.cursor.step, rounds._group.rank]
+    if mine in FAULTS:
+        try:
+            (FOLDER / "-".join(map(str, mine)).replace(" ", "_")).touch(exist_ok=False)
+        except FileExistsError:
+            return
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def around(owner, name, before="", after=""):
+    inner = getattr(owner, name)
+
+    def call(*arguments, **options):
+        suffer(before)
+        found = inner(*arguments, **options)
+        suffer(after)
+        return found
+
+    setattr(owner, name, call)
+
+
+def remember(self, script, inner=sessions.Session.__init__):
+    inner(self, script)
+    current.append(self)
+
+
+sessions.Session.__init__ = remember
+around(LaneStep, "backward", "before the backward pass", "after the backward pass")
+around(StepReduction, "finish", "before the sum", "after the sum")
+around(LaneStep, "_commit", "before the update", "after the update")
+around(Rounds, "meet", "between batches")
+around(Rounds, "_agree", "before they agree", "after they agree")
+around(Rounds, "_send_state", "before the state is sent", "after the state is sent")
+around(sessions, "write_state", "before the file", "after the file")
+around(BlockSums, "add", "in the evaluation")
+
+path, epochs = Path(sys.argv[1]), int(sys.argv[2])
+spec = importlib.util.spec_from_file_location("example", path)
+example = importlib.util.module_from_spec(spec)
+sys.modules["example"] = example
+spec.loader.exec_module(example)
+example.EPOCHS = epochs
+example.main()
