@@ -9,6 +9,7 @@ is forked here has a child already that waits to become that process: see `_stan
 
 from __future__ import annotations
 
+import atexit
 import json
 import multiprocessing
 import os
@@ -167,7 +168,10 @@ def _standby(command: list[str], cwd: str) -> None:
             os.setsid()
             arguments = json.loads(data)
             sys.argv, sys.path[:] = ["-c", str(fds[0]), *arguments[1:]], arguments[3:]
-            fork_server.serve()
+            try:
+                fork_server.serve()
+            finally:
+                atexit._run_exitfuncs()  # multiprocessing would leave them out
         raise SystemExit
     theirs.close()
     sys.orig_argv = command

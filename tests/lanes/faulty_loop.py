@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 from lockstep.lanes import session as sessions
@@ -22,8 +23,8 @@ current = []
 
 def suffer(point):
     rounds = current[-1].script.rounds if current else None
-    if rounds is None or rounds._group is None or rounds.arrival:
-        return
+    if rounds is None or rounds._group is None or rounds.arrival or rounds._group.size == 1:
+        return  # the last worker lives: the state is only in its memory
     mine = [point, rounds.cursor.step, rounds._group.rank]
     if mine in FAULTS:
         try:
@@ -31,6 +32,20 @@ def suffer(point):
         except FileExistsError:
             return
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wait_for_company():
+    """A worker that is alone gives a new one the time to come, so that there is somebody to be killed."""
+    rounds, end = current[-1].script.rounds, time.monotonic() + 10
+    while FAULTS and rounds._group and rounds._group.size == 1 and not rounds.wants_to_move:
+        if time.monotonic() > end:
+            return
+        time.sleep(0.01)
+
+
+def meet(self, inner=Rounds.meet):
+    wait_for_company()
+    inner(self)
 
 
 def around(owner, name, before="", after=""):
@@ -54,6 +69,7 @@ sessions.Session.__init__ = remember
 around(LaneStep, "backward", "before the backward pass", "after the backward pass")
 around(StepReduction, "finish", "before the sum", "after the sum")
 around(LaneStep, "_commit", "before the update", "after the update")
+Rounds.meet = meet
 around(Rounds, "meet", "between batches")
 around(Rounds, "_agree", "before they agree", "after they agree")
 around(Rounds, "_send_state", "before the state is sent", "after the state is sent")
