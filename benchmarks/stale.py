@@ -30,9 +30,10 @@ from lockstep.spec.record import read_records
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 TRAINING = ["kernels", "lower", "models", "data", "recipes", "comm", "train"]
-TRAINING += ["spec/optimizer_rule.py", "spec/learning_rate.py"]
+TRAINING += ["spec/optimizer_rule.py", "spec/learning_rate.py", "lanes/step_reduction.py"]
 STEP_ON_GPU = ["kernels", "lower", "models", "train/device"]
 WORKERS = ["elastic", "comm", "train/worker.py", "train/loop.py", "train/step.py", "train/handshake.py"]
+WORKERS += ["lanes/step_reduction.py"]
 TIMING = ["gpu_step", "case", "timing", "time_job", "peers", "own_step", "flax_peer"]
 # records by name → the files of lockstep/ and the scripts of benchmarks/ that they depend on
 DEPENDS_ON: dict[str, tuple[list[str], list[str]]] = {

@@ -85,6 +85,8 @@ class LaneStep:
         recorded = rounds.skip()
         if recorded is not None:
             self._values, self._skipped = recorded, True
+            for optimizer in self._optimizers:
+                optimizer._opt_called = True  # else a schedule would warn that it comes before the update
             return
         yield from rounds.passes(lambda group: self._run(group, batch))
         assert self._values is not None

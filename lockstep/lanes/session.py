@@ -83,6 +83,8 @@ class Session:
                 raise ModelError(f"session.step: give {type(optimizer).__name__} to session.setup first")
         if not known:
             raise ModelError("session.step: give an optimizer to session.setup first")
+        if scaler is not None and not any(scaler is own for own in self.script.objects.named.values()):
+            raise ModelError("session.step: give the gradient scaler to session.setup first")
         return LaneStep(self.script, optimizers or known, scaler)
 
     def evaluate(

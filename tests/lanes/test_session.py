@@ -1,0 +1,228 @@
+"""A session in one process: what it refuses, what it keeps, and its pieces by themselves."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from lockstep.elastic.worker_groups import WorkerGroups
+from lockstep.errors import (
+    CheckpointError,
+    IdentityError,
+    LockstepError,
+    ModelError,
+    NumericsError,
+    SpecError,
+)
+from lockstep.lanes import LaneSampler
+from lockstep.lanes.script import Script
+from lockstep.lanes.session import Session
+
+CPU = torch.device("cpu")
+DATA = TensorDataset(torch.arange(64 * 6.0).view(64, 6) % 7 - 3, torch.arange(64) % 3)
+
+
+class Noisy(Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, number):
+        return DATA[number][0] + torch.randn(6), DATA[number][1]
+
+
+def make(*, lanes=4, seed=0, **options):
+    session = Session(Script(WorkerGroups(None, "auto", CPU), CPU, lanes, seed, options.get("trace")))
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.ReLU(), nn.Linear(8, 3))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    return session, *session.setup(model, optimizer)
+
+
+def take(session, model, batch, **options):
+    with session.step(**options) as step:
+        for x, y in batch:
+            step.backward(F.cross_entropy(model(x), y))
+            step.log(right=(model(x).argmax(1) == y).sum())
+    return step
+
+
+def train(session, model, epochs=2, data=DATA, processes=0, stop=None, save=None):
+    for _ in session.epochs(epochs):
+        for batch in session.loader(data, batch=16, processes=processes):
+            step = take(session, model, batch)
+            if session.steps == stop:
+                session.save(save)
+                return step
+    return step
+
+
+def test_it_learns_and_reports():
+    session, model, _ = make()
+    first = take(session, model, next(iter(session.loader(DATA, batch=16)))).loss
+    assert session.steps == 1 and first > 0
+    session, model, _ = make()
+    last = train(session, model, epochs=30)
+    assert last.loss < first and 0 <= last["right"] <= 4
+
+
+def test_samples_read_by_processes_are_the_same():
+    hashes = set()
+    for processes in (0, 1):
+        session, model, _ = make()
+        train(session, model, data=Noisy(), processes=processes)
+        hashes.add(session.hash(model))
+    assert len(hashes) == 1
+
+
+@pytest.mark.parametrize("stop", [1, 3, 4, 7])
+def test_a_file_goes_on_to_the_same_bits(stop, tmp_path):
+    session, model, _ = make()
+    train(session, model, epochs=2, data=Noisy())
+    whole = session.hash()
+    session, model, _ = make()
+    train(session, model, data=Noisy(), stop=stop, save=tmp_path / "a.safetensors")
+    session, model, _ = make()
+    assert session.load(tmp_path / "a.safetensors")
+    train(session, model, epochs=2, data=Noisy())
+    assert session.hash() == whole
+
+
+def test_files_that_do_not_fit_are_refused(tmp_path):
+    path = tmp_path / "a.safetensors"
+    session, model, _ = make()
+    assert not session.load(path, missing_ok=True)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        session.load(path)
+    train(session, model, stop=2, save=path)
+    with pytest.raises(IdentityError, match="lanes=4, and this script has lanes=2"):
+        make(lanes=2)[0].load(path)
+    session, _, optimizer = make()
+    session.setup(lr_scheduler.StepLR(optimizer, 1))
+    with pytest.raises(CheckpointError, match="state0"):
+        session.load(path)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match="damaged"):
+        make()[0].load(path)
+
+
+def test_schedules_averages_and_scalers_are_state(tmp_path):
+    def build():
+        session, model, optimizer = make()
+        averaged = torch.optim.swa_utils.AveragedModel(model)
+        schedules = [
+            lr_scheduler.MultiStepLR(optimizer, [2, 3, 3]),
+            lr_scheduler.OneCycleLR(optimizer, 0.1, 8),
+            lr_scheduler.ReduceLROnPlateau(optimizer),
+        ]
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2)
+        session.setup(averaged, *schedules, scaler)
+        return session, model, averaged, schedules, scaler
+
+    def run(session, model, averaged, schedules, scaler, stop=None):
+        for _ in session.epochs(2):
+            for batch in session.loader(DATA, batch=16):
+                step = take(session, model, batch, scaler=scaler)
+                averaged.update_parameters(model)
+                for schedule in schedules[:2]:
+                    schedule.step()
+                schedules[2].step(step.loss)
+                if session.steps == stop:
+                    session.save(tmp_path / "b.safetensors")
+                    return ""
+        return session.hash()
+
+    whole = run(*build())
+    run(*build(), stop=5)
+    parts = build()
+    parts[0].load(tmp_path / "b.safetensors")
+    assert run(*parts) == whole and parts[-1].get_scale() > 256
+
+
+def test_evaluation_sums_every_sample_once():
+    session, model, _ = make()
+    buffers = session.hash()
+    sums = session.evaluate(DATA, batch=10)
+    for x, y in sums:
+        model(x)  # in training mode, which changes running means
+        sums.add(count=len(y), labels=y.sum())
+    assert (sums["count"], sums["labels"]) == (64, DATA[:][1].sum())
+    assert session.hash() == buffers
+
+
+def test_what_is_not_finite_changes_nothing():
+    session, model, _ = make()
+    before = session.hash(model)
+    text = r"step 0: the gradient of module0\.0\.weight is not finite"
+    with pytest.raises(NumericsError, match=text), session.step() as step:
+        for x, y in next(iter(session.loader(DATA, batch=16))):
+            step.backward(F.cross_entropy(model(x), y) * float("nan"))
+    assert session.hash(model) == before
+
+
+def test_wrong_use_is_refused_by_name():
+    session, model, _ = make()
+    batch = next(iter(session.loader(DATA, batch=16)))
+    with pytest.raises(ModelError, match="before the first loop"):
+        session.setup(nn.Linear(1, 1))
+    with pytest.raises(LockstepError, match="a step without lanes"), session.step():
+        pass
+    with pytest.raises(LockstepError, match="inside `for lane in batch`"), session.step() as step:
+        step.backward(torch.zeros((), requires_grad=True))
+    with pytest.raises(LockstepError, match=r"inside `with session\.step"):
+        list(batch)
+    with pytest.raises(LockstepError, match="inside another one"), session.step(), session.step():
+        pass
+    with pytest.raises(LockstepError, match="one loader at a time"):
+        list(zip(session.loader(DATA, batch=16), session.loader(DATA, batch=16), strict=True))
+    with pytest.raises(LockstepError, match="no parameter"), session.step():
+        for _ in batch:
+            pass
+    with pytest.raises(ModelError, match=r"give SGD to session\.setup first"):
+        session.step(torch.optim.SGD(model.parameters()))
+    session, model, _ = make()
+    with pytest.raises(ModelError, match="scaler"):
+        session.step(scaler=torch.amp.GradScaler("cpu"))
+    with pytest.raises(ModelError, match="set up before"):
+        session.setup(model)
+    with pytest.raises(ModelError, match="SyncBatchNorm"):
+        session.setup(nn.Sequential(nn.SyncBatchNorm(3)))
+    with pytest.raises(ModelError, match="of no module"):
+        session.setup(torch.optim.SGD(nn.Linear(2, 2).parameters()))
+    with pytest.raises(ModelError, match="LBFGS"):
+        session.setup(torch.optim.LBFGS(model.parameters()))
+    with pytest.raises(ModelError, match="int has no state_dict"):
+        session.setup(3)
+
+
+def test_the_sampler_gives_every_worker_its_lanes():
+    whole = list(LaneSampler(70, batch=16, lanes=4, seed=3))
+    assert len({number for lane in whole for number in lane}) == 64
+    for workers in (2, 3, 4):
+        parts = [LaneSampler(70, batch=16, lanes=4, seed=3, workers=workers, rank=r) for r in range(workers)]
+        steps = [[part.lane(step, lane) for part in parts for lane in part.own] for step in range(4)]
+        assert [lane for step in steps for lane in step] == whole
+    later = LaneSampler(70, batch=16, lanes=4, seed=3)
+    later.step = 2
+    assert list(later) == whole[8:] and len(later) == 8
+    later.epoch, later.step = 1, 0
+    assert list(later) != whole
+    images, _ = next(iter(DataLoader(DATA, batch_sampler=LaneSampler(64, batch=16, lanes=4))))
+    assert len(images) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"lanes": 3}, "power of two"),
+        ({"batch": 18}, "multiple of lanes=4"),
+        ({"batch": 128}, "more than the 70 samples"),
+        ({"workers": 5, "rank": 4}, "a lane of its own"),
+    ],
+)
+def test_the_sampler_refuses(options, text):
+    with pytest.raises(SpecError, match=text):
+        LaneSampler(70, **{"batch": 16, "lanes": 4, **options})
