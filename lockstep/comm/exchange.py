@@ -69,6 +69,12 @@ class Exchange:
 
     def run(self) -> None:
         """Exchange and sum; a collective, so every worker calls it."""
+        self._group.all_gather(self._gathered, self.reduce_scatter())
+        if self.result is not self._gathered:
+            self.result.copy_(self._gathered, non_blocking=True)
+
+    def reduce_scatter(self) -> Tensor:
+        """The first half of `run`: the means of this worker's slice, as they travel."""
         group, size = self._group, self._shape.slice
         counts = [len(heights) for heights in self._shape.heights]
         own = counts[group.rank]
@@ -79,9 +85,7 @@ class Exchange:
             self._wait_for_gpu()
         group.all_to_all(self._received, self._send, [n * size for n in counts], [own * size] * group.size)
         self._sum(list(self._received.view(-1, size)), self._mine)
-        group.all_gather(self._gathered, self._mine)
-        if self.result is not self._gathered:
-            self.result.copy_(self._gathered, non_blocking=True)
+        return self._mine
 
     def slice_roots(self, rank: int) -> Tensor:
         """[roots, elements]: this worker's part of the slice that `rank` sums; valid only before `run`."""

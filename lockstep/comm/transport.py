@@ -71,6 +71,15 @@ class TorchTransport:
         self._is_cut = False
         self._own = {fd: inode for fd, inode in _sockets().items() if before.get(fd) != inode}
 
+    @classmethod
+    def of_script(cls, group: Any) -> TorchTransport:
+        """The same over a process group that a script has made; it cannot be cut, and stays the script's."""
+        self = cls.__new__(cls)
+        self.name, self._rank, self._size = dist.get_backend(group), group.rank(), group.size()
+        self._device = self._background = None
+        self._group, self._is_cut, self._own = group, False, {}
+        return self
+
     def send(self, tensor: Tensor, to: int) -> None:
         self._wait(self._group.send([tensor], to, _MOVE))
 

@@ -13,8 +13,9 @@ for epoch in session.epochs(10):
 
 from __future__ import annotations
 
+from lockstep.comm.tree_reduce import TreeReduce
 from lockstep.lanes.join import join
 from lockstep.lanes.lane_sampler import LaneSampler
 from lockstep.lanes.session import Session
 
-__all__ = ["LaneSampler", "Session", "join"]
+__all__ = ["LaneSampler", "Session", "TreeReduce", "join"]

@@ -30,7 +30,7 @@ def join(
     backend: str = "auto",
     trace: str | Path | None = None,
 ) -> Session:
-    """Join the workers that torchrun, mpirun, srun or `lockstep launch` started; else be the only one.
+    """Join the workers that torchrun, mpirun or `lockstep launch` started; else be the only one.
 
     `objects` are set up, as by `session.setup`. `lanes` is the number of equal parts of each batch, a power
     of two, and the most workers that there can be. Together with `seed` and `threads` it decides the bits;

@@ -127,13 +127,10 @@ class Rounds:
                 if self._groups.is_elastic and group.size > 1:
                     group.barrier()  # who passes it knows that all others have the results, too
             except GroupLost:
-                if not self._groups.is_elastic:
-                    group.abort()
-                    raise
-                is_lost = True
+                is_lost = True  # handled below: the handler's frames would keep the group's sockets open
             if not is_lost:
                 break
-            self._groups.drop(group)
+            self._drop(group)
             if self._enter_next() > self.done:
                 assert is_complete, "another worker completed a round without this one"
                 break
@@ -142,6 +139,17 @@ class Rounds:
         if group.rank == 0 and self._is_new:
             self._groups.confirm()
             self._is_new = False
+
+    def _drop(self, group: Group) -> None:
+        """Leave a lost group; an error if no other can follow."""
+        if not self._groups.is_elastic:
+            group.abort()
+            raise GroupLost(
+                f"worker {group.rank} of {group.size} lost contact with another, which has ended or cannot be "
+                "reached: see what that one printed. Under `lockstep launch` the others would go on; "
+                "a script that saves goes on from its last file"
+            )
+        self._groups.drop(group)
 
     def meet(self) -> None:
         """Let workers that wait join the group, if all agreed to it in the last step."""
@@ -171,15 +179,13 @@ class Rounds:
             try:
                 done = self._agree(group)
             except GroupLost:
-                if not self._groups.is_elastic:
-                    raise
                 is_lost = True
             if not is_lost:
                 self._group, self._is_new, self.moves = group, True, False
                 self.entered += 1
                 self.on_enter(group)
                 return done
-            self._groups.drop(group)
+            self._drop(group)
 
     def _agree(self, group: Group) -> int:
         """Compare what must be equal, and send the state to workers that have none."""
