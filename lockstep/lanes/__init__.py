@@ -16,6 +16,7 @@ from __future__ import annotations
 from lockstep.comm.tree_reduce import TreeReduce
 from lockstep.lanes.join import join
 from lockstep.lanes.lane_sampler import LaneSampler
+from lockstep.lanes.saved_state import verify
 from lockstep.lanes.session import Session
 
-__all__ = ["LaneSampler", "Session", "TreeReduce", "join"]
+__all__ = ["LaneSampler", "Session", "TreeReduce", "join", "verify"]

@@ -145,7 +145,7 @@ class Rounds:
         if not self._groups.is_elastic:
             group.abort()
             raise GroupLost(
-                f"worker {group.rank} of {group.size} lost contact with another, which has ended or cannot be "
+                f"worker {group.rank} of {group.size} lost contact with another, which ended or cannot be "
                 "reached: see what that one printed. Under `lockstep launch` the others would go on; "
                 "a script that saves goes on from its last file"
             )

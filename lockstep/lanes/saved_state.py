@@ -19,6 +19,7 @@ from torch import Tensor
 from lockstep.errors import CheckpointError
 from lockstep.lanes.state_tree import PackedState
 from lockstep.runs.checkpoint import write_durably
+from lockstep.runs.tensor_difference import locate
 
 _FORMAT, _KEY = 1, "lockstep"
 
@@ -70,3 +71,35 @@ def read_state(path: Path) -> SavedState:
     if state.sha256() != manifest["sha256"]:
         raise CheckpointError(f"{path}: damaged: its SHA-256 is not the one that was written with it")
     return SavedState(state, manifest["cursor"], manifest["facts"])
+
+
+def verify(a: str | Path, b: str | Path) -> str:
+    """Where two files of `session.save`, or two traces (`….jsonl`), first differ; empty if nowhere."""
+    if Path(a).suffix == ".jsonl":
+        return _compare_traces(Path(a), Path(b))
+    one, two = read_state(Path(a)), read_state(Path(b))
+    if one.cursor["step"] != two.cursor["step"]:
+        return f"{a} is of step {one.cursor['step']}, {b} of step {two.cursor['step']}"
+    found = locate(one.cursor["step"], one.state.tensors, two.state.tensors)
+    if found.names:
+        first = found.element
+        values = f" at {first.index}: {first.values[0]} and {first.values[1]}" if first else ""
+        return f"{len(found.names)} of {found.num_tensors} tensors differ, first {found.name}{values}"
+    is_same = one.state.table == two.state.table
+    return "" if is_same else "all tensors are the same, but other values of the state differ"
+
+
+def _compare_traces(a: Path, b: Path) -> str:
+    """The last row of each step counts: a step before a loss may stand there twice."""
+    sides = []
+    for path in (a, b):
+        try:
+            rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path}: cannot be read: {error}") from None
+        sides.append({row["step"]: row for row in rows})
+    common = sorted(sides[0].keys() & sides[1].keys())
+    if not common:
+        return f"{a} and {b} have no step in common"
+    first = next((step for step in common if sides[0][step] != sides[1][step]), None)
+    return "" if first is None else f"step {first} is the first that differs"

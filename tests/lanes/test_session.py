@@ -16,7 +16,7 @@ from lockstep.errors import (
     NumericsError,
     SpecError,
 )
-from lockstep.lanes import LaneSampler
+from lockstep.lanes import LaneSampler, verify
 from lockstep.lanes.script import Script
 from lockstep.lanes.session import Session
 
@@ -107,6 +107,17 @@ def test_files_that_do_not_fit_are_refused(tmp_path):
     path.write_bytes(data)
     with pytest.raises(CheckpointError, match="damaged"):
         make()[0].load(path)
+
+
+def test_two_files_and_two_traces_are_compared(tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        session, model, _ = make(seed=seed, trace=tmp_path / f"{name}.jsonl")
+        train(session, model, stop=3, save=tmp_path / f"{name}.safetensors")
+    for end in ("safetensors", "jsonl"):
+        assert verify(tmp_path / f"a.{end}", tmp_path / f"b.{end}") == ""
+    text = verify(tmp_path / "a.safetensors", tmp_path / "c.safetensors")
+    assert text.startswith("20 of 27 tensors differ, first module0.0.bias at (0,): "), text
+    assert verify(tmp_path / "a.jsonl", tmp_path / "c.jsonl") == "step 1 is the first that differs"
 
 
 def test_schedules_averages_and_scalers_are_state(tmp_path):
