@@ -28,7 +28,7 @@ class Progress:
     def epochs(self, number: int) -> Iterator[int]:
         """The epochs that are left of `number`."""
         rounds = self._rounds
-        assert rounds.group  # which may bring the place to go on from
+        rounds.start()
         if not rounds.is_far:
             rounds.meet()
             if rounds.cursor.epoch < 0:
@@ -65,7 +65,7 @@ class Progress:
     @property
     def epoch(self) -> int:
         """The epoch; outside of `epochs`, the number of the pass over a loader."""
-        assert self._rounds.group  # which may bring the cursor
+        self._rounds.start()
         epoch = self._rounds.cursor.epoch
         return epoch if epoch >= 0 else self._passes + 1
 

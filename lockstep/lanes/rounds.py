@@ -52,10 +52,14 @@ class Rounds:
     @property
     def group(self) -> Group:
         """The current group; the first use forms it."""
-        if self._group is None:
-            self._enter_next()
+        self.start()
         assert self._group is not None
         return self._group
+
+    def start(self) -> None:
+        """Form the first group, unless there is one; that may bring a place to go on from."""
+        if self._group is None:
+            self._enter_next()
 
     @property
     def wants_to_move(self) -> bool:
@@ -80,7 +84,7 @@ class Rounds:
 
     def skip(self) -> Any | None:
         """The recorded result of the coming round, if it is done already; else None."""
-        assert self.group  # which may bring an arrival
+        self.start()
         if self.arrival:
             recorded = self.arrival.results if self.arrival.is_near else self.arrival.before
             if recorded:
@@ -153,7 +157,7 @@ class Rounds:
 
     def meet(self) -> None:
         """Let workers that wait join the group, if all agreed to it in the last step."""
-        assert self.group
+        self.start()
         self.arrive()
         if self.moves:
             self.moves = False
