@@ -26,7 +26,10 @@ Item = TypeVar("Item")
 
 
 class Rounds:
-    """The group of this worker, through all generations, and where the script is."""
+    """The group of this worker, through all generations, and where the script is.
+
+    `facts` must be the same on all workers; `pack` and `restore` give and take the whole state.
+    """
 
     def __init__(
         self,
@@ -36,9 +39,13 @@ class Rounds:
         pack: Callable[[], PackedState],
         restore: Callable[[PackedState, str], None],
     ) -> None:
-        """`facts` must be the same on all workers; `pack` and `restore` give and take the whole state."""
-        self._groups, self._lanes = groups, lanes
-        self._facts, self._pack, self._restore = facts, pack, restore
+        self._groups, self._lanes, self._facts, self._pack, self._restore = (
+            groups,
+            lanes,
+            facts,
+            pack,
+            restore,
+        )
         self._group: Group | None = None
         self.cursor = Cursor()
         self.arrival: Arrival | None = None
@@ -46,7 +53,7 @@ class Rounds:
         self.moves = False  # whether all workers agreed to form another group
         self.entered = 0  # groups that this worker has been in
         self.is_mixed = True  # whether a worker of the group has not yet shown that it computes as the others
-        self._is_new = True
+        self._is_new, self._is_broken = True, False
         self.on_enter: Callable[[Group], None] = lambda group: None  # called in every new group
 
     @property
@@ -58,6 +65,11 @@ class Rounds:
 
     def start(self) -> None:
         """Form the first group, unless there is one; that may bring a place to go on from."""
+        if self._is_broken:
+            raise LockstepError(
+                "a loop over lanes or blocks was left before its end, by an error or a `break`, so this "
+                "worker is not where the others are: loop to the end; after an error, end the script"
+            )
         if self._group is None:
             self._enter_next()
 
@@ -130,6 +142,9 @@ class Rounds:
                 is_complete = True
                 if self._groups.is_elastic and group.size > 1:
                     group.barrier()  # who passes it knows that all others have the results, too
+            except GeneratorExit:
+                self._is_broken = True  # by an error or a `break`, while the others wait
+                raise
             except GroupLost:
                 is_lost = True  # handled below: the handler's frames would keep the group's sockets open
             if not is_lost:
@@ -166,7 +181,7 @@ class Rounds:
 
     def end(self) -> None:
         """The script is done with its workers; those that wait to join are told."""
-        if self._group is not None:
+        if self._group is not None and not self._is_broken:
             rank = self._group.rank
             with suppress(GroupLost, RuntimeError, OSError):
                 self._groups.leave(self._group)

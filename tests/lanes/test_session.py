@@ -209,6 +209,21 @@ def test_wrong_use_is_refused_by_name():
         session.setup(3)
 
 
+def test_a_loop_that_is_left_early_is_not_gone_on_with():
+    session, model, _ = make()
+    batches = iter(session.loader(DATA, batch=16))
+    with pytest.raises(LockstepError, match="to its end"), session.step():
+        for _ in next(batches):
+            break
+    with pytest.raises(LockstepError, match="was left before its end"):
+        next(batches)
+    session, model, _ = make()
+    for _ in session.evaluate(DATA, batch=10):
+        break
+    with pytest.raises(LockstepError, match="was left before its end"):
+        train(session, model)
+
+
 def test_the_sampler_gives_every_worker_its_lanes():
     whole = list(LaneSampler(70, batch=16, lanes=4, seed=3))
     assert len({number for lane in whole for number in lane}) == 64
