@@ -13,13 +13,11 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, TypeVar
 
-import torch
-
 from lockstep.comm.group import Group
 from lockstep.comm.group_source import GroupSource, LeftOut
 from lockstep.errors import GroupLost, LockstepError, SpecError, WorkersDiffer
 from lockstep.lanes.cursor import Arrival, Cursor
-from lockstep.lanes.state_tree import PackedState
+from lockstep.lanes.state_tree import PackedState, broadcast_state
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -231,22 +229,10 @@ class Rounds:
         """Send the state and the cursor of one worker to those that have none."""
         is_source = group.rank == source
         waits = self.arrival if is_source else None
-        state = (waits.state if waits else self._pack()) if is_source else PackedState({}, {})
-        table: dict[str, Any] = {"cursor": self.cursor.dump(), "table": state.table}
-        table["tensors"] = [
-            [name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in state.tensors.items()
-        ]
-        told = json.loads(group.broadcast_bytes(json.dumps(table).encode(), source))
-        tensors = {}
-        for name, dtype, shape in told["tensors"]:
-            if is_source:
-                tensor = state.tensors[name].cpu().contiguous()  # a GPU may be the sender's alone
-            else:
-                tensor = torch.empty(shape, dtype=getattr(torch, dtype))
-            group.broadcast(tensor, source)
-            tensors[name] = tensor
+        state = (waits.state if waits else self._pack()) if is_source else None
+        cursor, arrived = broadcast_state(group, source, self.cursor.dump(), state)
         if takes:
-            self.load(told["cursor"], PackedState(told["table"], tensors), f"worker {source}")
+            self.load(cursor, arrived, f"worker {source}")
 
 
 def _compare(ours: dict[str, Any], theirs: dict[str, Any], rank: int) -> None:

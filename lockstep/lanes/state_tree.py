@@ -7,6 +7,7 @@ Nothing is pickled: values that JSON has no form for are tagged, and a type that
 from __future__ import annotations
 
 import collections
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lockstep.comm.group import Group
 from lockstep.errors import LockstepError
 from lockstep.models.tensors import model_tensors, tensors_sha256
 
@@ -63,6 +65,23 @@ def restore_state(objects: Mapping[str, Any], state: PackedState, source: str) -
                 tensor.copy_(unpacked[name][key])
         else:
             thing.load_state_dict(unpacked[name])
+
+
+def broadcast_state(
+    group: Group, source: int, cursor: dict[str, Any], state: PackedState | None
+) -> tuple[dict[str, Any], PackedState]:
+    """The cursor and the state of one worker on all of them; only that worker gives a state."""
+    tensors = state.tensors if state else {}
+    forms = [[name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in tensors.items()]
+    table = {"cursor": cursor, "table": state.table if state else {}, "tensors": forms}
+    told = json.loads(group.broadcast_bytes(json.dumps(table).encode(), source))
+    arrived = {}
+    for name, dtype, shape in told["tensors"]:
+        # through the host: the receivers may have no GPU tensor of that size yet
+        here = tensors[name].cpu().contiguous() if state else torch.empty(shape, dtype=getattr(torch, dtype))
+        group.broadcast(here, source)
+        arrived[name] = here
+    return told["cursor"], PackedState(told["table"], arrived)
 
 
 def _check_module(name: str, module: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
