@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from lockstep.errors import LockstepError
 from lockstep.lanes.state_tree import PackedState
+
+_A = {"step": "a step", "evaluation": "an evaluation", "save": "a save", "end": "the end of its epochs"}
 
 
 @dataclass
@@ -15,6 +18,7 @@ class Cursor:
     epoch: int = -1  # -1 before and outside `session.epochs`
     loader: int = -1  # which pass over a loader in this epoch; -1 before the first
     batch: int = -1  # the batch that was begun last in that pass
+    data: str = ""  # what is read in that pass: number of samples and batch size
     step: int = 0  # steps taken
     saved: int = 0  # steps taken when the state was last saved
     results: list[Any] = field(default_factory=list)
@@ -34,3 +38,27 @@ class Arrival:
     before: list[Any]  # recorded results of rounds that come before the cursor's place
     results: list[Any]  # and of those that come after it
     is_near: bool  # whether the script has come to the cursor's place
+
+    @property
+    def coming_steps(self) -> int:
+        """Steps that are still to be passed over."""
+        return [kind for kind, _ in self.results].count("step")
+
+    def take(self, kind: str) -> dict[str, float] | None:
+        """The recorded result of the coming round; None if there is none, and the script has arrived."""
+        recorded = self.results if self.is_near else self.before
+        if not recorded and self.is_near:
+            return None
+        if not recorded:
+            raise LockstepError(
+                "the script does something between epochs that cannot be passed over on the way to where it "
+                "goes on: write its loop as `for epoch in session.epochs(…)`"
+            )
+        was, result = recorded.pop(0)
+        if was != kind:
+            raise LockstepError(
+                f"{self.source}: the script comes to {_A[kind]} where it came to {_A[was]} before: it was "
+                "changed, or it counts something by itself; count by session.steps and batch.number"
+            )
+        found: dict[str, float] = result
+        return found

@@ -44,7 +44,8 @@ def join(
         world = None
     chosen = prepare_device(device, threads, world.local_rank if world else None, tf32)
     groups = WorkerGroups(world, backend, chosen)
-    session = Session(Script(groups, chosen, lanes, seed, Path(trace) if trace else None))
+    script = Script(groups, chosen, lanes, seed, Path(trace) if trace else None)
+    session = Session(script, world.rank, world.size) if world else Session(script)
     session.setup(*objects)
     if world and world.stdout_fd >= 0:
         session.script.rounds.on_enter = partial(_take_output, world.stdout_fd)

@@ -44,8 +44,8 @@ class LaneLoader:
         return self._steps
 
     def __iter__(self) -> Iterator[GlobalBatch]:
-        epoch = self._script.progress.epoch
-        for number in self._script.progress.batches(len(self)):
+        epoch, data = self._script.progress.epoch, f"{len(self._dataset)} samples in batches of {self._batch}"
+        for number in self._script.progress.batches(len(self), data):
             yield GlobalBatch(self, epoch, number)
         self._at = None  # its processes are not needed any more
         self._lanes = iter(())

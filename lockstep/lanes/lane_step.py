@@ -36,15 +36,18 @@ class LaneStep:
         self._logged: dict[str, Tensor] = {}  # of the present lane
 
     def __enter__(self) -> LaneStep:
+        self._guards = [optimizer.register_step_pre_hook(_refuse_update) for optimizer in self._optimizers]
         self._script.begin_step(self.lanes_of)
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._script.end_step()
+        for guard in self._guards:
+            guard.remove()
         if kind is None and not self._skipped:
             if self._means is None:
                 raise LockstepError(
-                    "a step without lanes: inside `with script.step()`, loop over the batch to its end"
+                    "a step without lanes: inside `with session.step()`, loop over the batch to its end"
                 )
             self._commit(self._means)
         self._script.objects.drop_gradients()
@@ -56,6 +59,7 @@ class LaneStep:
         scaled = self._scaler.scale(loss) if self._scaler else loss
         scaled.backward(**options)
         self._loss += loss.detach().double()
+        self._has_loss = True
 
     def log(self, **values: Tensor | float) -> None:
         """Note numbers of a lane; `step[name]` is their mean over all lanes, after the loop over them."""
@@ -63,6 +67,8 @@ class LaneStep:
             raise LockstepError(
                 "step.log: call it inside `for lane in batch`; it takes the values of one lane"
             )
+        if "loss" in values:
+            raise LockstepError("step.log: 'loss' is the sum of what step.backward got; take another name")
         for name, value in values.items():
             noted = value.detach() if isinstance(value, Tensor) else torch.tensor(float(value))
             self._logged[name] = noted.double().to(self._script.device).reshape(())
@@ -82,15 +88,19 @@ class LaneStep:
         if self._means is not None or self._skipped:
             raise LockstepError("one loop over lanes in each step: begin another step for another loop")
         rounds = self._script.rounds
-        recorded = rounds.skip()
+        recorded = rounds.skip("step")
         if recorded is not None:
             self._values, self._skipped = recorded, True
             for optimizer in self._optimizers:
                 optimizer._opt_called = True  # else a schedule would warn that it comes before the update
+            for parameter in self._params:
+                parameter.grad = torch.zeros_like(
+                    parameter
+                )  # the script may look at them; dropped at the end
             return
         yield from rounds.passes(lambda group: self._run(group, batch))
         assert self._values is not None
-        rounds.cursor.results.append(self._values)
+        rounds.record("step", self._values)
 
     def _run(self, group: Group, batch: GlobalBatch) -> Iterator[Any]:
         modules = self._script.buffers
@@ -110,13 +120,15 @@ class LaneStep:
         for number, lane in zip(own, batch.read(group.size, group.rank), strict=True):
             yield from self._lane(number, lane, where)
             numbers = torch.stack([self._loss, self._move(), *self._logged.values()])
+            if not self._has_loss and any(p.grad is not None for p in self._params):
+                raise LockstepError("call step.backward(loss) in place of loss.backward()")
             used = torch.tensor([float(p.grad is not None) for p in self._params], device=script.device)
             grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._params]
             floats = [buffer.clone() for buffer in modules.floats()]
             if reduction is None:
                 self._names = list(self._logged)
                 reduction = script.reduction(group, self._params, self._names, [numbers, used])
-                reduction.begin()
+                reduction.begin(check_ints=script.device.type == "cpu")
             elif self._names != list(self._logged):
                 raise LockstepError(f"step.log: lane {number} logged other names than the lane before")
             reduction.add(grads, [numbers, used], floats, [buffer.clone() for buffer in modules.ints()])
@@ -134,7 +146,7 @@ class LaneStep:
         script.objects.drop_gradients()
         self._loss, self._logged = torch.zeros((), dtype=torch.float64, device=script.device), {}
         seed_all(script.device, "lane", *where, number)
-        self._in_lane = True
+        self._in_lane, self._has_loss = True, False
         try:
             yield lane
         finally:
@@ -204,6 +216,12 @@ class LaneStep:
             f"step {self._script.rounds.cursor.step}: {where} is not finite (loss {loss:g}); the step was "
             "not applied: lower the learning rate or clip gradients"
         )
+
+
+def _refuse_update(optimizer: Any, arguments: Any, options: Any) -> None:
+    raise LockstepError(
+        f"{type(optimizer).__name__}.step: leave it out; the end of `with session.step()` updates"
+    )
 
 
 def _unique(params: Any) -> list[Tensor]:

@@ -22,12 +22,15 @@ class Progress:
     def __init__(self, rounds: Rounds, device: torch.device, seed: int) -> None:
         self._rounds, self._device, self._seed = rounds, device, seed
         self._passes = -1  # over loaders, in this epoch
-        self._is_looping = False
+        self._is_looping = self._has_epochs = False
         self.on_batch: Callable[[], None] = lambda: None  # called between batches, before the place moves on
 
     def epochs(self, number: int) -> Iterator[int]:
         """The epochs that are left of `number`."""
         rounds = self._rounds
+        if self._has_epochs:
+            raise LockstepError("session.epochs: one loop over epochs in a script; join again for another")
+        self._has_epochs = True
         rounds.start()
         if not rounds.is_far:
             rounds.meet()
@@ -41,11 +44,17 @@ class Progress:
             yield epoch
             rounds.meet()
             self._move(Cursor(epoch + 1))
+        cursor = rounds.cursor
+        if rounds.is_far and (cursor.epoch > number or cursor.loader >= 0):
+            raise LockstepError(
+                f"the training was saved in epoch {cursor.epoch}, counted from 0, and this script has "
+                f"{number}: give session.epochs as many as before, or more"
+            )
         rounds.come_near()
         seed_all(self._device, "end", self._seed, number)
 
-    def batches(self, length: int) -> Iterator[int]:
-        """The batches that are left of the next pass over a loader."""
+    def batches(self, length: int, data: str) -> Iterator[int]:
+        """The batches that are left of the next pass over a loader; `data` says what it reads."""
         if self._is_looping:
             raise LockstepError("session.loader: loop over one loader at a time")
         rounds, self._passes = self._rounds, self._passes + 1
@@ -53,11 +62,16 @@ class Progress:
         if rounds.is_far:
             if mine < cursor.loader:
                 return
+            if cursor.data != data:
+                raise LockstepError(
+                    f"the training was saved with {cursor.data}, and now there are {data}: that would be "
+                    "another training"
+                )
             first = cursor.batch  # once more: its steps are passed over, with their results
         self._is_looping = True
         try:
             for number in range(first, length):
-                self._begin(Cursor(cursor.epoch, mine, number))
+                self._begin(Cursor(cursor.epoch, mine, number, data))
                 yield number
         finally:
             self._is_looping = False

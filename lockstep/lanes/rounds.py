@@ -92,18 +92,20 @@ class Rounds:
         if self.arrival:
             self.arrival.is_near = True
 
-    def skip(self) -> Any | None:
+    def record(self, kind: str, result: dict[str, float]) -> None:
+        """Note the result of a round, for scripts that will pass over it."""
+        self.cursor.results.append([kind, result])
+
+    @property
+    def steps(self) -> int:
+        """Steps taken, as seen from where the script is: those still to be passed over do not count."""
+        return self.cursor.step - (self.arrival.coming_steps if self.arrival else 0)
+
+    def skip(self, kind: str) -> dict[str, float] | None:
         """The recorded result of the coming round, if it is done already; else None."""
         self.start()
-        if self.arrival:
-            recorded = self.arrival.results if self.arrival.is_near else self.arrival.before
-            if recorded:
-                return recorded.pop(0)
-            if not self.arrival.is_near:
-                raise LockstepError(
-                    "the script does something between epochs that cannot be passed over on the way to "
-                    "where it goes on: write its loop as `for epoch in session.epochs(…)`"
-                )
+        if self.arrival and (recorded := self.arrival.take(kind)) is not None:
+            return recorded
         self.arrive()
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -64,16 +65,18 @@ class Script:
         self, group: Group, params: list[Tensor], names: list[str], numbers: list[Tensor]
     ) -> StepReduction:
         """The reduction of these gradients and numbers; made once for each group, after all have agreed."""
+        mine = [[f"{tuple(p.shape)} {p.dtype}" for p in params], names]
+        text = hashlib.sha256(json.dumps(mine).encode()).digest()
+        for rank, theirs in enumerate(group.all_gather_bytes(text)):
+            if theirs != text:
+                raise WorkersDiffer(
+                    f"worker {rank} reduces other gradients or logs other names than worker {group.rank}: "
+                    "every worker's lanes must log the same names"
+                )
         key = self.rounds.entered, tuple(map(id, params)), tuple(names)
         if key not in self._reductions:
             for old in [k for k in self._reductions if k[0] != key[0]]:
                 self._reductions.pop(old).close()
-            mine = [[f"{tuple(p.shape)} {p.dtype}" for p in params], names]
-            for rank, text in enumerate(group.all_gather_bytes(json.dumps(mine).encode())):
-                if json.loads(text) != mine:
-                    raise WorkersDiffer(
-                        f"worker {rank} reduces other gradients or logs other names than worker {group.rank}"
-                    )
             like = Means(params, numbers, self.buffers.floats(), self.buffers.ints())
             # no overlap: a lane may have several backward passes
             self._reductions[key] = StepReduction(

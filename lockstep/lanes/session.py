@@ -27,8 +27,9 @@ Collate = Callable[[list[Any]], Any]
 class Session:
     """One worker's part of a training script; `lockstep.lanes.join` makes it."""
 
-    def __init__(self, script: Script) -> None:
-        self.script, self._rounds = script, script.rounds
+    def __init__(self, script: Script, rank: int = 0, workers: int = 1) -> None:
+        """`rank` and `workers` are those before the first group is formed."""
+        self.script, self._rounds, self._first = script, script.rounds, (rank, workers)
         self.device, self.lanes, self.seed = script.device, script.lanes, script.seed
         seed_all(self.device, "session", self.seed)
 
@@ -44,7 +45,7 @@ class Session:
             self.script.objects.add(thing)
         return objects[0] if len(objects) == 1 else objects
 
-    def epochs(self, number: int, checkpoint: str | Path = "", every: int | str = 0) -> Iterator[int]:
+    def epochs(self, number: int, checkpoint: str | Path = "", every: int = 0) -> Iterator[int]:
         """The epochs of a training, from where it stopped on; at the end all workers compare their state.
 
         With `checkpoint`, a path, it goes on from that file if there is one, and saves there after each epoch
@@ -52,16 +53,16 @@ class Session:
         """
         if checkpoint:
             self.load(checkpoint, missing_ok=True)
-        if checkpoint and int(every):
-            self.script.progress.on_batch = partial(self._save_every, checkpoint, int(every))
+        if checkpoint and every:
+            self.script.progress.on_batch = partial(self._save_every, checkpoint, every)
         for epoch in self.script.progress.epochs(number):
             yield epoch
             if checkpoint:
                 self.save(checkpoint)
         self.script.progress.on_batch = lambda: None
-        if self._rounds.skip() is None:
+        if self._rounds.skip("end") is None:
             self._rounds.run(self._prove_state)
-            self._rounds.cursor.results.append({})
+            self._rounds.record("end", {})
 
     def loader(
         self,
@@ -95,10 +96,10 @@ class Session:
 
     def save(self, path: str | Path) -> None:
         """Save the whole state and where the script is; worker 0 writes, once all are found equal."""
-        if self._rounds.skip() is None:
+        if self._rounds.skip("save") is None:
             self._rounds.cursor.saved = self.steps
             self._rounds.run(partial(self._write, Path(path)))
-            self._rounds.cursor.results.append({})
+            self._rounds.record("save", {})
 
     def load(self, path: str | Path, missing_ok: bool = False) -> bool:
         """Go on from a file that `save` wrote, with any number of workers; call it after `setup`.
@@ -135,12 +136,12 @@ class Session:
     @property
     def rank(self) -> int:
         """This worker's number now; under our launcher it changes when workers are lost."""
-        return self._rounds.group.rank
+        return self._rounds.group.rank if self._rounds.entered else self._first[0]
 
     @property
     def workers(self) -> int:
         """The number of workers now."""
-        return self._rounds.group.size
+        return self._rounds.group.size if self._rounds.entered else self._first[1]
 
     @property
     def is_main(self) -> bool:
@@ -150,7 +151,7 @@ class Session:
     @property
     def steps(self) -> int:
         """Steps taken so far."""
-        return self._rounds.cursor.step
+        return self._rounds.steps
 
     def close(self) -> None:
         """End the session; at the end of a script this happens by itself."""

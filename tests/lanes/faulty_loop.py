@@ -60,8 +60,8 @@ def around(owner, name, before="", after=""):
     setattr(owner, name, call)
 
 
-def remember(self, script, inner=sessions.Session.__init__):
-    inner(self, script)
+def remember(self, *arguments, inner=sessions.Session.__init__):
+    inner(self, *arguments)
     current.append(self)
 
 

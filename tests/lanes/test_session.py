@@ -224,6 +224,50 @@ def test_a_loop_that_is_left_early_is_not_gone_on_with():
         train(session, model)
 
 
+def test_a_file_does_not_fit_a_script_that_was_changed(tmp_path):
+    path = tmp_path / "a.safetensors"
+    session, model, _ = make()
+    train(session, model, epochs=3, stop=9, save=path)
+
+    def go_on(epochs=3, data=DATA, before=None):
+        session, model, _ = make()
+        session.load(path)
+        for _ in session.epochs(epochs):
+            for batch in session.loader(data, batch=16):
+                if before:
+                    before(session)
+                assert session.steps == 4 * batch.epoch + batch.number
+                with session.step() as step:
+                    for x, y in batch:
+                        step.backward(F.cross_entropy(model(x), y))
+                    assert all(p.grad is not None for p in model.parameters())
+
+    with pytest.raises(LockstepError, match="saved in epoch 2, counted from 0, and this script has 1"):
+        go_on(epochs=1)
+    with pytest.raises(LockstepError, match="saved with 64 samples in batches of 16, and now there are 32"):
+        go_on(data=torch.utils.data.Subset(DATA, range(32)))
+    with pytest.raises(LockstepError, match="comes to an evaluation where it came to a step"):
+        go_on(before=lambda session: list(session.evaluate(DATA, batch=10)))
+    go_on()
+    session, model, _ = make()
+    train(session, model, epochs=1)
+    with pytest.raises(LockstepError, match="one loop over epochs"):
+        train(session, model, epochs=2)
+
+
+def test_leftovers_of_a_plain_loop_are_refused():
+    for leftover, text in ((0, "leave it out"), (1, "in place of loss"), (2, "another name")):
+        session, model, optimizer = make()
+        batch = next(iter(session.loader(DATA, batch=16)))
+        with pytest.raises(LockstepError, match=text), session.step() as step:
+            for x, y in batch:
+                loss = F.cross_entropy(model(x), y)
+                loss.backward() if leftover == 1 else step.backward(loss)
+                if leftover == 2:
+                    step.log(loss=loss)
+            optimizer.step()
+
+
 def test_the_sampler_gives_every_worker_its_lanes():
     whole = list(LaneSampler(70, batch=16, lanes=4, seed=3))
     assert len({number for lane in whole for number in lane}) == 64
