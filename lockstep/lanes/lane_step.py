@@ -25,7 +25,7 @@ _LOSS, _MOVE = 0, 1  # places in the vector of numbers; those that the script lo
 
 
 class LaneStep:
-    """`with script.step() as step`: sums gradients over the lanes of all workers; its end updates."""
+    """`with session.step() as step`: sums gradients over the lanes of all workers; its end updates."""
 
     def __init__(self, script: Script, optimizers: Sequence[Any], scaler: Any) -> None:
         self._script, self._optimizers, self._scaler = script, list(optimizers), scaler
@@ -36,8 +36,8 @@ class LaneStep:
         self._logged: dict[str, Tensor] = {}  # of the present lane
 
     def __enter__(self) -> LaneStep:
+        self._script.begin_step(self.lanes_of)  # first, since it refuses a step inside another one
         self._guards = [optimizer.register_step_pre_hook(_refuse_update) for optimizer in self._optimizers]
-        self._script.begin_step(self.lanes_of)
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
@@ -93,10 +93,8 @@ class LaneStep:
             self._values, self._skipped = recorded, True
             for optimizer in self._optimizers:
                 optimizer._opt_called = True  # else a schedule would warn that it comes before the update
-            for parameter in self._params:
-                parameter.grad = torch.zeros_like(
-                    parameter
-                )  # the script may look at them; dropped at the end
+            for parameter in self._params:  # the script may look at gradients; they are dropped at the end
+                parameter.grad = torch.zeros_like(parameter)
             return
         yield from rounds.passes(lambda group: self._run(group, batch))
         assert self._values is not None
@@ -204,17 +202,13 @@ class LaneStep:
 
     def _explain(self, loss: float, means: Means) -> str:
         names = self._script.objects.parameters()
-        bad = [names[p] for p in self._params if p.grad is not None and not p.grad.isfinite().all()]
-        pairs = zip(self._script.buffers.float_names(), means.floats, strict=True)
-        bad += [f"buffer {name}" for name, value in pairs if not value.isfinite().all()]
-        where = (
-            f"the gradient of {bad[0]}"
-            if bad and not bad[0].startswith("buffer ")
-            else (bad or ["the loss"])[0]
-        )
+        found = [(f"the gradient of {names[p]}", p.grad) for p in self._params if p.grad is not None]
+        buffers = zip(self._script.buffers.float_names(), means.floats, strict=True)
+        found += [(f"buffer {name}", value) for name, value in buffers]
+        bad = [name for name, value in found if not value.isfinite().all()]
         return (
-            f"step {self._script.rounds.cursor.step}: {where} is not finite (loss {loss:g}); the step was "
-            "not applied: lower the learning rate or clip gradients"
+            f"step {self._script.rounds.cursor.step}: {[*bad, 'the loss'][0]} is not finite (loss {loss:g}); "
+            "the step was not applied: lower the learning rate or clip gradients"
         )
 
 

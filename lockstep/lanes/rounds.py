@@ -37,13 +37,8 @@ class Rounds:
         pack: Callable[[], PackedState],
         restore: Callable[[PackedState, str], None],
     ) -> None:
-        self._groups, self._lanes, self._facts, self._pack, self._restore = (
-            groups,
-            lanes,
-            facts,
-            pack,
-            restore,
-        )
+        self._groups, self._lanes = groups, lanes
+        self._facts, self._pack, self._restore = facts, pack, restore
         self._group: Group | None = None
         self.cursor = Cursor()
         self.arrival: Arrival | None = None

@@ -104,6 +104,7 @@ class Script:
             "lockstep": lockstep.__version__,
             "lanes": self.lanes,
             "seed": self.seed,
+            "threads": torch.get_num_threads(),
             "objects": self.objects.describe(),
             **fingerprint(self.device),
         }

@@ -112,11 +112,11 @@ class Session:
         if not Path(path).exists() and missing_ok:
             return False
         saved = read_state(Path(path))
-        for key in ("lanes", "seed"):
-            if saved.facts[key] != (mine := getattr(self, key)):
+        for key, mine in self.script.facts().items():
+            if key != "objects" and saved.facts.get(key) != mine:
                 raise IdentityError(
-                    f"{path} was trained with {key}={saved.facts[key]}, and this script has {key}={mine}: "
-                    "it would be another training"
+                    f"{path} was trained with {key}={saved.facts.get(key)}, and this script has "
+                    f"{key}={mine}: it would not end with the same bits"
                 )
         if saved.facts["objects"] != self.script.objects.describe():
             odd = sorted(set(saved.facts["objects"]) ^ set(self.script.objects.describe()))
@@ -177,10 +177,9 @@ class Session:
     def _prove_state(self, group: Group) -> None:
         """Raise an error if workers have different states."""
         state = self.script.objects.pack()
-        mine = {name: tensors_sha256({name: t}) for name, t in state.tensors.items()}
-        mine[""] = state.sha256()
-        texts = group.all_gather_bytes(mine[""].encode())
-        if len(set(texts)) > 1:  # only then all hashes are sent
+        if len(set(group.all_gather_bytes(state.sha256().encode()))) > 1:  # then which tensor is it?
+            mine = {name: tensors_sha256({name: t}) for name, t in state.tensors.items()}
+            mine[""] = state.sha256()
             for rank, text in enumerate(group.all_gather_bytes(json.dumps(mine).encode())):
                 odd = [name for name, value in json.loads(text).items() if mine.get(name) != value]
                 if odd:

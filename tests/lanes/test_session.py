@@ -187,6 +187,7 @@ def test_wrong_use_is_refused_by_name():
         list(batch)
     with pytest.raises(LockstepError, match="inside another one"), session.step(), session.step():
         pass
+    take(session, model, batch)  # nothing is left of it
     with pytest.raises(LockstepError, match="one loader at a time"):
         list(zip(session.loader(DATA, batch=16), session.loader(DATA, batch=16), strict=True))
     with pytest.raises(LockstepError, match="no parameter"), session.step():
