@@ -15,7 +15,7 @@ def lockstep_step(case: Case, lanes: int, kernels: str = "auto") -> Callable[[],
     from lockstep.data.store import MemorySplit, Store
     from lockstep.kernels.numerics import prepare_device
     from lockstep.spec import Kernels, Model, Optimizer, Run, Train
-    from lockstep.train.setup import set_up
+    from lockstep.train.setup import Given, set_up
 
     run = Run(
         model=Model(case.model),
@@ -30,7 +30,7 @@ def lockstep_step(case: Case, lanes: int, kernels: str = "auto") -> Callable[[],
     )
     half = (0.5,) * case.in_channels
     store = Store("random", tuple(map(str, range(case.num_classes))), shape, split, split, half, half)
-    losses = train_on(set_up(run, prepare_device("cuda", 1), data=store))
+    losses = train_on(set_up(run, prepare_device("cuda", 1), Given(data=store)))
     return lambda: next(losses)
 
 

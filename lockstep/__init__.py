@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from lockstep.runs.predictor import Predictor
     from lockstep.train.host_evaluate import Evaluation
     from lockstep.train.loop import Result
+    from lockstep.train.metric import Metrics
 
 __all__ = [
     "Data",
@@ -55,8 +56,14 @@ def train(
     loss: Loss | None = None,
     on_event: Listener | None = None,
     launch: Launch | None = None,
+    *,
+    metrics: Metrics | None = None,
 ) -> Result:
     """Train a Run; `model` (any nn.Module), `data` (any map-style set, or a pair) and `loss` replace its own.
+
+    With a loss of yours, outputs and targets may have any shape: masks, several labels, numbers, dicts.
+    `metrics` are functions of outputs and targets by name, computed in every evaluation: each gives the mean
+    over the samples it got, or a pair (numerators, denominators) to be summed over all of them first.
 
     A progress bar is drawn unless `on_event` is given, which then gets every event instead. With several
     workers (`launch=Launch(workers=4)`, torchrun, mpirun) each one runs the whole script, and worker 0 tells.
@@ -66,8 +73,9 @@ def train(
 
     launch = start_workers(launch or Launch(), run)
     from lockstep.cli.listeners import train_with_listeners
+    from lockstep.train.setup import Given
 
-    return train_with_listeners(run, launch, on_event, model=model, data=data, loss=loss)
+    return train_with_listeners(run, launch, on_event, Given(model, data, loss, metrics or {}))
 
 
 def is_main() -> bool:
@@ -97,10 +105,11 @@ def evaluate(
     data: Any = None,
     loss: Loss | None = None,
     *,
+    metrics: Metrics | None = None,
     checkpoint: str = "last",
     device: str = "auto",
 ) -> Evaluation:
-    """Loss and accuracy of a run on its test images; `model`, `data` and `loss` are those of `train`.
+    """Loss, accuracy and metrics of a run on its test images; what is given here is as for `train`.
 
     What the run took from a script has to be given again; a loss that is left out is the one that the Run
     names. Of `data` the test part counts, whatever the run was trained on.
@@ -109,7 +118,7 @@ def evaluate(
     from lockstep.train.evaluate import evaluate_trained, open_given_data
 
     trained = open_trained(Path("runs"), str(run), device=device, which=checkpoint, model=model)
-    return evaluate_trained(trained, open_given_data(trained, data).test, loss)
+    return evaluate_trained(trained, open_given_data(trained, data).test, loss, metrics)
 
 
 def export(

@@ -13,6 +13,7 @@ from patience import PATIENCE_S
 import lockstep
 from lockstep.elastic.worker_groups import WorkerGroups
 from lockstep.spec.run_file import from_table, merge, parse_overrides, to_table
+from lockstep.train.setup import Given
 from lockstep.train.worker import fit
 
 OVERRIDES = (
@@ -32,7 +33,7 @@ def small_run(*overrides: str) -> lockstep.Run:
 
 
 def as_worker(run: lockstep.Run, launch: lockstep.Launch, on_event: Any, **arguments: Any) -> Any:
-    return fit(run, launch, on_event, WorkerGroups, **arguments)
+    return fit(run, launch, on_event, WorkerGroups, Given(**arguments))
 
 
 def train(run: lockstep.Run, runs_dir: Path, by: Any = as_worker, **arguments: Any) -> Any:

@@ -59,6 +59,7 @@ def evaluate(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(row))
     else:
+        assert result.accuracy is not None, "a model by name is a classifier"
         what = f"accuracy on other data, {name}:" if options.other_data else f"{name} accuracy"
         print(
             f"{trained.directory} step {trained.step}: {what} {100 * result.accuracy:.2f} % "

@@ -8,7 +8,6 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
 
 from lockstep.cli.launch import note_rank
 from lockstep.cli.progress import Progress, tell_warnings
@@ -19,31 +18,21 @@ from lockstep.runs.event import EpochDone, Event, Finished, Listener, Started
 from lockstep.spec import Launch, Run
 from lockstep.train.interrupt import Interrupt
 from lockstep.train.loop import Result
+from lockstep.train.setup import Given
 from lockstep.train.worker import fit
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from lockstep.kernels.loss import Loss
 
 _DRAW_EVERY_S = 15.0
 _PATIENCE_S = 3.0
 
 
 def train_with_listeners(
-    run: Run,
-    launch: Launch,
-    on_event: Listener | None,
-    *,
-    model: nn.Module | None = None,
-    data: Any = None,
-    loss: Loss | None = None,
+    run: Run, launch: Launch, on_event: Listener | None = None, given: Given | None = None
 ) -> Result:
     """Train as one worker; worker 0 draws curves.png, and shows progress unless `on_event` is given."""
     try:
         with ExitStack() as stack:
             watch = _Watch(stack, launch, on_event)
-            result = fit(run, launch, watch, WorkerGroups, model=model, data=data, loss=loss)
+            result = fit(run, launch, watch, WorkerGroups, given or Given())
         note_rank(result.rank)
         return result
     except GroupLost:

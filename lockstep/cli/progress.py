@@ -108,7 +108,7 @@ class Progress:
         assert self._started
         self._img_s = 0.9 * self._img_s + 0.1 * event.img_s if self._img_s else event.img_s
         text = (
-            f"loss {event.loss:.4f}  acc {100 * event.accuracy:5.1f} %  {self._img_s:,.0f} img/s  "
+            f"loss {event.loss:.4f}  {_percent(event.accuracy, '5.1')}{self._img_s:,.0f} img/s  "
             f"{self._time_left(event)} left"
         )
         if self._console.is_terminal:
@@ -126,22 +126,27 @@ class Progress:
         waiting = f", {100 * share:.0f} % waiting for data" if share > _MUCH else ""
         self._print(
             f"epoch {event.epoch + 1:{width}}/{self._started.run.train.epochs}  "
-            f"train loss {event.train_loss:.4f} acc {100 * event.train_accuracy:6.2f} %  "
-            f"{event.split} loss {event.eval_loss:.4f} acc {100 * event.eval_accuracy:6.2f} %  "
+            f"train loss {event.train_loss:.4f} {_percent(event.train_accuracy)}"
+            f"{event.split} loss {event.eval_loss:.4f} {_percent(event.eval_accuracy)}{_list(event.metrics)}"
             f"{event.img_s:,.0f} img/s{waiting}{'  best' if event.best else ''}"
         )
 
     def _finish(self, event: Finished) -> None:
         self._stop_bar()
         summary = event.summary
+        counted = tested = ""
+        if "accuracy" in summary:
+            best = f"best {100 * summary['best_accuracy']:.2f} %, "
+            counted = f"accuracy {100 * summary['accuracy']:.2f} %, {best}"
+            tested = f"accuracy {100 * summary.get('test_accuracy', 0):.2f} %, "
         self._print(
-            f"done: {summary.get('split', 'test')} accuracy {100 * summary['accuracy']:.2f} %, best "
-            f"{100 * summary['best_accuracy']:.2f} %, loss {summary['loss']:.4f}, "
-            f"{summary['img_s']:,.0f} img/s"
+            f"done: {summary.get('split', 'test')} {counted}loss {summary['loss']:.4f}, "
+            f"{_list(summary.get('metrics', {}), ', ')}{summary['img_s']:,.0f} img/s"
         )
-        if "test_accuracy" in summary:
+        if "test_loss" in summary:
+            own = _list(summary.get("test_metrics", {}), ", ")
             self._print(
-                f"test accuracy {100 * summary['test_accuracy']:.2f} %, loss {summary['test_loss']:.4f}: "
+                f"test {tested}{own}loss {summary['test_loss']:.4f}: "
                 "of the last weights, on images that were used for no choice"
             )
         self._print(f"weights_sha256 {summary['weights_sha256']}")
@@ -180,6 +185,15 @@ def describe(event: Regrouped) -> str:
         f"{'; '.join(event.changes)}: {_count(event.workers, 'worker')} went on from step {event.step} "
         f"after {event.seconds:.2f} s"
     )
+
+
+def _percent(accuracy: float | None, width: str = "6.2") -> str:
+    """An accuracy; a space if there is none."""
+    return " " if accuracy is None else f"acc {100 * accuracy:{width}f} %  "
+
+
+def _list(metrics: dict[str, float], end: str = "  ") -> str:
+    return "".join(f"{name} {value:.4g}{end}" for name, value in metrics.items())
 
 
 def _count(number: int, noun: str) -> str:

@@ -10,7 +10,7 @@ from lockstep.errors import BadInput
 from lockstep.runs.event import EpochDone, Event, Started, StepDone
 
 _OF_A_STEP = ("loss", "accuracy", "lr", "img_s")
-_OF_AN_EPOCH = ("_loss", "_accuracy")  # how the names of an epoch's scalars end
+_OF_AN_EPOCH = ("_loss", "_accuracy")  # how the names of an epoch's scalars end, beside the user's metrics
 
 
 def check_tensorboard() -> None:
@@ -36,9 +36,15 @@ class TensorBoard:
         if isinstance(event, Started):
             self._writer = self._make_writer(str(event.directory / "tensorboard"))
         elif isinstance(event, StepDone):
-            self._write({name: getattr(event, name) for name in _OF_A_STEP}, event.step, "step")
+            found = {name: getattr(event, name) for name in _OF_A_STEP}
+            self._write({k: v for k, v in found.items() if v is not None}, event.step, "step")
         elif isinstance(event, EpochDone):
-            row = {name: value for name, value in event.row().items() if name.endswith(_OF_AN_EPOCH)}
+            own = tuple(f"{event.split}_{name}" for name in event.metrics)
+            row = {
+                name: value
+                for name, value in event.row().items()
+                if name.endswith(_OF_AN_EPOCH) or name in own
+            }
             self._write(row, event.step, "epoch")
 
     def __exit__(

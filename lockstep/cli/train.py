@@ -124,7 +124,7 @@ def _train(options: argparse.Namespace, run: Run, launch: Launch) -> int:
     launch = start_workers(launch, run)
     from lockstep.cli.listeners import train_with_listeners
 
-    train_with_listeners(run, launch, None)
+    train_with_listeners(run, launch)
     return 0
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from torch import Tensor
 from lockstep.data.augment import Augment
 from lockstep.data.order import lane_positions, sample_ids
 from lockstep.data.store import MemorySplit, Split
+from lockstep.kernels.structure import map_tensors, place
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Lanes:
     """Consecutive lanes of one step, concatenated along dim 0, normalized and on the device."""
 
     images: Tensor  # [k · n, C, H, W]: k lanes of n samples
-    labels: Tensor  # [k · n]
+    labels: Any  # int64 [k · n]; or a structure of tensors [k · n, …], if targets are not class numbers
     num_lanes: int  # k
     first: int = 0  # number of the first lane, among all lanes of the step
 
@@ -33,18 +35,23 @@ class Lanes:
         """The numbers of these lanes among all lanes of the step."""
         return range(self.first, self.first + self.num_lanes)
 
-    def lane(self, index: int) -> tuple[Tensor, Tensor]:
+    @property
+    def lane_size(self) -> int:
+        """Samples per lane."""
+        return len(self.images) // self.num_lanes
+
+    def lane(self, index: int) -> tuple[Tensor, Any]:
         """One lane's images and labels; 64-byte aligned, since BLAS may choose other kernels by alignment."""
-        size = len(self.labels) // self.num_lanes
-        part = slice(index * size, (index + 1) * size)
+        part = slice(index * self.lane_size, (index + 1) * self.lane_size)
         images = self.images[part]
-        return (images if images.data_ptr() % 64 == 0 else images.clone()), self.labels[part]
+        aligned = images if images.data_ptr() % 64 == 0 else images.clone()
+        return aligned, map_tensors(lambda labels: labels[part], self.labels)
 
     def range(self, first: int, count: int) -> Lanes:
         """`count` lanes from lane `first` on, numbered among all lanes of the step."""
-        size = len(self.labels) // self.num_lanes
-        part = slice((first - self.first) * size, (first - self.first + count) * size)
-        return Lanes(self.images[part], self.labels[part], count, first)
+        begin = (first - self.first) * self.lane_size
+        part = slice(begin, begin + count * self.lane_size)
+        return Lanes(self.images[part], map_tensors(lambda labels: labels[part], self.labels), count, first)
 
 
 class TrainLoader:
@@ -76,7 +83,7 @@ class TrainLoader:
             yield from (self._finish(epoch, *self._read(epoch, step)) for step in steps)
             return
         with ThreadPoolExecutor(1, "lockstep-read", self._choose_gpu) as pool:
-            ahead: Future[tuple[Tensor, Tensor, Tensor]] | None = None
+            ahead: Future[tuple[Tensor, Tensor, Any]] | None = None
             for step in steps:
                 raw = ahead.result() if ahead else self._read(epoch, step)
                 ahead = pool.submit(self._read, epoch, step + 1) if step + 1 < len(self) else None
@@ -87,21 +94,21 @@ class TrainLoader:
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
 
-    def _read(self, epoch: int, step: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _read(self, epoch: int, step: int) -> tuple[Tensor, Tensor, Any]:
         every = lane_positions(step, self._batch, self._lanes)
         positions = every[self._own.start : self._own.stop].flatten()
         ids = sample_ids(self._augment.seed, epoch, positions, len(self._split))
         return ids, *self._split.read(ids)
 
-    def _finish(self, epoch: int, ids: Tensor, images: Tensor, labels: Tensor) -> Lanes:
+    def _finish(self, epoch: int, ids: Tensor, images: Tensor, labels: Any) -> Lanes:
         images = self._augment.apply(images.to(self._device), ids.to(self._device), epoch)
         images = images.contiguous(memory_format=self._memory_format)
-        return Lanes(images, labels.to(self._device), len(self._own), self._own.start)
+        return Lanes(images, place(labels, self._device), len(self._own), self._own.start)
 
 
 def eval_blocks(
     split: Split, augment: Augment, block: int, device: torch.device, own: range | None = None
-) -> Iterator[tuple[Tensor, Tensor, int]]:
+) -> Iterator[tuple[Tensor, Any, int]]:
     """Yield blocks of `block` samples for evaluation: images, labels, and the number of real samples.
 
     The last block is padded. `own` selects blocks by number; the default is all of them.
@@ -111,4 +118,4 @@ def eval_blocks(
         ids = torch.arange(first, min(first + block, len(split)))
         real = len(ids)
         images, labels = split.read(torch.cat([ids, ids[-1:].expand(block - real)]))
-        yield augment.normalize(images.to(device)), labels.to(device), real
+        yield augment.normalize(images.to(device)), place(labels, device), real

@@ -1,48 +1,62 @@
-"""Makes a store of a user's map-style data set: an object with `len` that gives (image, label) by index.
+"""Makes a store of a user's map-style data set: an object with `len` that gives (image, target) by index.
 
 Data pipeline of the Python API: store → order → augment → loader; this file makes the store.
-Images are tensors (C H W or H W), NumPy arrays (H W C or H W) or Pillow images. Shapes: N images, C channels.
+Shapes: N images, C channels.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
+from lockstep.data.sample import (
+    as_image,
+    as_label,
+    as_target,
+    check_alike,
+    is_label,
+    is_mask,
+    sample_bytes,
+    stack_targets,
+)
 from lockstep.data.store import Store, check_labels
 from lockstep.errors import DataError
 from lockstep.kernels.random import integers, key
+from lockstep.kernels.structure import describe, describe_tensor, leaves, map_tensors
 
 _NUM_HASHED = 64
-_CHANNELS = 4  # an array with more is probably C H W by mistake
 _TENTH = 10  # one sample in ten is held out of a single data set
 
 
-def from_map_style(data: Any, tell: Callable[[str], None] = lambda text: None) -> Store:
+def from_map_style(
+    data: Any, tell: Callable[[str], None] = lambda text: None, any_target: bool = False
+) -> Store:
     """Make a store of a data set or of a pair (train, test); a Store is returned as it is.
 
-    `tell` gets a message before work that takes long.
+    `tell` gets a message before work that takes long. With `any_target`, targets may be other than integers;
+    then the store has no classes.
     """
     if isinstance(data, Store):
         return data
     train, test = _split(data)
-    first = train.item(0)[0]
+    if any_target:
+        train, test = (replace(split, has_labels=train.is_labelled()) for split in (train, test))
+    first, target = train.item(0)
     channels, height, width = first.shape
-    classes = _classes(train, test, tell)
+    classes = _classes(train, test, tell) if train.has_labels else ()
     unit = first.is_floating_point()  # floats are used as they are
     return Store(
         name=type(train.data).__name__,
         classes=classes,
         shape=(channels, height, width),
-        train=train.expecting(first, len(classes)),
-        test=test.expecting(first, len(classes)),
+        train=train.expecting(first, target, len(classes)),
+        test=test.expecting(first, target, len(classes)),
         mean=(0.0 if unit else 0.5,) * channels,
         std=(1.0 if unit else 0.25,) * channels,
         manifest={
@@ -51,44 +65,62 @@ def from_map_style(data: Any, tell: Callable[[str], None] = lambda text: None) -
             "num_train": len(train),
             "num_test": len(test),
             "sample_sha256": _sample_sha256(train, test),
+            **({} if train.has_labels else {"targets": describe(target)}),
         },
+        has_masks=not train.has_labels and is_mask(target, height, width),
     )
 
 
 @dataclass(frozen=True)
 class MappedSplit:
-    """Some samples of a user's data set; all must have the shape and type of the first."""
+    """Some samples of a user's data set; all must have the shapes and types of the first."""
 
     data: Any
     name: str
     indices: Sequence[int]
+    has_labels: bool = True  # whether targets are class numbers
     shape: tuple[int, ...] = ()
     dtype: torch.dtype = torch.uint8
+    target: Any = None  # of the first sample
     num_classes: int = 0
 
     def __len__(self) -> int:
         return len(self.indices)
 
-    def expecting(self, image: Tensor, num_classes: int) -> MappedSplit:
-        """The same split, whose `read` refuses other shapes and types than `image`'s, and other classes."""
-        return MappedSplit(self.data, self.name, self.indices, tuple(image.shape), image.dtype, num_classes)
+    def expecting(self, image: Tensor, target: Any, num_classes: int) -> MappedSplit:
+        """The same split, whose `read` refuses samples unlike these, and other classes."""
+        return replace(
+            self, shape=tuple(image.shape), dtype=image.dtype, target=target, num_classes=num_classes
+        )
 
-    def read(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        images, labels = torch.empty((len(ids), *self.shape), dtype=self.dtype), []
+    def read(self, ids: Tensor) -> tuple[Tensor, Any]:
+        images, targets = torch.empty((len(ids), *self.shape), dtype=self.dtype), []
         for number, i in enumerate(ids.tolist()):
-            image, label = self.item(i)
+            image, target = self.item(i)
             if tuple(image.shape) != self.shape or image.dtype != self.dtype:
                 raise DataError(
-                    f"{self.where(i)}: image is {_describe(image.dtype, image.shape)}, the first is "
-                    f"{_describe(self.dtype, self.shape)}: all must be equal; resize them in the data set"
+                    f"{self.where(i)}: image is {describe(image)}, the first is "
+                    f"{describe_tensor(self.dtype, self.shape)}: all must be equal; resize them in the data "
+                    "set"
                 )
-            if not 0 <= label < self.num_classes:
-                check_labels(self.where(i), torch.tensor([label]), self.num_classes)
+            self._check_target(i, target)
             images[number].copy_(image)  # copied, as the data set may reuse its buffer
-            labels.append(label)
+            targets.append(target if self.has_labels else map_tensors(Tensor.clone, target))
         if self.dtype.is_floating_point:
             self._check_finite(ids, images)
-        return images, torch.tensor(labels, dtype=torch.int64)
+        return images, torch.tensor(targets, dtype=torch.int64) if self.has_labels else stack_targets(targets)
+
+    def _check_target(self, i: int, target: Any) -> None:
+        if self.has_labels:
+            if not 0 <= target < self.num_classes:
+                check_labels(self.where(i), torch.tensor([target]), self.num_classes)
+            return
+        try:
+            check_alike(target, self.target)
+        except TypeError as error:
+            raise DataError(f"{self.where(i)}: {error}") from None
+        if not all(part.isfinite().all() for part in leaves(target)):
+            raise DataError(f"{self.where(i)}: the target has values that are not finite: correct it")
 
     def _check_finite(self, ids: Tensor, images: Tensor) -> None:
         bad = ~images.isfinite().flatten(1).all(1)
@@ -99,14 +131,20 @@ class MappedSplit:
     def where(self, i: int) -> str:
         return f"{self.name}[{self.indices[i]}]"
 
-    def item(self, i: int) -> tuple[Tensor, int]:
-        """One sample as a tensor [C, H, W] and an integer."""
+    def item(self, i: int) -> tuple[Tensor, Any]:
+        """One sample: a tensor [C, H, W], and an integer or a structure of tensors."""
         sample = self.data[self.indices[i]]
         try:
-            image, label = sample
-            return _as_tensor(image), _as_label(label)
+            image, target = sample
+            return as_image(image), as_label(target) if self.has_labels else as_target(target)
         except (TypeError, ValueError) as error:
-            raise DataError(f"{self.where(i)}: a sample must be (image, label): {error}") from error
+            what = "label" if self.has_labels else "target"
+            raise DataError(f"{self.where(i)}: a sample must be (image, {what}): {error}") from error
+
+    def is_labelled(self) -> bool:
+        """Whether the first sample's target is a class number."""
+        sample = self.data[self.indices[0]]
+        return not isinstance(sample, tuple | list) or len(sample) != 2 or is_label(sample[1])
 
     def labels(self) -> Tensor:
         """Every label: from the list `targets` or `labels` if there is one, else by reading all samples."""
@@ -122,10 +160,6 @@ class MappedSplit:
                 if numbers.ndim == 1 and numbers.dtype.kind in "iu":
                     return torch.as_tensor(numbers.astype(np.int64))[torch.as_tensor(self.indices)]
         return None
-
-
-def _describe(dtype: torch.dtype, shape: Iterable[int]) -> str:
-    return f"{str(dtype).removeprefix('torch.')} {'x'.join(map(str, shape))}"
 
 
 def _split(data: Any) -> tuple[MappedSplit, MappedSplit]:
@@ -186,40 +220,6 @@ def _classes(train: MappedSplit, test: MappedSplit, tell: Callable[[str], None])
     return tuple(str(name) for name in (named if named is not None else range(count)))
 
 
-def _as_tensor(image: Any) -> Tensor:
-    if isinstance(image, Image.Image):
-        image = np.array(image if image.mode in ("L", "RGB") else image.convert("RGB"))
-    if isinstance(image, np.ndarray):
-        array = torch.from_numpy(np.array(image))
-        if array.dim() == 3 and array.shape[2] > _CHANNELS >= array.shape[0]:
-            raise TypeError(
-                f"an array is H x W x C, so this one has {array.shape[2]} channels: give "
-                "torch.from_numpy(image) if it is C x H x W"
-            )
-        tensor = array.permute(2, 0, 1).contiguous() if array.dim() == 3 else array
-    elif isinstance(image, Tensor):
-        tensor = image.detach()
-    else:
-        raise TypeError(f"an image is a tensor, an array or a Pillow image, not {type(image).__name__}")
-    if tensor.dim() == 2:
-        tensor = tensor.unsqueeze(0)
-    if tensor.dim() != 3 or not (tensor.dtype == torch.uint8 or tensor.is_floating_point()):
-        raise TypeError(
-            f"an image is uint8 or float in 2 or 3 dims, not {_describe(tensor.dtype, tensor.shape)}"
-        )
-    return tensor.float() if tensor.is_floating_point() else tensor
-
-
-def _as_label(label: Any) -> int:
-    size = label.numel() if isinstance(label, Tensor) else np.size(label)
-    if size != 1:
-        raise TypeError(f"a label is an integer, not {size} values: for a one-hot label, give its argmax()")
-    number = label.item() if isinstance(label, Tensor | np.ndarray | np.generic) else label
-    if isinstance(number, bool) or not isinstance(number, int):
-        raise TypeError(f"a label is an integer, not {type(label).__name__}")
-    return number
-
-
 def _sample_sha256(*splits: MappedSplit) -> str:
     """A hash over at most 64 samples of each split, evenly spaced: enough to tell data sets apart.
 
@@ -228,11 +228,11 @@ def _sample_sha256(*splits: MappedSplit) -> str:
     digest, hashes = hashlib.sha256(), []
     places = [(split, i) for split in splits for i in _evenly(len(split))]
     for split, i in places:
-        found = _sample_bytes(*split.item(i))
+        found = sample_bytes(*split.item(i))
         digest.update(found)
         hashes.append(hashlib.sha256(found).digest())
     for (split, i), known in zip(places, hashes, strict=True):  # a second pass: the latest may be cached
-        if hashlib.sha256(_sample_bytes(*split.item(i))).digest() != known:
+        if hashlib.sha256(sample_bytes(*split.item(i))).digest() != known:
             raise DataError(
                 f"{split.where(i)}: read twice, it gives two different samples: put random changes of images "
                 "into data.augment; a data set must give the same sample for the same number"
@@ -243,8 +243,3 @@ def _sample_sha256(*splits: MappedSplit) -> str:
 def _evenly(length: int) -> list[int]:
     count = min(_NUM_HASHED, length)
     return [number * length // count for number in range(count)]
-
-
-def _sample_bytes(image: Tensor, label: int) -> bytes:
-    described = f"{_describe(image.dtype, image.shape)} {label}".encode()
-    return described + image.contiguous().numpy().tobytes()

@@ -23,8 +23,11 @@ class Split(Protocol):
 
     def __len__(self) -> int: ...
 
-    def read(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Images [N, C, H, W] (uint8, or float already in its final range) and int64 labels [N]."""
+    def read(self, ids: Tensor) -> tuple[Tensor, Any]:
+        """Images [N, C, H, W] (uint8, or float already in its final range) and their targets.
+
+        Targets are int64 labels [N]; in a store without classes, a structure of tensors [N, …].
+        """
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class Store:
     """
 
     name: str
-    classes: tuple[str, ...]
+    classes: tuple[str, ...]  # none if targets are not class numbers
     shape: tuple[int, int, int]  # C H W
     train: Split
     test: Split
@@ -61,6 +64,7 @@ class Store:
     test_name: str = "test"  # "val" if the data has validation images but no test images
     notices: tuple[str, ...] = ()  # for the user: how the data was read
     warnings: tuple[str, ...] = ()
+    has_masks: bool = False  # whether a part of a target lies on the pixels of its image
 
     @property
     def chosen_by(self) -> tuple[str, Split]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 
+from lockstep.kernels.structure import as_float
 from lockstep.spec import Train
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[[Any, Any], Tensor]  # of outputs and targets; for a classifier, of logits and labels
 
 
 def make_loss(train: Train) -> Loss:
@@ -30,14 +32,26 @@ class CrossEntropy:
         return F.cross_entropy(logits, labels, label_smoothing=self.smoothing)
 
 
+@dataclass(frozen=True)
+class WholeLoss:
+    """A user's loss over all that a model gives, where that is not one logit for each class."""
+
+    function: Loss
+
+    def __call__(self, outputs: Any, targets: Any) -> Tensor:
+        return self.function(as_float(outputs), targets)
+
+
 def squared_error(logits: Tensor, labels: Tensor) -> Tensor:
     """Softmax, then the squared distance to the one-hot label."""
     target = F.one_hot(labels, logits.shape[1]).to(logits.dtype)
     return (logits.softmax(1) - target).square().sum(1).mean()
 
 
-def heads_loss(loss: Loss, outputs: Tensor | tuple[Tensor, ...], labels: Tensor, aux_weight: float) -> Tensor:
+def heads_loss(loss: Loss, outputs: Any, labels: Any, aux_weight: float) -> Tensor:
     """The main head's loss, plus `aux_weight` times the loss of each auxiliary head."""
+    if isinstance(loss, WholeLoss):
+        return loss(outputs, labels)
     if not isinstance(outputs, tuple):
         return loss(outputs.float(), labels)
     total = loss(outputs[0].float(), labels)

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from lockstep.kernels.structure import place
 from lockstep.lanes.keyed_seed import seed_all
 from lockstep.lanes.lane_sampler import LaneSampler
 from lockstep.lanes.script import Script
@@ -126,16 +126,3 @@ class KeyedSamples(Dataset[Any]):
     def __getitem__(self, number: int) -> Any:
         seed_all(_CPU, "sample", self._seed, self._epoch, number)
         return self._dataset[number]
-
-
-def place(value: Any, device: torch.device) -> Any:
-    """A structure of tensors on the device."""
-    if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, dict):
-        return type(value)({key: place(part, device) for key, part in value.items()})
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(place(part, device) for part in value))
-    if isinstance(value, list | tuple):
-        return type(value)(place(part, device) for part in value)
-    return value

@@ -47,7 +47,7 @@ class BatchedLanes(LaneByLane):
         logits = lanes.images
         for layer in self._chain:
             logits = _apply(layer, logits, lanes.num_lanes)
-        size = len(lanes.labels) // lanes.num_lanes
+        size = lanes.lane_size
         pairs = zip(torch.split(logits, size), torch.split(lanes.labels, size), strict=True)
         losses = []
         for lane, (part, labels) in enumerate(pairs, lanes.first):

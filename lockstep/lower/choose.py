@@ -19,7 +19,7 @@ from torch import nn
 from lockstep.comm.tree import subtrees
 from lockstep.data.loader import Lanes
 from lockstep.errors import ModelError, SpecError
-from lockstep.kernels.loss import CrossEntropy, Loss
+from lockstep.kernels.loss import CrossEntropy, Loss, WholeLoss
 from lockstep.lower.batched import BatchedLanes, chain_of, same_bits
 from lockstep.lower.lane_by_lane import LaneByLane
 from lockstep.lower.program import DeviceLowering
@@ -51,7 +51,7 @@ def lower_for_host(
     """
     reference = LaneByLane(model, loss, seed, bf16)
     chain = chain_of(model)
-    if chain is None or sample is None or bf16 or rounds:
+    if chain is None or sample is None or bf16 or rounds or isinstance(loss, WholeLoss):
         return reference
     lanes, batched, known = sample.read(), BatchedLanes(model, loss, seed, chain), sample.known
     heights = tuple(height for _, height in subtrees(lanes.numbers))

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +27,7 @@ _FEWEST = 2  # samples: a batch norm after a global pooling needs two
 
 
 def run_fixed_lane(
-    way: LaneByLane, images: Tensor, classes: int, memory_format: torch.memory_format
+    way: LaneByLane, images: Tensor, labels: Any, memory_format: torch.memory_format
 ) -> list[Tensor]:
     """Loss, logits, gradients and new floating buffers of a lane shaped as `images`.
 
@@ -34,12 +35,17 @@ def run_fixed_lane(
     """
     device = images.device
     fixed = torch.empty_like(images, memory_format=memory_format).copy_(fixed_values("images", images) * 4)
-    counter = torch.arange(len(images), device=device)
-    lanes = Lanes(fixed, random.integers(random.key("together", "labels"), counter, classes), 1)
+    lanes = Lanes(fixed, labels, 1)
     streams = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(streams), fixed_weights(way.model):
         (output,) = way.run(lanes, 0)
     return [output.loss, output.logits, *output.grads, *output.float_buffers]
+
+
+def fixed_labels(count: int, classes: int, device: torch.device) -> Tensor:
+    """Fixed class numbers."""
+    counter = torch.arange(count, device=device)
+    return random.integers(random.key("together", "labels"), counter, classes)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from lockstep.kernels import random
 from lockstep.kernels.dropout import dropout, dropout_channels
 from lockstep.kernels.loss import Loss, heads_loss
 from lockstep.kernels.numerics import half_precision, seed_stream
+from lockstep.kernels.structure import leaves
 
 Drop = Callable[[Tensor, float, int], Tensor]
 OnGradient = Callable[[int, Tensor], None]  # gets the number of a parameter and its gradient
@@ -35,7 +36,7 @@ class LaneOutput:
     """The results of one lane, or their sum over a subtree of lanes; the lane tree may write into them."""
 
     loss: Tensor
-    logits: Tensor
+    logits: Tensor  # what the model gives; of several tensors, the first
     grads: list[Tensor]
     float_buffers: list[Tensor]
     int_buffers: list[Tensor]
@@ -98,7 +99,7 @@ class LaneByLane:
         return None
 
     def _run_lane(
-        self, images: Tensor, labels: Tensor, step: int, lane: int, early: OnGradient | None
+        self, images: Tensor, labels: Any, step: int, lane: int, early: OnGradient | None
     ) -> LaneOutput:
         self._step, self._lane = step, lane
         seed_stream(images.device, random.key("lane", self._seed, step, lane))
@@ -108,13 +109,13 @@ class LaneByLane:
         grads = self._gradients([loss], early)
         return LaneOutput(
             loss.detach().float().clone(),
-            (outputs[0] if isinstance(outputs, tuple) else outputs).detach(),
+            leaves(outputs)[0].detach(),
             _own_gradients(grads),
             [b.clone() for b in self.float_buffers()],
             [b.clone() for b in self.int_buffers()],
         )
 
-    def _find_loss(self, outputs: Any, labels: Tensor) -> Tensor:
+    def _find_loss(self, outputs: Any, labels: Any) -> Tensor:
         return heads_loss(self.loss, outputs, labels, getattr(self.model, "aux_weight", 0.0))
 
     def _gradients(self, losses: list[Tensor], early: OnGradient | None) -> tuple[Tensor, ...]:
@@ -200,6 +201,5 @@ def _hand_over(early: OnGradient, index: int, grad: Tensor | None) -> None:
 
 
 def _note_bad(bad: list[str], name: str, module: nn.Module, inputs: object, output: object) -> None:
-    parts = output if isinstance(output, tuple) else (output,)
-    if any(isinstance(part, Tensor) and not part.isfinite().all() for part in parts):
+    if not all(part.isfinite().all() for part in leaves(output)):
         bad.append(f"output of '{name}' ({type(module).__name__})")

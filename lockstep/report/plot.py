@@ -1,9 +1,9 @@
-"""Draws curves.png: a run's loss, accuracy and learning rate, from its metrics.jsonl."""
+"""Draws curves.png: a run's loss, accuracy or own metrics, and learning rate, from its metrics.jsonl."""
 
 from __future__ import annotations
 
 import json
-from itertools import accumulate
+from itertools import accumulate, cycle
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ Row = dict[str, Any]
 _WORDS = {"val": "validation", "test": "test"}
 _TRAIN, _TEST = "#4477aa", "#cc6677"
 _LOST, _JOINED = "#aa3377", "#228833"
+_STYLES = ("o-", "s--", "^:", "d-.")
 _NAMED = 30  # with more changes of workers, their marks have no numbers
 
 
@@ -24,25 +25,36 @@ def draw_curves(directory: Path) -> Path | None:
 
     figure = Figure(figsize=(10, 4.6), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
-    (loss, accuracy), rates = figure.subplots(
-        2, 2, sharex=True, gridspec_kw={"height_ratios": [4, 1]}, squeeze=True
+    counts, split = "accuracy" in steps[0], epochs[-1].get("split", "test") if epochs else "test"
+    own = [] if counts else _own_metrics(epochs, split)
+    panels = 2 if counts or own else 1
+    (loss, *others), rates = figure.subplots(
+        2, panels, sharex=True, gridspec_kw={"height_ratios": [4, 1]}, squeeze=False
     )
     x, half = [row["step"] for row in steps], max(len(steps) // 60, 2)
     smooth = f"training, mean of {2 * half + 1} steps"
     loss.plot(x, [row["loss"] for row in steps], color=_TRAIN, alpha=0.25, linewidth=0.8)
     loss.plot(x, _smooth([row["loss"] for row in steps], half), color=_TRAIN, label=smooth)
-    accuracy.plot(x, [100 * row["accuracy"] for row in steps], color=_TRAIN, alpha=0.25, linewidth=0.8)
-    accuracy.plot(x, _smooth([100 * row["accuracy"] for row in steps], half), color=_TRAIN)
+    if counts:
+        percent = [100 * row["accuracy"] for row in steps]
+        others[0].plot(x, percent, color=_TRAIN, alpha=0.25, linewidth=0.8)
+        others[0].plot(x, _smooth(percent, half), color=_TRAIN)
     if epochs:
         ends = [row["step"] for row in epochs]
-        split = epochs[-1].get("split", "test")
-        percent = [100 * row[f"{split}_accuracy"] for row in epochs]
-        last = f"{_WORDS[split]}, at the end {epochs[-1][f'{split}_loss']:.4f} and {percent[-1]:.2f} %"
+        last = f"{_WORDS[split]}, at the end {epochs[-1][f'{split}_loss']:.4f}"
+        if counts:
+            percent = [100 * row[f"{split}_accuracy"] for row in epochs]
+            others[0].plot(ends, percent, "o-", color=_TEST, markersize=4)
+            last += f" and {percent[-1]:.2f} %"
         loss.plot(ends, [row[f"{split}_loss"] for row in epochs], "o-", color=_TEST, label=last, markersize=4)
-        accuracy.plot(ends, percent, "o-", color=_TEST, markersize=4)
+        for name, style in zip(own, cycle(_STYLES), strict=False):
+            values = [row[f"{split}_{name}"] for row in epochs]
+            others[0].plot(ends, values, style, color=_TEST, markersize=4, label=f"{name} {values[-1]:.4g}")
+            others[0].legend(frameon=False, fontsize=9)
     top = 1.1 * max(row["loss"] for row in steps)  # one bad evaluation must not flatten the curves
     loss.set_ylim(-0.03 * top, top)
-    for axes, label, rate in zip((loss, accuracy), ("loss", "accuracy, %"), rates, strict=True):
+    labels = ("loss", "accuracy, %" if counts else f"metrics, {_WORDS[split]}")[:panels]
+    for axes, label, rate in zip((loss, *others), labels, rates, strict=True):
         _mark(axes, changes)
         axes.set_ylabel(label)
         rate.plot(x, [row["lr"] for row in steps], color="#777777", linewidth=1.0)
@@ -58,6 +70,17 @@ def draw_curves(directory: Path) -> Path | None:
     path, new = directory / "curves.png", directory / ".curves.png"
     figure.savefig(new)
     return new.replace(path)  # atomic, as this process may be killed while it draws
+
+
+def _own_metrics(epochs: list[Row], split: str) -> list[str]:
+    """The names of the user's metrics that every epoch has."""
+    found = [set(row) - {f"{split}_loss", f"{split}_accuracy"} for row in epochs]
+    start = f"{split}_"
+    return (
+        sorted(key.removeprefix(start) for key in set.intersection(*found) if key.startswith(start))
+        if found
+        else []
+    )
 
 
 def _mark(axes: Any, changes: list[Row]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ class StepDone:
     step_in_epoch: int
     step: int
     loss: float
-    accuracy: float
+    accuracy: float | None  # None, here and below, if the model is no classifier
     lr: float
     img_s: float
 
@@ -51,17 +51,21 @@ class EpochDone:
     epoch: int
     step: int
     train_loss: float
-    train_accuracy: float
+    train_accuracy: float | None
     eval_loss: float
-    eval_accuracy: float
+    eval_accuracy: float | None
     img_s: float  # of this epoch's steps
     wait_share: float  # fraction of their time in which this worker waited for data
     best: bool
     split: str = "test"  # "val" if the data has validation images
+    metrics: dict[str, float] = field(default_factory=dict)  # the user's own, on that split
 
     def row(self) -> dict[str, Any]:
         """The event as a row of metrics.jsonl, where eval_loss is called test_loss or val_loss."""
-        return {key.replace("eval", self.split): value for key, value in vars(self).items()}
+        found = {key.replace("eval", self.split): value for key, value in vars(self).items()}
+        del found["metrics"]
+        found |= {f"{self.split}_{name}": value for name, value in self.metrics.items()}
+        return {key: value for key, value in found.items() if value is not None}
 
 
 @dataclass(frozen=True)

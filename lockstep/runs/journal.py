@@ -131,15 +131,11 @@ class Journal:
             self._emit(done)
 
     def summarize(
-        self, state: TrainState, group: Group, hashes: dict[str, str], tested: dict[str, float]
+        self, state: TrainState, group: Group, hashes: dict[str, str], tested: dict[str, Any]
     ) -> dict[str, Any]:
         """The summary of a finished run; `tested` is its result on images that no epoch was evaluated on."""
-        assert state.evaluation is not None, "a finished run was evaluated"
         return {
-            "accuracy": state.evaluation[1],
-            "loss": state.evaluation[0],
-            "best_accuracy": state.best_accuracy,
-            "best_step": state.best_step,
+            **state.results(),
             "split": self._about.split,
             **tested,
             "epochs": state.epoch,
@@ -174,7 +170,8 @@ class Journal:
         for pace in (self._pace, self.epoch_pace):
             pace.add(batch, batch / done.img_s, waited_s)
         first = (done.step_in_epoch - 1) * batch
-        self._add(_METRICS, {"kind": "step", **vars(done), "positions": [first, first + batch]})
+        row = {"kind": "step", **vars(done), "positions": [first, first + batch]}
+        self._add(_METRICS, {key: value for key, value in row.items() if value is not None})
         self.trace(state)
         if self._directory:
             self._emit(done)

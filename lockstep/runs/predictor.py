@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from lockstep.errors import BadInput, ModelError
 from lockstep.kernels.cuda_graph import capture, run_first
 from lockstep.kernels.loss import make_loss
 from lockstep.kernels.numerics import half_precision, precision_kept, set_precision
+from lockstep.kernels.structure import as_float, zip_tensors
 from lockstep.lower.choose import lower_for_device
 from lockstep.lower.program import DeviceLowering
 from lockstep.runs.trained_run import Trained
@@ -35,11 +36,14 @@ _OTHER_VALUES = 2**28  # the same for other models: keeps a GPU busy, and leaves
 _MANY = 32  # the smallest batch for which fused kernels are faster for a residual network
 _PAYS = ("bf16",)  # the precisions in which they are faster
 _KEPT = 8  # batch sizes whose buffers are kept
-_Run = Callable[[Tensor], Tensor]
+_Run = Callable[[Tensor], Any]
 
 
 class Predictor:
-    """Computes the probabilities of the classes with an opened run, on the run's device."""
+    """Computes the probabilities of the classes with an opened run, on the run's device.
+
+    For a model that is no classifier it gives what the model gives.
+    """
 
     def __init__(self, trained: Trained) -> None:
         self._trained = trained
@@ -50,7 +54,7 @@ class Predictor:
         self._runs: dict[int, _Run] = {}
 
     @torch.no_grad()
-    def __call__(self, images: Tensor) -> Tensor:
+    def __call__(self, images: Tensor) -> Any:
         """Images [N, C, H, W] as the run was trained on, uint8 or floats, on any device → [N, classes]."""
         if not isinstance(images, Tensor):
             raise BadInput(f"images must be a torch tensor, not {type(images).__name__}: use torch.as_tensor")
@@ -66,8 +70,9 @@ class Predictor:
                 f"these are {str(images.dtype).removeprefix('torch.')} {list(images.shape)}"
             )
         parts = [self._find(len(part))(part) for part in torch.split(images, self._most) if len(part)]
-        empty = torch.zeros(0, len(self._trained.classes), device=self._trained.device)
-        return torch.cat(parts) if parts else empty
+        if parts or not self._trained.is_classifier:
+            return zip_tensors(torch.cat, parts or [self._by_the_model(images)])
+        return torch.zeros(0, len(self._trained.classes), device=self._trained.device)
 
     def _find(self, size: int) -> _Run:
         way = next((way for way in self._ways if size >= way.least), None)
@@ -80,14 +85,13 @@ class Predictor:
                 self._runs[size] = Batch(self._trained, way.make(size))
         return self._runs[size]
 
-    def _by_the_model(self, images: Tensor) -> Tensor:
+    def _by_the_model(self, images: Tensor) -> Any:
         trained = self._trained
         normal = trained.augment.normalize(images.to(trained.device))
         bf16 = trained.run.train.precision == "bf16"
         with self._precision(), half_precision(trained.device, bf16):
             outputs = self._model(normal.contiguous(memory_format=trained.memory_format))
-        probabilities: Tensor = outputs.float().softmax(1)
-        return probabilities
+        return outputs.float().softmax(1) if trained.is_classifier else as_float(outputs)
 
     @contextmanager
     def _precision(self) -> Iterator[None]:
@@ -148,7 +152,7 @@ def _find_lowering(trained: Trained) -> DeviceLowering | None:
 
 def _find_ways(trained: Trained, lowering: DeviceLowering | None) -> tuple[nn.Module, list[_Way]]:
     """The model to call if no way fits, and the ways to compute on the device, the best first."""
-    if lowering is None or trained.takes_floats:
+    if lowering is None or trained.takes_floats or not trained.is_classifier:
         return fold_norms(trained.model), []
     if lowering.is_fused and not lowering.program.shares_norms:
         return trained.model, [_fused_way(trained, lowering)]

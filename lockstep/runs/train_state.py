@@ -44,9 +44,10 @@ class TrainState:
     step_in_epoch: int = 0
     step: int = 0
     totals: Totals = field(default_factory=Totals)
-    best_accuracy: float = -1.0
+    best_score: float | None = None  # the accuracy; of a model that is no classifier, minus the loss
     best_step: int = -1
-    evaluation: tuple[float, float] | None = None  # loss and accuracy of the last one
+    evaluation: tuple[float, float | None] | None = None  # loss and accuracy of the last one
+    metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation
 
     @classmethod
     def begin(cls, model: nn.Module, optimizer: Optimizer, ema: float) -> TrainState:
@@ -77,9 +78,10 @@ class TrainState:
             "step_in_epoch": self.step_in_epoch,
             "step": self.step,
             "totals": vars(self.totals),
-            "best_accuracy": self.best_accuracy,
+            "best_score": self.best_score,
             "best_step": self.best_step,
             "evaluation": self.evaluation,
+            "metrics": self.metrics,
         }
 
     def load_cursor(self, numbers: Mapping[str, Any]) -> None:
@@ -87,9 +89,17 @@ class TrainState:
         self.epoch, self.step = int(numbers["epoch"]), int(numbers["step"])
         self.step_in_epoch = int(numbers["step_in_epoch"])
         self.totals = Totals(**numbers["totals"])
-        self.best_accuracy, self.best_step = float(numbers["best_accuracy"]), int(numbers["best_step"])
-        last = numbers["evaluation"]
-        self.evaluation = (float(last[0]), float(last[1])) if last else None
+        self.best_score = numbers.get("best_score", numbers.get("best_accuracy"))  # its name until 2026-11
+        self.best_step, last = int(numbers["best_step"]), numbers["evaluation"]
+        self.evaluation, self.metrics = (last[0], last[1]) if last else None, dict(numbers.get("metrics", {}))
+
+    def results(self) -> dict[str, Any]:
+        """What the last evaluation found, for a summary."""
+        assert self.evaluation is not None, "a finished run was evaluated"
+        loss, accuracy = self.evaluation
+        found = {"accuracy": accuracy, "loss": loss, "metrics": self.metrics or None}
+        found |= {"best_accuracy": None if accuracy is None else self.best_score, "best_step": self.best_step}
+        return {name: value for name, value in found.items() if value is not None}
 
     def hashes(self) -> dict[str, str]:
         """The current state's `weights_sha256` and other hashes, as in `state_hashes`."""

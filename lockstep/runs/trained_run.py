@@ -41,6 +41,11 @@ class Trained:
         return memory_format(self.run)
 
     @property
+    def is_classifier(self) -> bool:
+        """Whether the model gives one logit for each class."""
+        return "source.outputs" not in self.identity
+
+    @property
     def has_own_data(self) -> bool:
         """Whether it was trained on a user's own data set, which cannot be opened by name."""
         return "manifest.sample_sha256" in self.identity

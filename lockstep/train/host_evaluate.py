@@ -15,23 +15,27 @@ from lockstep.data.augment import Augment
 from lockstep.data.loader import eval_blocks
 from lockstep.data.store import Split
 from lockstep.kernels import random
-from lockstep.kernels.loss import Loss
+from lockstep.kernels.loss import Loss, WholeLoss
 from lockstep.kernels.numerics import half_precision, memory_format, seed_stream
+from lockstep.kernels.structure import as_float, first
 from lockstep.models.tensors import buffers_kept, float_state
 from lockstep.spec import Run
+from lockstep.train.metric import Metrics, Row, measure_block, sum_blocks
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The mean loss, and how many samples were classified correctly."""
+    """The mean loss; how many samples were classified correctly; the user's own metrics."""
 
     loss: float
-    correct: int
+    correct: int | None  # None if the model is no classifier
     samples: int
+    metrics: dict[str, float] = field(default_factory=dict, hash=False)
 
     @property
-    def accuracy(self) -> float:
-        return self.correct / self.samples
+    def accuracy(self) -> float | None:
+        """The share of correct samples; None if the model is no classifier."""
+        return None if self.correct is None else self.correct / self.samples
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class Evaluator:
     loss: Loss
     device: torch.device
     group: Group = field(default_factory=Group)
+    metrics: Metrics = field(default_factory=dict)
 
     @property
     def block(self) -> int:
@@ -64,21 +69,26 @@ class Evaluator:
         """Evaluate in blocks of one shape, the last padded and masked; a fixed tree sums their losses."""
         model.eval()
         size, own = self.group.size, self.own
+        rows: list[Row] = []
         mine = torch.zeros(-(-self.num_blocks // size), device=self.device)
         correct = torch.zeros((), dtype=torch.int64, device=self.device)
         if own:
             with buffers_kept(model):
-                mine[: len(own)], correct = self.measure(model)
+                mine[: len(own)], correct = self.measure(model, rows)
         every, counts = mine.new_zeros(size, len(mine)), correct.new_zeros(size)
         self.group.all_gather(every, mine)
         self.group.all_gather(counts, correct)
         total = float(tree_sum(every.t().flatten()[: self.num_blocks]) / len(self.split))
-        correct_everywhere = int(counts.sum())
+        correct_everywhere = None if isinstance(self.loss, WholeLoss) else int(counts.sum())
+        found = sum_blocks(self.group, rows, self.num_blocks) if self.metrics else {}
         self.group.check()  # what was gathered is wrong if NCCL was aborted
-        return Evaluation(total, correct_everywhere, len(self.split))
+        return Evaluation(total, correct_everywhere, len(self.split), found)
 
-    def measure(self, model: nn.Module) -> tuple[Tensor, Tensor]:
-        """The summed loss of each of this worker's blocks, and the number of correct samples in all."""
+    def measure(self, model: nn.Module, rows: list[Row]) -> tuple[Tensor, Tensor]:
+        """The summed loss of each of this worker's blocks, and the number of correct samples in all.
+
+        Appends the metrics of each block to `rows`.
+        """
         losses: list[Tensor] = []
         correct = torch.zeros((), dtype=torch.int64, device=self.device)
         lying, bf16 = memory_format(self.run), self.run.train.precision == "bf16"
@@ -88,10 +98,12 @@ class Evaluator:
                 self.device, random.key("evaluate", self.run.seed, number)
             )  # a model or loss may draw random numbers
             with half_precision(self.device, bf16):
-                logits = model(images.contiguous(memory_format=lying))
-            logits, truth = logits[:real].float(), labels[:real]
-            losses.append(self.loss(logits, truth).float() * real)
-            correct += (logits.argmax(1) == truth).sum()
+                outputs = model(images.contiguous(memory_format=lying))
+            outputs, truth = first(as_float(outputs), real), first(labels, real)
+            losses.append(self.loss(outputs, truth).float() * real)
+            rows.append(measure_block(self.metrics, outputs, truth, real))
+            if not isinstance(self.loss, WholeLoss):
+                correct += (outputs.argmax(1) == truth).sum()
         return torch.stack(losses), correct
 
 

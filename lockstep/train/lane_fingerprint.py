@@ -5,13 +5,16 @@ It is part of the identity, so a worker whose lane has other bits is refused bef
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from lockstep.data import Store
-from lockstep.kernels.loss import Loss
+from lockstep.kernels.loss import Loss, WholeLoss
 from lockstep.kernels.numerics import memory_format
-from lockstep.lower.fixed_lane import fixed_samples, run_fixed_lane
+from lockstep.kernels.structure import place
+from lockstep.lower.fixed_lane import fixed_labels, fixed_samples, run_fixed_lane
 from lockstep.lower.lane_by_lane import LaneByLane
 from lockstep.lower.program import DeviceLowering
 from lockstep.measure.machine_fingerprint import lane_hash
@@ -33,7 +36,7 @@ def fingerprint_lane(
 
     def compute() -> list[Tensor]:
         images = torch.zeros(samples, *store.shape, device=device)
-        return run_fixed_lane(way, images, len(store.classes), memory_format(run))
+        return run_fixed_lane(way, images, _labels(store, loss, samples, device), memory_format(run))
 
     try:
         samples = size
@@ -51,6 +54,13 @@ def fingerprint_lane(
         return f"fails: {type(error).__name__}"
     finally:
         way.release()
+
+
+def _labels(store: Store, loss: Loss, count: int, device: torch.device) -> Any:
+    """Fixed class numbers; for a loss over targets of any shape, those of the first samples."""
+    if isinstance(loss, WholeLoss):
+        return place(store.train.read(torch.arange(count))[1], device)
+    return fixed_labels(count, len(store.classes), device)
 
 
 def _choose_way(run: Run, model: nn.Module, loss: Loss, lowering: DeviceLowering | None) -> LaneByLane:

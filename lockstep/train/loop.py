@@ -46,8 +46,10 @@ class Result:
 
     def __repr__(self) -> str:
         """One line, without the model."""
-        accuracy, weights = 100 * self.summary["accuracy"], self.summary["weights_sha256"]
-        return f"Result({str(self.directory)!r}, accuracy {accuracy:.2f} %, weights_sha256 {weights})"
+        found = f"loss {self.summary['loss']:.4f}"
+        if "accuracy" in self.summary:
+            found = f"accuracy {100 * self.summary['accuracy']:.2f} %"
+        return f"Result({str(self.directory)!r}, {found}, weights_sha256 {self.summary['weights_sha256']})"
 
 
 class Moved(Exception):
@@ -120,7 +122,7 @@ class Loop:
                 state.step_in_epoch,
                 state.step,
                 result.loss,
-                result.correct / run.train.batch,
+                result.correct / run.train.batch if self._setup.is_classifier else None,
                 result.lr,
                 run.train.batch / seconds,
             )
@@ -147,34 +149,37 @@ class Loop:
         state, totals = self._state, self._state.totals
         with averaged_weights(state.model, state.ema):
             evaluation = self._evaluate(state.model)
-        state.evaluation = evaluation.loss, evaluation.accuracy
-        best = evaluation.accuracy > state.best_accuracy
+        state.evaluation, state.metrics = (evaluation.loss, evaluation.accuracy), evaluation.metrics
+        score = -evaluation.loss if evaluation.accuracy is None else evaluation.accuracy
+        best = state.best_score is None or score > state.best_score
         if best:
-            state.best_accuracy, state.best_step = evaluation.accuracy, state.step
+            state.best_score, state.best_step = score, state.step
         done = EpochDone(
             state.epoch,
             state.step,
             totals.loss / (totals.samples // self._setup.run.train.batch),
-            totals.correct / totals.samples,
+            totals.correct / totals.samples if self._setup.is_classifier else None,
             evaluation.loss,
             evaluation.accuracy,
             self._journal.epoch_pace.img_s,
             self._journal.epoch_pace.wait_share,
             best,
             self._setup.store.chosen_by[0],
+            evaluation.metrics,
         )
         state.epoch, state.step_in_epoch, state.totals = state.epoch + 1, 0, Totals()
         self._journal.epoch(done)
         self._journal.save(state)
 
-    def _test(self) -> dict[str, float]:
+    def _test(self) -> dict[str, Any]:
         """Evaluate the test images once, if the epochs were evaluated on a validation split."""
         state, store = self._state, self._setup.store
         if store.val is None:
             return {}
         with averaged_weights(state.model, state.ema):
             found = replace(self._evaluate, split=store.test)(state.model)
-        return {"test_accuracy": found.accuracy, "test_loss": found.loss}
+        tested = {"test_accuracy": found.accuracy, "test_loss": found.loss, "test_metrics": found.metrics}
+        return {name: value for name, value in tested.items() if value not in (None, {})}
 
     def _is_due(self) -> bool:
         """Whether a checkpoint is due after the step that was committed last."""

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from lockstep.data import Store
 from lockstep.data.loader import Lanes
 from lockstep.errors import ModelError, OutOfMemory, SpecError
-from lockstep.kernels.loss import Loss
+from lockstep.kernels.loss import Loss, WholeLoss, make_loss
+from lockstep.kernels.structure import describe, leaves, place
 from lockstep.lower.lane_by_lane import LaneByLane, OnGradient
 from lockstep.models.tensors import buffers_kept
 from lockstep.spec import Run, Train
@@ -20,25 +21,51 @@ from lockstep.spec import Run, Train
 _NAMED = 4  # parameters that a message names
 
 
+def choose_loss(
+    model: nn.Module, loss: Loss | None, store: Store, train: Train, device: torch.device
+) -> Loss:
+    """The loss to train with; one image goes through the model, so that one that does not fit is refused.
+
+    A loss of the user's takes outputs of any shape. Where they are not one logit for each class, nothing can
+    be counted correct, and a `WholeLoss` says so.
+    """
+    output = _try_image(model, store, device)
+    wanted = (1, len(store.classes))
+    if isinstance(output, Tensor) and tuple(output.shape) == wanted and store.classes:
+        return loss or make_loss(train)
+    if loss:
+        return WholeLoss(loss)
+    raise ModelError(
+        f"the model gives {_shape(output)} for one image in eval mode; {store.name} has "
+        f"{len(store.classes)} classes, so it must give {wanted}; any other output needs a loss of yours"
+    )
+
+
+def explain_no_accuracy(model: nn.Module, loss: Loss, store: Store, device: torch.device) -> list[str]:
+    """A warning if there are classes and yet no accuracy, which may be a mistake."""
+    if not store.classes or not isinstance(loss, WholeLoss):
+        return []
+    return [
+        f"the model gives {_shape(_try_image(model, store, device))} for one image, not one logit for each "
+        f"of the {len(store.classes)} classes of {store.name}: there is no accuracy, only the loss"
+    ]
+
+
 @torch.no_grad()
-def check_output(model: nn.Module, store: Store, device: torch.device) -> None:
-    """Run one image through the model, so that a module that does not fit is refused at once."""
+def _try_image(model: nn.Module, store: Store, device: torch.device) -> Any:
     model.eval()
     try:
         with buffers_kept(model):
-            output = model(torch.zeros(1, *store.shape, device=device))
+            return model(torch.zeros(1, *store.shape, device=device))
     except (RuntimeError, TypeError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         raise ModelError(
             f"the model does not take images of shape {store.shape} (C, H, W): {first}"
         ) from None
-    wanted = (1, len(store.classes))
-    if not isinstance(output, torch.Tensor) or tuple(output.shape) != wanted:
-        shape = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
-        raise ModelError(
-            f"the model gives {shape} for one image in eval mode; {store.name} has {len(store.classes)} "
-            f"classes, so it must give {wanted}"
-        )
+
+
+def _shape(output: Any) -> str:
+    return str(tuple(output.shape)) if isinstance(output, Tensor) else describe(output)
 
 
 class _Trial(LaneByLane):
@@ -46,15 +73,15 @@ class _Trial(LaneByLane):
 
     unused: tuple[str, ...] = ()  # parameters that the loss does not reach
 
-    def _find_loss(self, outputs: Any, labels: Tensor) -> Tensor:
-        _check_heads(outputs, hasattr(self.model, "aux_weight"))
+    def _find_loss(self, outputs: Any, labels: Any) -> Tensor:
+        if not isinstance(self.loss, WholeLoss):
+            _check_heads(outputs, hasattr(self.model, "aux_weight"))
         loss = super()._find_loss(outputs, labels)
         if not isinstance(loss, Tensor):
             raise ModelError(
                 f"the loss gives a {type(loss).__name__}: it must give a tensor, without .item()"
             )
-        main = outputs[0] if isinstance(outputs, tuple) else outputs
-        if not main.requires_grad:
+        if not any(part.requires_grad for part in leaves(outputs)):
             raise ModelError(
                 "the model's output is cut off from its parameters, so nothing would be trained: forward "
                 "must not use .detach(), .data, .numpy() or torch.no_grad() on the way"
@@ -62,7 +89,7 @@ class _Trial(LaneByLane):
         if loss.grad_fn is None:
             raise ModelError(
                 "the loss is cut off from the model's output, so nothing would be trained: compute it from "
-                "the logits by torch functions, without .detach(), .item() or torch.tensor()"
+                "the outputs by torch functions, without .detach(), .item() or torch.tensor()"
             )
         return loss
 
@@ -96,8 +123,10 @@ def check_lane(model: nn.Module, loss: Loss, store: Store, run: Run, device: tor
     Returns warnings.
     """
     size = min(run.train.batch // run.train.lanes, 2)
-    images = torch.zeros(size, *store.shape, device=device)
-    lanes = Lanes(images, torch.zeros(size, dtype=torch.int64, device=device), 1)
+    images, labels = torch.zeros(size, *store.shape, device=device), torch.zeros(size, dtype=torch.int64)
+    if isinstance(loss, WholeLoss):
+        labels = store.train.read(torch.arange(size))[1]
+    lanes = Lanes(images, place(labels, device), 1)
     trial = _Trial(model, loss, run.seed, bf16=False)
     try:
         (output,) = trial.run(lanes, 0)

@@ -20,7 +20,7 @@ from lockstep.data.augment import Augment, make_augment
 from lockstep.data.loader import Lanes
 from lockstep.data.map_style import from_map_style
 from lockstep.errors import DataError, ModelError
-from lockstep.kernels.loss import Loss, make_loss
+from lockstep.kernels.loss import Loss, WholeLoss
 from lockstep.kernels.numerics import memory_format, to_device
 from lockstep.lower.choose import Sample, explain_stock, lower_for_device, lower_for_host
 from lockstep.lower.lane_by_lane import LaneByLane
@@ -35,7 +35,24 @@ from lockstep.spec.identity import Identity, is_scripted, make_identity
 from lockstep.train.evaluate import place_evaluator
 from lockstep.train.host_evaluate import Evaluator
 from lockstep.train.lane_fingerprint import fingerprint_lane
-from lockstep.train.preflight import check_lane, check_output, explain_memory, warnings_of
+from lockstep.train.metric import Metrics, check_metrics
+from lockstep.train.preflight import (
+    check_lane,
+    choose_loss,
+    explain_memory,
+    explain_no_accuracy,
+    warnings_of,
+)
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a script gives in place of what the Run names: module, data set, loss; and its own metrics."""
+
+    model: nn.Module | None = None
+    data: Any = None
+    loss: Loss | None = None
+    metrics: Metrics = field(default_factory=dict)
 
 
 @dataclass
@@ -54,6 +71,7 @@ class Setup:
         None  # of whole steps on the device; None: stock kernels through the host
     )
     batched: dict[tuple[int, ...], bool] = field(default_factory=dict)  # see `Sample.known`
+    metrics: Metrics = field(default_factory=dict)
 
     @property
     def memory_format(self) -> torch.memory_format:
@@ -68,6 +86,11 @@ class Setup:
     def is_scripted(self) -> bool:
         """Whether a script gave the module, the data or the loss, which no command line can."""
         return is_scripted(self.identity)
+
+    @property
+    def is_classifier(self) -> bool:
+        """Whether the model gives one logit for each class, so that samples can be counted correct."""
+        return not isinstance(self.loss, WholeLoss)
 
     @property
     def bf16(self) -> bool:
@@ -111,27 +134,34 @@ class Setup:
 
     def evaluator(self, group: Group, graph: bool = True) -> Evaluator:
         """Evaluation after every epoch, in blocks of one lane, by all workers."""
-        stock = Evaluator(self.run, self.store.chosen_by[1], self.augment(), self.loss, self.device, group)
+        stock = Evaluator(
+            self.run, self.store.chosen_by[1], self.augment(), self.loss, self.device, group, self.metrics
+        )
         return place_evaluator(stock, self.lowering, graph)
 
 
 def set_up(
     run: Run,
     device: torch.device,
-    model: nn.Module | None = None,
-    data: Any = None,
-    loss: Loss | None = None,
+    given: Given | None = None,
     recorded: Identity | None = None,
 ) -> Setup:
-    """Check and build all that a run needs on a prepared device; `model`, `data`, `loss` replace the Run's.
+    """Check and build all that a run needs on a prepared device.
 
     A resumed run passes its `recorded` identity; it no longer needs the weights that it started from.
     """
-    store = from_map_style(data) if data is not None else open_data(run)
+    given = given or Given()
+    model, data, loss = given.model, given.data, given.loss
+    store = open_data(run) if data is None else from_map_style(data, any_target=loss is not None)
     if len(store.train) < run.train.batch:
         raise DataError(
             f"train.batch={run.train.batch} is more than the {len(store.train)} training images of "
             f"{store.name}: lower train.batch"
+        )
+    if store.has_masks and run.data.augment:
+        raise DataError(
+            f"data.augment={','.join(run.data.augment)} moves the pixels of an image, and the targets of "
+            f"{store.name} lie on them and would stay: leave data.augment empty"
         )
     source: dict[str, Any] = {}
     notices = list(store.notices)
@@ -159,9 +189,10 @@ def set_up(
     if not any(p.requires_grad for p in model.parameters()):
         raise ModelError("the model has no parameter that requires a gradient, so there is nothing to train")
     model = to_device(model, device, run)
-    check_output(model, store, device)
-    chosen_loss = loss or make_loss(run.train)
+    chosen_loss = choose_loss(model, loss, store, run.train, device)
     warnings = check_lane(model, chosen_loss, store, run, device)
+    warnings += explain_no_accuracy(model, chosen_loss, store, device)
+    check_metrics(given.metrics, model, store, device)
     with explain_memory(run.train, device, at_once=True):
         lowering = lower_for_device(run, model, chosen_loss, store.shape, device)
     if lowering and not lowering.is_fused and device.type == "cuda":
@@ -172,6 +203,8 @@ def set_up(
         )
     if not lowering and (text := explain_stock(run, chosen_loss, device)):
         notices.append(text)
+    if isinstance(chosen_loss, WholeLoss):
+        source["outputs"] = "of any shape"
     identity = make_identity(
         run,
         data=store.facts(),
@@ -180,7 +213,9 @@ def set_up(
         kernels=lowering.facts() if lowering else {"set": "stock"},
     )
     warnings += [*store.warnings, *warnings_of(run, model, len(store.train), device)]
-    return Setup(run, device, store, model, chosen_loss, identity, warnings, notices, lowering)
+    return Setup(
+        run, device, store, model, chosen_loss, identity, warnings, notices, lowering, metrics=given.metrics
+    )
 
 
 def _start_from(model: nn.Module, path: Path) -> list[str]:

@@ -17,6 +17,7 @@ from lockstep.comm.group import Group
 from lockstep.comm.reducer import BUCKET_MB
 from lockstep.data.loader import Lanes
 from lockstep.errors import NumericsError
+from lockstep.kernels.loss import WholeLoss
 from lockstep.lanes.step_reduction import Means, StepReduction, read_finite
 from lockstep.lower.lane_by_lane import LaneByLane
 from lockstep.models.tensors import float_state
@@ -80,9 +81,11 @@ class Step:
         requests = [torch.tensor(float(request), device=lanes.images.device) for request in (stop, move)]
         early = reduction.put if reduction.overlaps else None
         for output in self._lowered.run(lanes, self._state.step, early):
-            labels = lanes.labels[seen : seen + len(output.logits)]
-            seen += len(labels)
-            correct = (output.logits.argmax(1) == labels).sum().float()
+            correct = requests[0].new_zeros(())
+            if not isinstance(self._lowered.loss, WholeLoss):
+                labels = lanes.labels[seen : seen + len(output.logits)]
+                seen += len(labels)
+                correct = (output.logits.argmax(1) == labels).sum().float()
             if audit:
                 audit.watch(self._state.step, lane, output)
             lane += 1 << output.height

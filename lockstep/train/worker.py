@@ -9,19 +9,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import nn
 
 from lockstep.comm.everywhere import everywhere
 from lockstep.comm.group import Group
 from lockstep.comm.group_source import GroupSource, LeftOut
 from lockstep.data.map_style import from_map_style
 from lockstep.errors import GroupLost, LockstepError, SpecError
-from lockstep.kernels.loss import Loss
 from lockstep.kernels.numerics import plain_torch, prepare_device
 from lockstep.runs.event import Event, Listener, Notice
 from lockstep.runs.journal import Journal
@@ -45,7 +42,7 @@ from lockstep.train.handshake import (
 )
 from lockstep.train.interrupt import Interrupt
 from lockstep.train.loop import Loop, Moved, Result
-from lockstep.train.setup import Setup, set_up
+from lockstep.train.setup import Given, Setup, set_up
 
 FindGroups = Callable[[World | None, str, torch.device], GroupSource]
 
@@ -55,10 +52,7 @@ def fit(
     launch: Launch,
     on_event: Listener,
     find_groups: FindGroups,
-    *,
-    model: nn.Module | None = None,
-    data: Any = None,
-    loss: Loss | None = None,
+    given: Given,
 ) -> Result:
     """Train a Run from its beginning or from where it stopped, to its end, as one of its workers.
 
@@ -68,7 +62,7 @@ def fit(
     with plain_torch():
         # the device first: preparing it sets the number of threads for everything else
         local_rank = launch.world.local_rank if launch.world else None
-        tf32, given = run.train.precision == "tf32", {"model": model, "data": data, "loss": loss}
+        tf32 = run.train.precision == "tf32"
         try:
             device = prepare_device(launch.device, run.train.threads, local_rank, tf32)
             groups = find_groups(launch.world, launch.backend, device)
@@ -88,7 +82,7 @@ class _Worker:
     launch: Launch
     on_event: Listener
     device: torch.device
-    given: dict[str, Any]
+    given: Given
     groups: GroupSource
     setup: Setup | None = None
     state: TrainState | None = None  # None until it has been made or received
@@ -181,10 +175,12 @@ class _Worker:
 
     def _build(self, recorded: Identity | None, tells: bool) -> Setup:
         """Build the run's parts; a worker that `tells` sends a notice before work that takes long."""
-        given = dict(self.given)
-        if tells and given["data"] is not None:
-            given["data"] = from_map_style(given["data"], lambda text: self._tell(Notice(text)))
-        return set_up(self.run, self.device, recorded=recorded, **given)
+        given = self.given
+        if tells and given.data is not None:
+            any_target = given.loss is not None
+            store = from_map_style(given.data, lambda text: self._tell(Notice(text)), any_target)
+            given = replace(given, data=store)
+        return set_up(self.run, self.device, given, recorded)
 
     def _prepare_to_join(self) -> None:
         """Build everything before the others wait for this worker; an error here ends only this worker."""

@@ -13,7 +13,7 @@ from torch import nn
 from lockstep.kernels.numerics import plain_torch, prepare_device
 from lockstep.models.tensors import model_tensors, tensors_sha256
 from lockstep.train.lane_fingerprint import fingerprint_lane
-from lockstep.train.setup import set_up
+from lockstep.train.setup import Given, set_up
 
 KEYS = ("data.num_train=64", "data.num_test=10")
 FUSED = ("kernels.set=fused", "data.size=8", "train.batch=4", "train.lanes=2")
@@ -23,7 +23,7 @@ def lane(*overrides, **given):
     """The fingerprint of a run's lane, without a run; computed once more, it changes nothing."""
     run = small_run(*KEYS, *overrides)
     with plain_torch(), torch.random.fork_rng():
-        setup = set_up(run, prepare_device("cpu", run.train.threads), **given)
+        setup = set_up(run, prepare_device("cpu", run.train.threads), Given(**given))
         model, stream = setup.model, torch.get_rng_state()
         expected = tensors_sha256(model_tensors(model))
         found = fingerprint_lane(run, model, setup.loss, setup.store, setup.lowering, is_own=bool(given))
