@@ -14,9 +14,10 @@ for epoch in session.epochs(10):
 from __future__ import annotations
 
 from lockstep.comm.tree_reduce import TreeReduce
+from lockstep.lanes.check import check
 from lockstep.lanes.join import join
 from lockstep.lanes.lane_sampler import LaneSampler
 from lockstep.lanes.saved_state import verify
 from lockstep.lanes.session import Session
 
-__all__ = ["LaneSampler", "Session", "TreeReduce", "join", "verify"]
+__all__ = ["LaneSampler", "Session", "TreeReduce", "check", "join", "verify"]

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import random as python_random
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -24,3 +26,17 @@ def seed_all(device: torch.device, *parts: int | str) -> None:
     python_random.seed(key)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(key & 0xFFFF_FFFF)
+
+
+@contextmanager
+def generators_kept(device: torch.device) -> Iterator[None]:
+    """Leave the generators that `seed_all` seeds as they were."""
+    python, numpy = python_random.getstate(), sys.modules.get("numpy")
+    state = numpy.random.get_state() if numpy else None
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
+    finally:
+        python_random.setstate(python)
+        if numpy:
+            numpy.random.set_state(state)
