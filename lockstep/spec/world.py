@@ -1,8 +1,9 @@
-"""A World: this process's rank and the number of workers, from the variables of torchrun, mpirun or ours."""
+"""A World: this process's rank and the number of workers, as torchrun, mpirun, srun or our launcher say."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ _MPI = {
     "Open MPI": tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
     "MPICH": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 }
+_PORT, _PORTS = 20000, 20000  # where the tasks of a Slurm step meet, unless MASTER_PORT says it
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
@@ -23,7 +25,7 @@ _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 class World:
     """A worker's rank among `size` workers, and the address of the store at which they meet."""
 
-    launcher: str  # lockstep | torchrun | mpirun
+    launcher: str  # lockstep | torchrun | mpirun | srun
     rank: int
     size: int
     local_rank: int = 0
@@ -56,7 +58,7 @@ class World:
 
 
 def read_world(environ: Mapping[str, str]) -> World | None:
-    """The world that our launcher, torchrun or mpirun put into the environment; None if there is none."""
+    """The world that a launcher put into the environment; None if there is none."""
     if VARIABLE in environ:
         try:
             return World(**json.loads(environ[VARIABLE]))
@@ -76,7 +78,7 @@ def read_world(environ: Mapping[str, str]) -> World | None:
                 _number(environ, local_rank, name, default=0),
                 _number(environ, local_size, name, default=1 if total > 1 else total),
             )
-    return None
+    return _read_srun(environ) if "SLURM_STEP_NUM_TASKS" in environ and "SLURM_PROCID" in environ else None
 
 
 def _read_torchrun(environ: Mapping[str, str]) -> World:
@@ -101,6 +103,31 @@ def _read_torchrun(environ: Mapping[str, str]) -> World:
         has_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         attempt=_number(environ, "TORCHELASTIC_RESTART_COUNT", "torchrun", default=0),
     )
+
+
+def _read_srun(environ: Mapping[str, str]) -> World:
+    """The tasks of a Slurm step; they meet at its first node, and the job's number decides the port."""
+    job, step = (_number(environ, f"SLURM_{name}", "srun", default=0) for name in ("JOB_ID", "STEP_ID"))
+    tasks = []  # of each node; Slurm writes 2(x3),1 for 2,2,2,1
+    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", "")):
+        tasks += [int(count)] * int(times or 1)
+    rank, size = (_number(environ, f"SLURM_{name}", "srun") for name in ("PROCID", "STEP_NUM_TASKS"))
+    node = _number(environ, "SLURM_NODEID", "srun", default=0)
+    return World(
+        "srun",
+        rank,
+        size,
+        _number(environ, "SLURM_LOCALID", "srun", default=0),
+        tasks[node] if node < len(tasks) else 1,
+        environ.get("MASTER_ADDR") or _first_host(environ.get("SLURM_STEP_NODELIST", "127.0.0.1")),
+        _number(environ, "MASTER_PORT", "srun", default=_PORT + (job * 31 + step) % _PORTS, most=65535),
+    )
+
+
+def _first_host(nodes: str) -> str:
+    """The first of Slurm's list of nodes: of `gpu[003-007,9],cpu1` it is gpu003."""
+    found = re.match(r"([^,\[]+)(?:\[(\w+))?", nodes)
+    return "".join(part or "" for part in found.groups()) if found else nodes
 
 
 def _number(

@@ -3,8 +3,10 @@
 import difflib
 import json
 import os
+import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import forked
@@ -30,6 +32,36 @@ def run(folder, *command, code=0, **variables):
         done = forked.call(words, environ, folder, launches="launch" in words)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout
+
+
+def run_as_torchrun(folder, workers, *command):
+    """What worker 0 prints; forked, with the variables that torchrun sets."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    common |= {"WORLD_SIZE": workers, "LOCAL_WORLD_SIZE": workers}
+    return run_all(folder, [{**common, "RANK": n, "LOCAL_RANK": n} for n in range(workers)], command)
+
+
+def run_as_srun(folder, workers, *command):
+    """The same with the variables of a Slurm step on one node."""
+    common = {"SLURM_STEP_NUM_TASKS": workers, "SLURM_STEP_TASKS_PER_NODE": workers, "SLURM_NODEID": 0}
+    common |= {"SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": os.getpid(), "SLURM_STEP_ID": 0}
+    every = [{**common, "SLURM_PROCID": n, "SLURM_LOCALID": n} for n in range(workers)]
+    return run_all(folder, every, command)
+
+
+def run_all(folder, variables, command):
+    """Fork a process for each of these variables; gives what the first prints."""
+    folder.mkdir(exist_ok=True)
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, *map(str, command)]
+    with ExitStack() as stack:
+        every = [{**environ, **{key: str(value) for key, value in own.items()}} for own in variables]
+        started = [stack.enter_context(forked.Forked(words, own, folder)) for own in every]
+        done = [process.finish() for process in started]
+    assert not any(one.returncode for one in done), "".join(one.stderr for one in done)
+    return done[0].stdout
 
 
 def last(text):
@@ -66,22 +98,27 @@ def test_ten_lines_are_enough(name):
     assert len(added) <= 10, added
 
 
-CASES = {"classifier": [torchrun(2), launch(3)], "unet": [launch(2), launch(4)], "dcgan": [launch(3)]}
+@pytest.mark.parametrize("name", NAMES)
+def test_one_hash_for_any_number_of_workers(name, alone, tmp_path):
+    for workers in (2, 3, 4):
+        assert last(run(tmp_path / f"{workers}", *launch(workers), LOOPS / f"{name}.py")) == alone(name)
+        found = last(run_as_torchrun(tmp_path / f"as{workers}", workers, LOOPS / f"{name}.py"))
+        assert found == alone(name), workers
+
+
+def test_torchrun_itself_and_a_slurm_step_give_the_same_hash(alone, tmp_path):
+    assert last(run(tmp_path, *torchrun(2), LOOPS / "classifier.py")) == alone("classifier")
+    assert last(run_as_srun(tmp_path / "srun", 3, LOOPS / "unet.py")) == alone("unet")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_one_hash_for_any_number_of_workers(name, alone, tmp_path):
-    for number, start in enumerate(CASES[name]):
-        assert last(run(tmp_path / str(number), *start, LOOPS / f"{name}.py")) == alone(name), start
+def test_ddp_has_a_hash_for_each_number_of_workers(name, tmp_path):
+    plain = LOOPS / f"{name}_plain.py"
+    found = [last(run(tmp_path, plain)), *(last(run_as_torchrun(tmp_path, w, plain)) for w in (2, 4))]
+    assert len(set(found)) == 3
 
 
-def test_ddp_has_a_hash_for_each_number_of_workers(tmp_path):
-    starts = ((), torchrun(2), torchrun(4))
-    found = {last(run(tmp_path, *start, LOOPS / "classifier_plain.py")) for start in starts}
-    assert len(found) == 3
-
-
-@pytest.mark.parametrize("name", ["unet"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_script_goes_on_in_the_middle_of_an_epoch(name, alone, tmp_path):
     """Two workers are killed, and nobody takes their place; then three go on."""
     fault = json.dumps([["before the backward pass", 13, rank] for rank in (0, 1)])
@@ -92,7 +129,7 @@ def test_a_script_goes_on_in_the_middle_of_an_epoch(name, alone, tmp_path):
     assert "epoch 0" not in output and last(output) == alone(name, 3)
 
 
-@pytest.mark.parametrize("name", ["classifier", "dcgan"])
+@pytest.mark.parametrize("name", NAMES)
 def test_killed_workers_cost_no_bit(name, alone, tmp_path):
     points = ("before the backward pass", "before the sum", "after the sum", "before the update")
     points += ("after the update", "between batches", "before the file", "after the file")

@@ -63,3 +63,24 @@ def test_the_number_of_workers_must_agree_with_the_launcher():
 def test_workers_is_a_number_or_auto(workers):
     with pytest.raises(SpecError, match="--workers"):
         Launch(workers=workers)
+
+
+def test_srun():
+    environ = {
+        "SLURM_PROCID": "5",
+        "SLURM_STEP_NUM_TASKS": "7",
+        "SLURM_LOCALID": "1",
+        "SLURM_NODEID": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "2(x3),1",
+        "SLURM_STEP_NODELIST": "gpu[003-005,9],cpu1",
+        "SLURM_JOB_ID": "1000",
+        "SLURM_STEP_ID": "2",
+    }
+    assert read_world(environ) == World("srun", 5, 7, 1, 2, "gpu003", 20000 + 31002 % 20000)
+    told = {**environ, "MASTER_ADDR": "10.1.1.1", "MASTER_PORT": "4000", "SLURM_STEP_NODELIST": "one"}
+    assert read_world(told) == World("srun", 5, 7, 1, 2, "10.1.1.1", 4000)
+    assert read_world({**environ, "SLURM_STEP_NODELIST": "one,two"}).address == "one"
+    batch_script = {"SLURM_PROCID": "0", "SLURM_NTASKS": "7", "SLURM_JOB_ID": "1000"}
+    assert read_world(batch_script) is None
+    with pytest.raises(SpecError, match="SLURM_PROCID='x' in the environment must be a number"):
+        read_world({**environ, "SLURM_PROCID": "x"})
