@@ -20,7 +20,7 @@ class MpiTransport:
     def __init__(self) -> None:
         from mpi4py import MPI
 
-        self._sum, self._comm = MPI.SUM, MPI.COMM_WORLD
+        self._sum, self._comm, self._wait_all = MPI.SUM, MPI.COMM_WORLD, MPI.Request.Waitall
 
     def send(self, tensor: Tensor, to: int) -> None:
         self._comm.Send(tensor.numpy(), to)
@@ -53,6 +53,10 @@ class MpiTransport:
         self, output: Tensor, tensor: Tensor, received: Sequence[int], sent: Sequence[int]
     ) -> None:
         self._comm.Alltoallv((tensor.numpy(), list(sent)), (output.numpy(), list(received)))
+
+    def swap(self, received: Sequence[tuple[int, Tensor]], sent: Sequence[tuple[int, Tensor]]) -> None:
+        works = [self._comm.Irecv(tensor.numpy(), source) for source, tensor in received]
+        self._wait_all(works + [self._comm.Isend(tensor.numpy(), to) for to, tensor in sent])
 
     def barrier(self) -> None:
         self._comm.Barrier()

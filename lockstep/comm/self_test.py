@@ -203,6 +203,16 @@ def _exchange(case: _Case, count: Callable[[int, int], int]) -> None:
     case.expect(output, torch.cat(wanted))
 
 
+def _swap(case: _Case) -> None:
+    """Two messages to every other worker, in host memory: the exchange of the gradients."""
+    mine, others = case.group.rank, case.group.others
+    output = {rank: case.empty(2, case.size).cpu() for rank in others}
+    sent = [(rank, case.values(mine + 3 * rank + part).cpu()) for rank in others for part in range(2)]
+    case.group.swap([(rank, row) for rank in others for row in output[rank]], sent)
+    for rank in others:
+        case.expect(output[rank], torch.stack([case.values(rank + 3 * mine + part).cpu() for part in (0, 1)]))
+
+
 def _barrier(case: _Case) -> None:
     """Worker 0 comes late: it sleeps after all others have told it that they are at the barrier."""
     start = time.monotonic()
@@ -227,5 +237,6 @@ OPERATIONS: dict[str, Callable[[_Case], None]] = {
     "reduce_scatter": _reduce_scatter,
     "all_to_all": _all_to_all,
     "all_to_all uneven": _all_to_all_uneven,
+    "swap": _swap,
     "barrier": _barrier,
 }

@@ -27,7 +27,13 @@ from lockstep.spec.launch import RESTART_CODE
 _TIMEOUT = timedelta(minutes=30)  # of one collective: a peer may be saving, or reading from a slow disk
 _ABORT_S = 10.0
 _LOOK_S = 0.2  # while waiting, the time between two checks whether the group was cut
-_MOVE, _GATHER = 0, 1  # message tags, so that a receive never takes the other operation's message
+_MOVE, _SWAP = 0, 1  # message tags, so that a receive never takes the other operation's message
+Message = tuple[int, Tensor]  # the worker at the other end, and what it sends or receives
+
+
+def peers(rank: int, size: int) -> list[int]:
+    """The other workers, the next one first, so that not all workers send to the same one at once."""
+    return [(rank + distance) % size for distance in range(1, size)]
 
 
 class Transport(Protocol):
@@ -47,6 +53,7 @@ class Transport(Protocol):
     def all_to_all(
         self, output: Tensor, tensor: Tensor, received: Sequence[int], sent: Sequence[int]
     ) -> None: ...
+    def swap(self, received: Sequence[Message], sent: Sequence[Message]) -> None: ...
     def barrier(self) -> None: ...
     def close(self) -> None: ...
     def abort(self) -> None: ...
@@ -104,13 +111,9 @@ class TorchTransport:
             self._wait(self._group._allgather_base(output, tensor))
             return
         # gloo's own all-gather is a ring that waits at each hop: a third of the speed at 100 MB
-        parts, works = output.view(self._size, -1), []
-        for distance in range(1, self._size):
-            source, to = (self._rank - distance) % self._size, (self._rank + distance) % self._size
-            works += [self._group.recv([parts[source]], source, _GATHER)]
-            works += [self._group.send([tensor], to, _GATHER)]
+        parts, others = output.view(self._size, -1), peers(self._rank, self._size)
         parts[self._rank].copy_(tensor.view(-1))
-        self._wait(*works)
+        self.swap([(rank, parts[rank]) for rank in others], [(rank, tensor) for rank in others])
 
     def gather(self, output: Tensor | None, tensor: Tensor, to: int) -> None:
         options = dist.GatherOptions()
@@ -131,6 +134,12 @@ class TorchTransport:
         self, output: Tensor, tensor: Tensor, received: Sequence[int], sent: Sequence[int]
     ) -> None:
         self._wait(self._group.alltoall_base(output, tensor, list(received), list(sent)))
+
+    def swap(self, received: Sequence[Message], sent: Sequence[Message]) -> None:
+        """Not for NCCL, which would need all of it in one launch."""
+        # receives first: a gloo message leaves only when its receiver is known to be ready
+        works = [self._group.recv([tensor], source, _SWAP) for source, tensor in received]
+        self._wait(*works, *[self._group.send([tensor], to, _SWAP) for to, tensor in sent])
 
     def barrier(self) -> None:
         self._wait(self._group.barrier())
