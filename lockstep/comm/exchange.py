@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lockstep.comm.group import Group
 from lockstep.comm.shared_memory import Shared, share
+from lockstep.comm.transport import Round
 from lockstep.comm.tree import LaneTree
 
 _CHUNK = 1 << 18  # elements summed at a time on a CPU: fewer have more calls than the cache saves
@@ -71,33 +72,22 @@ class Exchange:
         own = len(shape.heights[group.rank])
         self._sent, self._means = self._host(own * shape.whole), self._host(shape.whole)
         self._lay_out(None if self._staged else self._sent)
-        self._received = self._host(self._num_arriving() * shape.slice)
         if not self._staged and shape.travels_as == shape.dtype:
             self.result = self._means
+        self._prepare(own)
 
     def run(self) -> None:
         """Exchange and sum; a collective, so every worker calls it."""
-        mine, others = self.reduce_scatter(), self._group.others
+        mine, others = self._part(self._means, self._group.rank), self._group.others
         theirs = [(rank, self._part(self._means, rank)) for rank in others]
-        self._group.swap(theirs, [(rank, mine) for rank in others])
+        self._swap(Round(theirs, [(rank, mine) for rank in others]))
         if self.result is not self._means:
             self.result.copy_(self._means, non_blocking=True)
 
     def reduce_scatter(self) -> Tensor:
         """The first half of `run`: the means of this worker's slice, as they travel."""
-        group, sent = self._group, self._sent.view(-1, self._shape.whole)
-        if self._staged:
-            for row, root in zip(sent, self.roots, strict=True):
-                row.copy_(root, non_blocking=True)
-            self._wait_for_gpu()
-        free, rows, received = iter(self._received.view(-1, self._shape.slice)), [], []
-        for rank, heights in enumerate(self._shape.heights):
-            mine = rank == group.rank  # this worker's own part stays where it is
-            rows += [self._part(row, rank) for row in sent] if mine else [next(free) for _ in heights]
-            received += [] if mine else [(rank, row) for row in rows[-len(heights) :]]
-        group.swap(received, [(rank, self._part(row, rank)) for rank in group.others for row in sent])
-        self._sum(rows, self._part(self._means, group.rank))
-        return self._part(self._means, group.rank)
+        self._swap(Round())
+        return self._part(self._means, self._group.rank)
 
     def slice_roots(self, rank: int) -> Tensor:
         """[roots, elements]: this worker's part of the slice that `rank` sums; valid only before `run`."""
@@ -113,10 +103,28 @@ class Exchange:
         self._sum([row for rows in roots for row in rows], output)
         return output.to(self._shape.dtype)
 
-    def _num_arriving(self) -> int:
-        """Rows that the group writes."""
-        heights = self._shape.heights
-        return sum(map(len, heights)) - len(heights[self._group.rank])
+    def _prepare(self, own: int) -> None:
+        """Allocate rows for what arrives; this worker's own slice is summed where it lies."""
+        shape, group = self._shape, self._group
+        self._near = self._sent.view(own, shape.whole)
+        free = iter(self._host((sum(map(len, shape.heights)) - own) * shape.slice).view(-1, shape.slice))
+        self._rows = [
+            [next(free) for _ in range(0 if rank == group.rank else len(heights))]
+            for rank, heights in enumerate(shape.heights)
+        ]
+        self._rows[group.rank] = [self._part(root, group.rank) for root in self._near]
+
+    def _swap(self, second: Round) -> None:
+        """Gather this worker's slice of all roots, write its means, then exchange the second round."""
+        group = self._group
+        if self._staged:
+            for copy, root in zip(self._near, self.roots, strict=True):
+                copy.copy_(root, non_blocking=True)
+            self._wait_for_gpu()
+        received = [(rank, row) for rank in group.others for row in self._rows[rank]]
+        sent = [(rank, self._part(root, rank)) for rank in group.others for root in self._near]
+        rows, mine = [row for rows in self._rows for row in rows], self._part(self._means, group.rank)
+        group.swap(Round(received, sent), lambda: self._sum(rows, mine), second)
 
     def _part(self, flat: Tensor, rank: int) -> Tensor:
         return flat[rank * self._shape.slice : (rank + 1) * self._shape.slice]
@@ -153,10 +161,6 @@ class Exchange:
 class CollectiveExchange(Exchange):
     """An exchange by an all-to-all and an all-gather, which NCCL runs on the GPU."""
 
-    def __init__(self, group: Group, shape: ExchangeShape) -> None:
-        super().__init__(group, shape)
-        self._mine = self._host(shape.slice)
-
     def run(self) -> None:
         """Exchange and sum; a collective, so every worker calls it."""
         self._group.all_gather(self._means, self.reduce_scatter())
@@ -173,8 +177,9 @@ class CollectiveExchange(Exchange):
         self._sum(list(self._received.view(-1, size)), self._mine)
         return self._mine
 
-    def _num_arriving(self) -> int:
-        return sum(map(len, self._shape.heights))  # an all-to-all brings a worker's own part too
+    def _prepare(self, own: int) -> None:
+        rows, size = sum(map(len, self._shape.heights)), self._shape.slice
+        self._received, self._mine = self._host(rows * size), self._host(size)
 
 
 class SharedExchange(Exchange):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.comm.transport import Message, Transport, peers
+from lockstep.comm.transport import Round, Transport
 from lockstep.errors import GroupLost
 
 _LENGTH, _SHORT = 8, 1024  # bytes: a length prefix; the longest row that needs only one collective
@@ -45,8 +45,8 @@ class Group:
 
     @property
     def others(self) -> list[int]:
-        """The other workers, the next one first."""
-        return peers(self.rank, self.size)
+        """The other workers, the next one first, so that not all send to the same one at once."""
+        return [(self.rank + distance) % self.size for distance in range(1, self.size)]
 
     def stages(self, device: torch.device) -> bool:
         """Whether tensors on `device` go through host memory."""
@@ -97,14 +97,31 @@ class Group:
         # a worker with nothing to send or receive takes part too, since other workers may have something
         self._run(lambda t, output, given: t.all_to_all(output, given, *counts), output, tensor, empty=True)
 
-    def swap(self, received: Sequence[Message], sent: Sequence[Message]) -> None:
-        """Receive tensors in host memory from several workers and send others to them, all at once.
+    def swap(self, first: Round, between: Callable[[], None], second: Round) -> None:
+        """Exchange two rounds of messages; `between` runs once all of the first round have arrived here.
 
-        Every worker calls it. Messages between two workers arrive in the order in which they are sent.
+        Every worker calls it. Messages from one worker to another arrive in the order of the lists.
         """
-        if self._host:
-            transport, near = self._host, [[(rank, _bytes(t)) for rank, t in m] for m in (received, sent)]
-            self._try(transport, lambda: transport.swap(*near))
+        failed: list[Exception] = []
+
+        def work() -> None:
+            try:
+                between()
+            except Exception as error:
+                failed.append(error)
+                raise
+
+        try:
+            transport = self._host
+            if transport:
+                near = _round_bytes(first), work, _round_bytes(second)
+                self._try(transport, lambda: transport.swap(*near))
+            else:
+                between()
+        except GroupLost:
+            if failed:
+                raise failed[0] from None  # not the fault of another worker
+            raise
 
     def barrier(self) -> None:
         """Wait until every worker is here."""
@@ -217,6 +234,10 @@ def _near(tensor: Tensor, staged: bool) -> Tensor:
 
 def _bytes(tensor: Tensor) -> Tensor:
     return tensor.view(-1).view(torch.uint8)
+
+
+def _round_bytes(messages: Round) -> Round:
+    return Round(*[[(rank, _bytes(t)) for rank, t in part] for part in (messages.received, messages.sent)])
 
 
 def _tensor(message: bytes) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lockstep.comm.group import Group
+from lockstep.comm.transport import Round
 from lockstep.errors import GroupLost
 
 OK = "ok"
@@ -204,13 +205,15 @@ def _exchange(case: _Case, count: Callable[[int, int], int]) -> None:
 
 
 def _swap(case: _Case) -> None:
-    """Two messages to every other worker, in host memory: the exchange of the gradients."""
+    """Every worker returns, in the second round, what it gets from the others in the first."""
     mine, others = case.group.rank, case.group.others
     output = {rank: case.empty(2, case.size).cpu() for rank in others}
-    sent = [(rank, case.values(mine + 3 * rank + part).cpu()) for rank in others for part in range(2)]
-    case.group.swap([(rank, row) for rank in others for row in output[rank]], sent)
+    given = {rank: case.values(mine + 3 * rank).cpu() for rank in others}
+    first = Round([(rank, output[rank][0]) for rank in others], list(given.items()))
+    second = Round([(rank, output[rank][1]) for rank in others], first.received)
+    case.group.swap(first, lambda: None, second)
     for rank in others:
-        case.expect(output[rank], torch.stack([case.values(rank + 3 * mine + part).cpu() for part in (0, 1)]))
+        case.expect(output[rank], torch.stack([case.values(rank + 3 * mine).cpu(), given[rank]]))
 
 
 def _barrier(case: _Case) -> None:

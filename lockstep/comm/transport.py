@@ -10,9 +10,10 @@ import os
 import socket
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,12 +29,14 @@ _TIMEOUT = timedelta(minutes=30)  # of one collective: a peer may be saving, or 
 _ABORT_S = 10.0
 _LOOK_S = 0.2  # while waiting, the time between two checks whether the group was cut
 _MOVE, _SWAP = 0, 1  # message tags, so that a receive never takes the other operation's message
-Message = tuple[int, Tensor]  # the worker at the other end, and what it sends or receives
 
 
-def peers(rank: int, size: int) -> list[int]:
-    """The other workers, the next one first, so that not all workers send to the same one at once."""
-    return [(rank + distance) % size for distance in range(1, size)]
+@dataclass(frozen=True)
+class Round:
+    """Messages to and from other workers: (the other worker, a tensor in host memory)."""
+
+    received: Sequence[tuple[int, Tensor]] = ()
+    sent: Sequence[tuple[int, Tensor]] = ()
 
 
 class Transport(Protocol):
@@ -53,7 +56,7 @@ class Transport(Protocol):
     def all_to_all(
         self, output: Tensor, tensor: Tensor, received: Sequence[int], sent: Sequence[int]
     ) -> None: ...
-    def swap(self, received: Sequence[Message], sent: Sequence[Message]) -> None: ...
+    def swap(self, first: Round, between: Callable[[], None], second: Round) -> None: ...
     def barrier(self) -> None: ...
     def close(self) -> None: ...
     def abort(self) -> None: ...
@@ -111,9 +114,13 @@ class TorchTransport:
             self._wait(self._group._allgather_base(output, tensor))
             return
         # gloo's own all-gather is a ring that waits at each hop: a third of the speed at 100 MB
-        parts, others = output.view(self._size, -1), peers(self._rank, self._size)
+        parts, works = output.view(self._size, -1), []
+        for distance in range(1, self._size):
+            source, to = (self._rank - distance) % self._size, (self._rank + distance) % self._size
+            works += [self._group.recv([parts[source]], source, _SWAP)]
+            works += [self._group.send([tensor], to, _SWAP)]
         parts[self._rank].copy_(tensor.view(-1))
-        self.swap([(rank, parts[rank]) for rank in others], [(rank, tensor) for rank in others])
+        self._wait(*works)
 
     def gather(self, output: Tensor | None, tensor: Tensor, to: int) -> None:
         options = dist.GatherOptions()
@@ -135,11 +142,14 @@ class TorchTransport:
     ) -> None:
         self._wait(self._group.alltoall_base(output, tensor, list(received), list(sent)))
 
-    def swap(self, received: Sequence[Message], sent: Sequence[Message]) -> None:
-        """Not for NCCL, which would need all of it in one launch."""
-        # receives first: a gloo message leaves only when its receiver is known to be ready
-        works = [self._group.recv([tensor], source, _SWAP) for source, tensor in received]
-        self._wait(*works, *[self._group.send([tensor], to, _SWAP) for to, tensor in sent])
+    def swap(self, first: Round, between: Callable[[], None], second: Round) -> None:
+        """Not for NCCL, which would need each round in one launch."""
+        # all receives first: a gloo message leaves only when its receiver is known to be ready
+        arriving, later = self._receive(first), self._receive(second)
+        leaving = self._send(first)
+        self._wait(*arriving)
+        between()
+        self._wait(*leaving, *later, *self._send(second))
 
     def barrier(self) -> None:
         self._wait(self._group.barrier())
@@ -172,6 +182,12 @@ class TorchTransport:
                     connection.getpeername()
                     connection.shutdown(socket.SHUT_RDWR)
         self._is_cut = True  # set last: once `_wait` gives up, nothing may arrive in its tensors
+
+    def _receive(self, messages: Round) -> list[Any]:
+        return [self._group.recv([tensor], source, _SWAP) for source, tensor in messages.received]
+
+    def _send(self, messages: Round) -> list[Any]:
+        return [self._group.send([tensor], to, _SWAP) for to, tensor in messages.sent]
 
     def _wait(self, *works: Any) -> None:
         """Wait until the operations are done; raise a RuntimeError if the group is cut.

@@ -16,6 +16,7 @@ from world import in_threads
 
 from lockstep.comm import exchange as module
 from lockstep.comm.exchange import CollectiveExchange, Exchange, ExchangeShape
+from lockstep.comm.transport import Round
 from lockstep.comm.tree import LaneTree, subtrees, worker_lanes
 from lockstep.errors import GroupLost
 
@@ -63,12 +64,25 @@ def test_any_workers_lengths_and_wire_types_give_the_bits_of_the_tree(
 
 def test_messages_between_two_workers_arrive_in_their_order():
     def work(group):
-        outputs = [torch.zeros(3) for _ in range(20)]
-        sent = [(1 - group.rank, torch.full((3,), 100.0 * group.rank + number)) for number in range(20)]
-        group.swap([(1 - group.rank, output) for output in outputs], sent)
+        other, outputs = 1 - group.rank, [torch.zeros(3) for _ in range(20)]
+        received = [(other, output) for output in outputs]
+        sent = [(other, torch.full((3,), 100.0 * group.rank + number)) for number in range(20)]
+        group.swap(Round(received[:9], sent[:9]), lambda: None, Round(received[9:], sent[9:]))
         return [float(output[0]) for output in outputs]
 
     assert in_threads(2, work) == [[100.0 + n for n in range(20)], [float(n) for n in range(20)]]
+
+
+def test_an_error_of_this_worker_is_not_taken_for_a_lost_one():
+    def fail():
+        raise RuntimeError("no memory")
+
+    def work(group):
+        with pytest.raises(RuntimeError, match="no memory"):
+            group.swap(Round(), fail, Round())
+
+    in_threads(2, work)
+    in_threads(1, work)
 
 
 LONG = 1 << 25  # elements: an exchange takes some hundred milliseconds
@@ -98,7 +112,7 @@ def test_who_exchanges_with_a_worker_that_is_lost_half_way_leaves_and_nothing_ar
             cutter.join()
             assert left_at - cut_at[0] < 2
             other.send_signal(signal.SIGCONT)
-            buffers = [exchange._received, exchange._means, exchange._sent]
+            buffers = [exchange._rows[1][0], exchange._means, exchange._sent]
             kept = [buffer.clone() for buffer in buffers]
             time.sleep(0.3)
             assert all(map(torch.equal, buffers, kept))

@@ -54,9 +54,9 @@ def test_wrong_values_are_found_and_the_rest_still_run(name, monkeypatch):
             if output is not None:
                 output.view(-1)[-1:] += 1
 
-        def swap(received, sent):
-            Group.swap(case.group, received, sent)
-            received[-1][1][-1:] += 1
+        def swap(first, between, second):
+            Group.swap(case.group, first, between, second)
+            second.received[-1][1][-1:] += 1
 
         case.group._run, case.group.swap = run, swap
         original(case)
