@@ -64,7 +64,7 @@ def main() -> None:
     group = WorkerGroups(world, "gloo", torch.device("cpu")).next()
     records = [found for size in SIZES for found in compare_exchanges(group, size, options.rounds)]
     if not group.rank:
-        write_records(options.output or RESULTS / f"tree-reduce-cpu-{group.size}.json", records)
+        write(options.output or RESULTS / f"tree-reduce-cpu-{group.size}.json", records)
     group.close()
 
 
@@ -100,13 +100,19 @@ def over(times: dict[str, list[float]], name: str, base: str, where: str) -> Rec
     medians = {way: statistics.median(times[way]) for way in (name, base)}
     details = {f"{way} ms": round(1e3 * seconds, 3) for way, seconds in medians.items()}
     title = f"tree all-reduce by {name} over {base}, {where}"
-    record = make_record(title, ratios, "x", ratio_of_medians=medians[name] / medians[base], **details)
-    print(f"{title}: {record.details['ratio_of_medians']:.3f} {record.spread} {details}")
-    return record
+    return make_record(title, ratios, "x", ratio_of_medians=medians[name] / medians[base], **details)
+
+
+def write(output: Path, records: list[Record]) -> None:
+    """Show the records, and keep them."""
+    for record in records:
+        print(f"{record.name}: {record.value:.3f} {record.spread} {record.details}")
+    write_records(output, records)
 
 
 def on_one_gpu(rank: int, store: str, rounds: int, output: Path) -> None:
     """One of two workers: the first compares the sums of lanes alone, then both reduce through the host."""
+    torch.set_num_threads(1)  # as a worker does
     records = [] if rank else [found for size in SIZES for found in compare_sums(size, rounds)]
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     group = Group(rank, 2, TorchTransport.of_script(dist.group.WORLD))
@@ -117,7 +123,7 @@ def on_one_gpu(rank: int, store: str, rounds: int, output: Path) -> None:
         where = f"{size}, 2 workers on one GPU, gloo"
         records += compare(ways, rounds, lambda work: slowest(group, lambda: wait_for(work)), where)
     if not rank:
-        write_records(output, records)
+        write(output, records)
     dist.destroy_process_group()
 
 
