@@ -52,7 +52,7 @@ def main() -> None:
     if options.gpu:
         output = options.output or RESULTS / "tree-reduce-gpu.json"
         with tempfile.TemporaryDirectory() as folder:
-            mp.spawn(on_one_gpu, (f"{folder}/store", options.rounds, output), nprocs=2)  # type: ignore[no-untyped-call]
+            mp.spawn(on_one_gpu, (f"{folder}/store", options.rounds, output), nprocs=2)
         return
     world = read_world(os.environ)
     if world is None:
