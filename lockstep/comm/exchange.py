@@ -78,16 +78,14 @@ class Exchange:
 
     def run(self) -> None:
         """Exchange and sum; a collective, so every worker calls it."""
-        mine, others = self._part(self._means, self._group.rank), self._group.others
-        theirs = [(rank, self._part(self._means, rank)) for rank in others]
-        self._swap(Round(theirs, [(rank, mine) for rank in others]))
+        self._swap(self._second)
         if self.result is not self._means:
             self.result.copy_(self._means, non_blocking=True)
 
     def reduce_scatter(self) -> Tensor:
         """The first half of `run`: the means of this worker's slice, as they travel."""
         self._swap(Round())
-        return self._part(self._means, self._group.rank)
+        return self._mine
 
     def slice_roots(self, rank: int) -> Tensor:
         """[roots, elements]: this worker's part of the slice that `rank` sums; valid only before `run`."""
@@ -104,27 +102,29 @@ class Exchange:
         return output.to(self._shape.dtype)
 
     def _prepare(self, own: int) -> None:
-        """Allocate rows for what arrives; this worker's own slice is summed where it lies."""
-        shape, group = self._shape, self._group
+        """Allocate rows for what arrives, and list all messages; an own slice is summed where it lies."""
+        shape, rank, others = self._shape, self._group.rank, self._group.others
         self._near = self._sent.view(own, shape.whole)
         free = iter(self._host((sum(map(len, shape.heights)) - own) * shape.slice).view(-1, shape.slice))
-        self._rows = [
-            [next(free) for _ in range(0 if rank == group.rank else len(heights))]
-            for rank, heights in enumerate(shape.heights)
-        ]
-        self._rows[group.rank] = [self._part(root, group.rank) for root in self._near]
+        rows = {other: [next(free) for _ in shape.heights[other]] for other in others}
+        received = [(other, row) for other in others for row in rows[other]]
+        sent = [(other, self._part(root, other)) for other in others for root in self._near]
+        self._mine = self._part(self._means, rank)
+        self._first = Round(received, sent)
+        self._second = Round(
+            [(other, self._part(self._means, other)) for other in others],
+            [(other, self._mine) for other in others],
+        )
+        rows[rank] = [self._part(root, rank) for root in self._near]
+        self._rows = [row for worker in sorted(rows) for row in rows[worker]]
 
     def _swap(self, second: Round) -> None:
         """Gather this worker's slice of all roots, write its means, then exchange the second round."""
-        group = self._group
         if self._staged:
             for copy, root in zip(self._near, self.roots, strict=True):
                 copy.copy_(root, non_blocking=True)
             self._wait_for_gpu()
-        received = [(rank, row) for rank in group.others for row in self._rows[rank]]
-        sent = [(rank, self._part(root, rank)) for rank in group.others for root in self._near]
-        rows, mine = [row for rows in self._rows for row in rows], self._part(self._means, group.rank)
-        group.swap(Round(received, sent), lambda: self._sum(rows, mine), second)
+        self._group.swap(self._first, lambda: self._sum(self._rows, self._mine), second)
 
     def _part(self, flat: Tensor, rank: int) -> Tensor:
         return flat[rank * self._shape.slice : (rank + 1) * self._shape.slice]

@@ -114,8 +114,7 @@ class Group:
         try:
             transport = self._host
             if transport:
-                near = _round_bytes(first), work, _round_bytes(second)
-                self._try(transport, lambda: transport.swap(*near))
+                self._try(transport, lambda: transport.swap(first, work, second))
             else:
                 between()
         except GroupLost:
@@ -234,10 +233,6 @@ def _near(tensor: Tensor, staged: bool) -> Tensor:
 
 def _bytes(tensor: Tensor) -> Tensor:
     return tensor.view(-1).view(torch.uint8)
-
-
-def _round_bytes(messages: Round) -> Round:
-    return Round(*[[(rank, _bytes(t)) for rank, t in part] for part in (messages.received, messages.sent)])
 
 
 def _tensor(message: bytes) -> Tensor:

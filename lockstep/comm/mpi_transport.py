@@ -58,8 +58,7 @@ class MpiTransport:
         self._comm.Alltoallv((tensor.numpy(), list(sent)), (output.numpy(), list(received)))
 
     def swap(self, first: Round, between: Callable[[], None], second: Round) -> None:
-        arriving, later = self._receive(first), self._receive(second)
-        leaving = self._send(first)
+        arriving, leaving, later = self._receive(first), self._send(first), self._receive(second)
         self._wait_all(arriving)
         between()
         self._wait_all(leaving + later + self._send(second))

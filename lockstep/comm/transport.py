@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,12 +30,14 @@ _LOOK_S = 0.2  # while waiting, the time between two checks whether the group wa
 _MOVE, _SWAP = 0, 1  # message tags, so that a receive never takes the other operation's message
 
 
-@dataclass(frozen=True)
 class Round:
-    """Messages to and from other workers: (the other worker, a tensor in host memory)."""
+    """Messages to and from other workers: (the other worker, the bytes of a tensor in host memory)."""
 
-    received: Sequence[tuple[int, Tensor]] = ()
-    sent: Sequence[tuple[int, Tensor]] = ()
+    def __init__(
+        self, received: Sequence[tuple[int, Tensor]] = (), sent: Sequence[tuple[int, Tensor]] = ()
+    ) -> None:
+        self.received = [(source, tensor.view(torch.uint8)) for source, tensor in received]
+        self.sent = [(to, tensor.view(torch.uint8)) for to, tensor in sent]
 
 
 class Transport(Protocol):
@@ -144,9 +145,8 @@ class TorchTransport:
 
     def swap(self, first: Round, between: Callable[[], None], second: Round) -> None:
         """Not for NCCL, which would need each round in one launch."""
-        # all receives first: a gloo message leaves only when its receiver is known to be ready
-        arriving, later = self._receive(first), self._receive(second)
-        leaving = self._send(first)
+        # receives start early: a gloo message leaves only when its receiver is known to be ready
+        arriving, leaving, later = self._receive(first), self._send(first), self._receive(second)
         self._wait(*arriving)
         between()
         self._wait(*leaving, *later, *self._send(second))
