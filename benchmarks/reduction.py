@@ -85,7 +85,7 @@ def compare(group: Group, lanes: int, megabytes: int, rounds: int) -> Record:
     return record
 
 
-def slowest(group: Group, work: Callable[[], None]) -> float:
+def slowest(group: Group, work: Callable[[], object]) -> float:
     """The time that the slowest worker takes."""
     group.barrier()
     start = time.perf_counter()

@@ -1,8 +1,8 @@
 """How one bucket is summed between workers: slices, wire types, within a host and between hosts.
 
-Every worker sums one slice, in the order of the lane tree. An all-to-all brings it this slice of every root,
-and an all-gather returns the means. On one host the workers read each other's roots from shared memory
-instead. Either way each element goes through the same additions.
+Every worker sums one slice, in the order of the lane tree. The others send it this slice of their roots, and
+it sends them the means. On one host the workers read each other's roots from shared memory instead. NCCL has
+collectives for both halves. Every way, each element goes through the same additions.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from torch import Tensor
 
 from lockstep.comm.group import Group
 from lockstep.comm.shared_memory import Shared, share
+from lockstep.comm.transport import Round
 from lockstep.comm.tree import LaneTree
 
-_CHUNK = 1 << 16  # elements summed at a time on a CPU, so that all rows of a chunk stay in the cache
+_CHUNK = 1 << 18  # elements summed at a time on a CPU: fewer have more calls than the cache saves
 
 
 @dataclass(frozen=True)
@@ -49,42 +50,41 @@ def make_exchange(group: Group, shape: ExchangeShape) -> Exchange:
     near = shape.device.type == "cpu" or group.stages(shape.device)
     size = torch.empty((), dtype=shape.travels_as).element_size()
     memory = share(group, (own * shape.whole + shape.slice) * size) if near else None
-    return SharedExchange(group, shape, memory) if memory else Exchange(group, shape)
+    return SharedExchange(group, shape, memory) if memory else exchange_over(group, shape)
+
+
+def exchange_over(group: Group, shape: ExchangeShape) -> Exchange:
+    """An exchange by messages from host memory, or on the GPU by the collectives of NCCL."""
+    on_gpu = shape.device.type != "cpu" and not group.stages(shape.device)
+    return (CollectiveExchange if on_gpu and group.size > 1 else Exchange)(group, shape)
 
 
 class Exchange:
-    """An exchange over the group: fill `roots`, a flat tensor for each subtree; `run` fills `result`."""
+    """An exchange by messages: fill `roots`, a flat tensor for each subtree; `run` fills `result`.
+
+    A slice is one message to each worker. Cut into chunks that are summed while the next one arrives, it is
+    slower: over gloo a message costs as much time as some 100 KB of it.
+    """
 
     def __init__(self, group: Group, shape: ExchangeShape) -> None:
         self._group, self._shape = group, shape
         self._staged = group.stages(shape.device)
-        rows = sum(map(len, shape.heights))
         own = len(shape.heights[group.rank])
-        self._send = self._host(own * shape.whole)
-        self._received = self._host(rows * shape.slice)
-        self._mine, self._gathered = self._host(shape.slice), self._host(shape.whole)
-        self._lay_out(self._send if own == 1 and not self._staged else None)
+        self._sent, self._means = self._host(own * shape.whole), self._host(shape.whole)
+        self._lay_out(None if self._staged else self._sent)
         if not self._staged and shape.travels_as == shape.dtype:
-            self.result = self._gathered
+            self.result = self._means
+        self._prepare(own)
 
     def run(self) -> None:
         """Exchange and sum; a collective, so every worker calls it."""
-        self._group.all_gather(self._gathered, self.reduce_scatter())
-        if self.result is not self._gathered:
-            self.result.copy_(self._gathered, non_blocking=True)
+        self._swap(self._second)
+        if self.result is not self._means:
+            self.result.copy_(self._means, non_blocking=True)
 
     def reduce_scatter(self) -> Tensor:
         """The first half of `run`: the means of this worker's slice, as they travel."""
-        group, size = self._group, self._shape.slice
-        counts = [len(heights) for heights in self._shape.heights]
-        own = counts[group.rank]
-        if self.roots[0].data_ptr() != self._send.data_ptr():
-            by_worker = self._send.view(group.size, own, size)
-            for number, root in enumerate(self.roots):
-                by_worker[:, number].copy_(root.view(group.size, size), non_blocking=True)
-            self._wait_for_gpu()
-        group.all_to_all(self._received, self._send, [n * size for n in counts], [own * size] * group.size)
-        self._sum(list(self._received.view(-1, size)), self._mine)
+        self._swap(Round())
         return self._mine
 
     def slice_roots(self, rank: int) -> Tensor:
@@ -100,6 +100,31 @@ class Exchange:
         output = torch.zeros(self._shape.slice, dtype=self._shape.travels_as)
         self._sum([row for rows in roots for row in rows], output)
         return output.to(self._shape.dtype)
+
+    def _prepare(self, own: int) -> None:
+        """Allocate rows for what arrives, and list all messages; an own slice is summed where it lies."""
+        shape, rank, others = self._shape, self._group.rank, self._group.others
+        self._near = self._sent.view(own, shape.whole)
+        free = iter(self._host((sum(map(len, shape.heights)) - own) * shape.slice).view(-1, shape.slice))
+        rows = {other: [next(free) for _ in shape.heights[other]] for other in others}
+        received = [(other, row) for other in others for row in rows[other]]
+        sent = [(other, self._part(root, other)) for other in others for root in self._near]
+        self._mine = self._part(self._means, rank)
+        self._first = Round(received, sent)
+        self._second = Round(
+            [(other, self._part(self._means, other)) for other in others],
+            [(other, self._mine) for other in others],
+        )
+        rows[rank] = [self._part(root, rank) for root in self._near]
+        self._rows = [row for worker in sorted(rows) for row in rows[worker]]
+
+    def _swap(self, second: Round) -> None:
+        """Gather this worker's slice of all roots, write its means, then exchange the second round."""
+        if self._staged:
+            for copy, root in zip(self._near, self.roots, strict=True):
+                copy.copy_(root, non_blocking=True)
+            self._wait_for_gpu()
+        self._group.swap(self._first, lambda: self._sum(self._rows, self._mine), second)
 
     def _part(self, flat: Tensor, rank: int) -> Tensor:
         return flat[rank * self._shape.slice : (rank + 1) * self._shape.slice]
@@ -121,7 +146,7 @@ class Exchange:
             tree = LaneTree(wire=shape.wire)
             for row, height in zip(rows, heights, strict=True):
                 tree.add([row[first : first + step].to(shape.dtype)], height)
-            output[first : first + step].copy_(tree.mean()[0])
+            tree.write_mean([output[first : first + step]])
 
     def _host(self, length: int) -> Tensor:
         """A buffer in memory that the group can reach."""
@@ -133,17 +158,41 @@ class Exchange:
             torch.cuda.current_stream(self._shape.device).synchronize()
 
 
+class CollectiveExchange(Exchange):
+    """An exchange by an all-to-all and an all-gather, which NCCL runs on the GPU."""
+
+    def run(self) -> None:
+        """Exchange and sum; a collective, so every worker calls it."""
+        self._group.all_gather(self._means, self.reduce_scatter())
+        if self.result is not self._means:
+            self.result.copy_(self._means, non_blocking=True)
+
+    def reduce_scatter(self) -> Tensor:
+        """The first half of `run`: the means of this worker's slice, as they travel."""
+        group, size = self._group, self._shape.slice
+        counts = [len(heights) for heights in self._shape.heights]
+        own = counts[group.rank]
+        by_worker = self._sent.view(own, group.size, size).transpose(0, 1).reshape(-1)
+        group.all_to_all(self._received, by_worker, [n * size for n in counts], [own * size] * group.size)
+        self._sum(list(self._received.view(-1, size)), self._mine)
+        return self._mine
+
+    def _prepare(self, own: int) -> None:
+        rows, size = sum(map(len, self._shape.heights)), self._shape.slice
+        self._received, self._mine = self._host(rows * size), self._host(size)
+
+
 class SharedExchange(Exchange):
     """An exchange through memory that all workers of a host share; roots are read without a copy."""
 
     def __init__(self, group: Group, shape: ExchangeShape, memory: Shared) -> None:
         self._group, self._shape, self._memory = group, shape, memory
         self._staged = group.stages(shape.device)
-        self._roots, self._means = [], []
+        self._roots, self._mean_parts = [], []
         for piece, heights in zip(memory.pieces, shape.heights, strict=True):
             flat = piece.view(shape.travels_as)
             self._roots.append(flat[: len(heights) * shape.whole].view(len(heights), shape.whole))
-            self._means.append(flat[-shape.slice :])
+            self._mean_parts.append(flat[-shape.slice :])
         self._lay_out(None if self._staged else self._roots[group.rank])
 
     def run(self) -> None:
@@ -155,8 +204,8 @@ class SharedExchange(Exchange):
             self._wait_for_gpu()
         self._memory.barrier()  # all roots are written
         parts = [self._part(row, group.rank) for roots in self._roots for row in roots]
-        self._sum(parts, self._means[group.rank])
+        self._sum(parts, self._mean_parts[group.rank])
         self._memory.barrier()  # all means are written, and no worker reads the roots any more
-        for rank, mean in enumerate(self._means):
+        for rank, mean in enumerate(self._mean_parts):
             self._part(self.result, rank).copy_(mean, non_blocking=True)
         self._wait_for_gpu()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.comm.transport import Transport
+from lockstep.comm.transport import Round, Transport
 from lockstep.errors import GroupLost
 
 _LENGTH, _SHORT = 8, 1024  # bytes: a length prefix; the longest row that needs only one collective
@@ -42,6 +42,11 @@ class Group:
         """The name of the transport that carries the gradients."""
         transport = self._gpu or self._host
         return transport.name if transport else "none"
+
+    @property
+    def others(self) -> list[int]:
+        """The other workers, the next one first, so that not all send to the same one at once."""
+        return [(self.rank + distance) % self.size for distance in range(1, self.size)]
 
     def stages(self, device: torch.device) -> bool:
         """Whether tensors on `device` go through host memory."""
@@ -91,6 +96,31 @@ class Group:
         counts = [n * size for n in received], [n * size for n in sent]
         # a worker with nothing to send or receive takes part too, since other workers may have something
         self._run(lambda t, output, given: t.all_to_all(output, given, *counts), output, tensor, empty=True)
+
+    def swap(self, first: Round, between: Callable[[], None], second: Round) -> None:
+        """Exchange two rounds of messages; `between` runs once all of the first round have arrived here.
+
+        Every worker calls it. Messages from one worker to another arrive in the order of the lists.
+        """
+        failed: list[Exception] = []
+
+        def work() -> None:
+            try:
+                between()
+            except Exception as error:
+                failed.append(error)
+                raise
+
+        try:
+            transport = self._host
+            if transport:
+                self._try(transport, lambda: transport.swap(first, work, second))
+            else:
+                between()
+        except GroupLost:
+            if failed:
+                raise failed[0] from None  # not the fault of another worker
+            raise
 
     def barrier(self) -> None:
         """Wait until every worker is here."""
@@ -174,11 +204,18 @@ class Group:
         staged = on_gpu and not self._gpu
         near = [None if tensor is None else _near(tensor, staged) for tensor in (output, given)]
         views = [_bytes(tensor) if tensor is not None and as_bytes else tensor for tensor in near]
+        self._try(transport, lambda: operation(transport, *views))
+        if output is not None and near[0] is not output:
+            assert near[0] is not None
+            output.copy_(near[0])
+
+    def _try(self, transport: Transport, operation: Callable[[], None]) -> None:
+        """Run an operation of a transport; raise GroupLost if another worker is lost."""
         reason = ""
         try:
             if self._is_cut:
                 raise RuntimeError("another generation has begun")
-            operation(transport, *views)
+            operation()
         except RuntimeError as error:  # the base of torch's and mpi4py's errors
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         if reason:  # raised outside the handler, whose frames would keep a lost group's sockets open
@@ -187,9 +224,6 @@ class Group:
                 "cannot be reached: see that worker's output, then run the same command with --resume auto "
                 f"({transport.name}: {reason})"
             )
-        if output is not None and near[0] is not output:
-            assert near[0] is not None
-            output.copy_(near[0])
 
 
 def _near(tensor: Tensor, staged: bool) -> Tensor:

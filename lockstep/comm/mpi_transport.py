@@ -5,9 +5,12 @@ from __future__ import annotations
 import atexit
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor
+
+from lockstep.comm.transport import Round
 
 _LAST_WORDS_S = 0.3  # wait before an abort, at which mpirun drops output that it has not read yet
 
@@ -20,7 +23,7 @@ class MpiTransport:
     def __init__(self) -> None:
         from mpi4py import MPI
 
-        self._sum, self._comm = MPI.SUM, MPI.COMM_WORLD
+        self._sum, self._comm, self._wait_all = MPI.SUM, MPI.COMM_WORLD, MPI.Request.Waitall
 
     def send(self, tensor: Tensor, to: int) -> None:
         self._comm.Send(tensor.numpy(), to)
@@ -54,6 +57,12 @@ class MpiTransport:
     ) -> None:
         self._comm.Alltoallv((tensor.numpy(), list(sent)), (output.numpy(), list(received)))
 
+    def swap(self, first: Round, between: Callable[[], None], second: Round) -> None:
+        arriving, leaving, later = self._receive(first), self._send(first), self._receive(second)
+        self._wait_all(arriving)
+        between()
+        self._wait_all(leaving + later + self._send(second))
+
     def barrier(self) -> None:
         self._comm.Barrier()
 
@@ -66,6 +75,12 @@ class MpiTransport:
 
     def cut(self) -> None:
         """Do nothing: MPI cannot interrupt an operation."""
+
+    def _receive(self, messages: Round) -> list[Any]:
+        return [self._comm.Irecv(tensor.numpy(), source) for source, tensor in messages.received]
+
+    def _send(self, messages: Round) -> list[Any]:
+        return [self._comm.Isend(tensor.numpy(), to) for to, tensor in messages.sent]
 
     def _end(self) -> None:
         sys.stderr.flush()

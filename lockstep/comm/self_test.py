@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lockstep.comm.group import Group
+from lockstep.comm.transport import Round
 from lockstep.errors import GroupLost
 
 OK = "ok"
@@ -203,6 +204,18 @@ def _exchange(case: _Case, count: Callable[[int, int], int]) -> None:
     case.expect(output, torch.cat(wanted))
 
 
+def _swap(case: _Case) -> None:
+    """Every worker returns, in the second round, what it gets from the others in the first."""
+    mine, others = case.group.rank, case.group.others
+    output = {rank: case.empty(2, case.size).cpu() for rank in others}
+    given = {rank: case.values(mine + 3 * rank).cpu() for rank in others}
+    first = Round([(rank, output[rank][0]) for rank in others], list(given.items()))
+    second = Round([(rank, output[rank][1]) for rank in others], first.received)
+    case.group.swap(first, lambda: None, second)
+    for rank in others:
+        case.expect(output[rank], torch.stack([case.values(rank + 3 * mine).cpu(), given[rank]]))
+
+
 def _barrier(case: _Case) -> None:
     """Worker 0 comes late: it sleeps after all others have told it that they are at the barrier."""
     start = time.monotonic()
@@ -227,5 +240,6 @@ OPERATIONS: dict[str, Callable[[_Case], None]] = {
     "reduce_scatter": _reduce_scatter,
     "all_to_all": _all_to_all,
     "all_to_all uneven": _all_to_all_uneven,
+    "swap": _swap,
     "barrier": _barrier,
 }

@@ -10,7 +10,7 @@ import os
 import socket
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from contextlib import suppress
 from datetime import timedelta
@@ -27,7 +27,17 @@ from lockstep.spec.launch import RESTART_CODE
 _TIMEOUT = timedelta(minutes=30)  # of one collective: a peer may be saving, or reading from a slow disk
 _ABORT_S = 10.0
 _LOOK_S = 0.2  # while waiting, the time between two checks whether the group was cut
-_MOVE, _GATHER = 0, 1  # message tags, so that a receive never takes the other operation's message
+_MOVE, _SWAP = 0, 1  # message tags, so that a receive never takes the other operation's message
+
+
+class Round:
+    """Messages to and from other workers: (the other worker, the bytes of a tensor in host memory)."""
+
+    def __init__(
+        self, received: Sequence[tuple[int, Tensor]] = (), sent: Sequence[tuple[int, Tensor]] = ()
+    ) -> None:
+        self.received = [(source, tensor.view(torch.uint8)) for source, tensor in received]
+        self.sent = [(to, tensor.view(torch.uint8)) for to, tensor in sent]
 
 
 class Transport(Protocol):
@@ -47,6 +57,7 @@ class Transport(Protocol):
     def all_to_all(
         self, output: Tensor, tensor: Tensor, received: Sequence[int], sent: Sequence[int]
     ) -> None: ...
+    def swap(self, first: Round, between: Callable[[], None], second: Round) -> None: ...
     def barrier(self) -> None: ...
     def close(self) -> None: ...
     def abort(self) -> None: ...
@@ -107,8 +118,8 @@ class TorchTransport:
         parts, works = output.view(self._size, -1), []
         for distance in range(1, self._size):
             source, to = (self._rank - distance) % self._size, (self._rank + distance) % self._size
-            works += [self._group.recv([parts[source]], source, _GATHER)]
-            works += [self._group.send([tensor], to, _GATHER)]
+            works += [self._group.recv([parts[source]], source, _SWAP)]
+            works += [self._group.send([tensor], to, _SWAP)]
         parts[self._rank].copy_(tensor.view(-1))
         self._wait(*works)
 
@@ -131,6 +142,14 @@ class TorchTransport:
         self, output: Tensor, tensor: Tensor, received: Sequence[int], sent: Sequence[int]
     ) -> None:
         self._wait(self._group.alltoall_base(output, tensor, list(received), list(sent)))
+
+    def swap(self, first: Round, between: Callable[[], None], second: Round) -> None:
+        """Not for NCCL, which would need each round in one launch."""
+        # receives start early: a gloo message leaves only when its receiver is known to be ready
+        arriving, leaving, later = self._receive(first), self._send(first), self._receive(second)
+        self._wait(*arriving)
+        between()
+        self._wait(*leaving, *later, *self._send(second))
 
     def barrier(self) -> None:
         self._wait(self._group.barrier())
@@ -163,6 +182,12 @@ class TorchTransport:
                     connection.getpeername()
                     connection.shutdown(socket.SHUT_RDWR)
         self._is_cut = True  # set last: once `_wait` gives up, nothing may arrive in its tensors
+
+    def _receive(self, messages: Round) -> list[Any]:
+        return [self._group.recv([tensor], source, _SWAP) for source, tensor in messages.received]
+
+    def _send(self, messages: Round) -> list[Any]:
+        return [self._group.send([tensor], to, _SWAP) for to, tensor in messages.sent]
 
     def _wait(self, *works: Any) -> None:
         """Wait until the operations are done; raise a RuntimeError if the group is cut.

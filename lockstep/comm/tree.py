@@ -68,6 +68,15 @@ class LaneTree:
             torch._foreach_mul_(total, 1.0 / (1 << height))
         return self._round(total)
 
+    def write_mean(self, output: Leaf) -> None:
+        """Write the mean into other tensors of its type or of the wire type, in one pass if it can be."""
+        height, total = self.root()
+        for mean, found in zip(output, total, strict=True):
+            if self._wire is None:
+                torch.mul(found, 1.0 / (1 << height), out=mean)
+        if self._wire is not None:
+            torch._foreach_copy_(output, self.mean())
+
     def _round(self, leaf: Leaf) -> Leaf:
         """Round every tensor to the wire type, if there is one."""
         return leaf if self._wire is None else [tensor.to(self._wire).to(tensor.dtype) for tensor in leaf]

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lockstep.comm.exchange import Exchange, ExchangeShape
+from lockstep.comm.exchange import ExchangeShape, exchange_over
 from lockstep.comm.group import Group
 from lockstep.comm.transport import TorchTransport
 from lockstep.comm.tree import LaneTree, subtrees, worker_lanes
@@ -44,7 +44,7 @@ class TreeReduce:
         every = [worker_lanes(lanes, self._group.size, rank) for rank in range(self._group.size)]
         heights = [[height for _, height in subtrees(own)] for own in every]
         self._shape, self._like = ExchangeShape(heights, like.numel(), like.dtype, None, like.device), like
-        self._exchange = Exchange(self._group, self._shape)
+        self._exchange = exchange_over(self._group, self._shape)
 
     def all_reduce(self, parts: Sequence[Tensor]) -> Tensor:
         """The mean over all lanes; `parts` are the tensors of this worker's lanes, in order."""
@@ -67,8 +67,10 @@ class TreeReduce:
     def _fill(self, parts: Sequence[Tensor]) -> None:
         if len(parts) != len(self.own):
             raise SpecError(f"{len(parts)} tensors for the {len(self.own)} lanes {self.own} of this worker")
-        tree = LaneTree(self.own.start)
-        for part in parts:
-            tree.add([part.detach().reshape(-1).clone()])
-        for root, (_, _, (total,)) in zip(self._exchange.roots, tree.roots(), strict=True):
-            root[: len(total)].copy_(total)
+        tree, starts = LaneTree(self.own.start), [first for first, _ in subtrees(self.own)]
+        roots = dict(zip(starts, self._exchange.roots, strict=True))
+        for lane, part in zip(self.own, parts, strict=True):
+            flat = part.detach().reshape(
+                -1
+            )  # the tree sums into a subtree's first lane: that copy is its root
+            tree.add([roots[lane][: len(flat)].copy_(flat) if lane in roots else flat.clone()])

@@ -54,9 +54,13 @@ def test_wrong_values_are_found_and_the_rest_still_run(name, monkeypatch):
             if output is not None:
                 output.view(-1)[-1:] += 1
 
-        case.group._run = run
+        def swap(first, between, second):
+            Group.swap(case.group, first, between, second)
+            second.received[-1][1][-1:] += 1
+
+        case.group._run, case.group.swap = run, swap
         original(case)
-        del case.group._run
+        del case.group._run, case.group.swap
 
     monkeypatch.setattr(checks, "OPERATIONS", {name: spoiled, "next": OPERATIONS["all_gather"]})
     found = in_threads(2, lambda group: check_group(group, CPU))
