@@ -63,10 +63,9 @@ def main() -> None:
     parser.add_argument("--strategy", choices=["ours", "ddp"], default="ours")
     options = parser.parse_args()
     pl.seed_everything(0, verbose=False)
-    strategy, batch = LaneStrategy(LANES), BATCH
+    strategy, batch, keep = LaneStrategy(LANES), BATCH, ModelCheckpoint(monitor="val_loss")
     if options.strategy == "ddp":
         strategy, batch = DDPStrategy(cluster_environment=LightningEnvironment()), BATCH // options.workers
-    keep = ModelCheckpoint(monitor="val_loss")
     places = {"accelerator": "cpu", "devices": options.workers, "strategy": strategy}
     logs = {"logger": CSVLogger("logs"), "log_every_n_steps": 1, "callbacks": [keep]}
     trainer = pl.Trainer(max_epochs=2, gradient_clip_val=1.0, **places, **logs, enable_progress_bar=False)

@@ -73,13 +73,9 @@ class FitState:
         self._objects.add(module)
         self._reductions = Reductions(lanes)
         self._grads: list[tuple[Tensor, Tensor]] = []
-        self.facts = {
-            "lockstep": lockstep.__version__,
-            "lanes": lanes,
-            "seed": seed,
-            "threads": torch.get_num_threads(),
-            **fingerprint(device),
-        }
+        facts = {"lockstep": lockstep.__version__, "lanes": lanes, "seed": seed}
+        facts |= {"threads": torch.get_num_threads(), **fingerprint(device)}
+        self.facts = json.loads(json.dumps(facts))  # plain texts, which torch.version is not
 
     def take_optimizers(self, optimizers: Sequence[Any]) -> None:
         """Refuse optimizers that need more than one gradient for a step."""

@@ -83,7 +83,8 @@ class LaneResults(_ResultCollection):
         if is_metric:  # what it collects is its own; the value of the step is the mean over lanes
             self[f"{how['fx']}.{how['name']}"]._forward_cache = value
         else:  # in sync already: `sync_dist` with no function does nothing, and Lightning does not ask for it
-            super().log(**how, value=value, batch_size=int(sum(weights)) or 1, sync_dist=True)
+            weight = int(sum(weights)) if self.training else 1  # an evaluation has this one value
+            super().log(**how, value=value, batch_size=weight or 1, sync_dist=True)
 
 
 def results_of(loop: Any) -> LaneResults:

@@ -191,7 +191,9 @@ class LaneStrategy(DDPStrategy):
     # ---- checkpoints, start and end
 
     def on_train_start(self) -> None:
-        """All workers compare their state."""
+        """Take the loader's place from a checkpoint, and let all workers compare their state."""
+        # Lightning forgets the place if a schedule asked for `estimated_stepping_batches`
+        self._module().trainer.fit_loop._load_combined_loader_states()
         self._fitting().prove(self._joined(), "at the start")
 
     def on_train_end(self) -> None:
