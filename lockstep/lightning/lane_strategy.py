@@ -54,6 +54,7 @@ class LaneStrategy(DDPStrategy):
         self._fit: FitState | None = None
         self._blocks = BlockLog()
         self._splits_predictions: bool | None = None
+        self._facts: dict[str, Any] = {}  # of the last fit
         self._saved: tuple[dict[str, Any], Any] | None = None  # facts of a checkpoint, and its path
 
     @staticmethod
@@ -93,6 +94,7 @@ class LaneStrategy(DDPStrategy):
             loop._results = LaneResults(loop._results.training, self.root_device)
         if trainer.state.fn == TrainerFn.FITTING:
             self._fit = FitState(self._module(), self.root_device, self.lanes, self.seed)
+            self._facts = self._fit.facts
             if self._saved:
                 self._fit.check_saved(*self._saved)
         super().setup(trainer)
@@ -204,13 +206,13 @@ class LaneStrategy(DDPStrategy):
         """Save what Lightning saves, once all workers are found equal."""
         if self._fit is not None:
             self._fit.prove(self._joined(), "at a checkpoint")
-            checkpoint["lockstep"] = self._fit.facts
+        checkpoint["lockstep"] = self._facts
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """Load what was saved; a fit goes on only with the lanes, the seed and the kind of machine it had."""
         checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
-        self._saved = (checkpoint["lockstep"], checkpoint_path) if "lockstep" in checkpoint else None
+        self._saved = (checkpoint["lockstep"], checkpoint_path) if checkpoint.get("lockstep") else None
         return checkpoint
 
     def on_exception(self, exception: BaseException) -> None:
