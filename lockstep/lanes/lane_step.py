@@ -103,7 +103,8 @@ class LaneStep:
 
     def _run(self, group: Group, batch: GlobalBatch) -> Iterator[Any]:
         script = self._script
-        sums = LaneSums(group, script.reductions, self._params, script.buffers, script.rounds.entered)
+        entered, is_cpu = script.rounds.entered, script.device.type == "cpu"
+        sums = LaneSums(group, script.reductions, self._params, script.buffers, entered, checks_ints=is_cpu)
         try:
             yield from self._run_lanes(group, batch, sums)
         finally:

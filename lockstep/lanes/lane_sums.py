@@ -61,14 +61,21 @@ class Reductions:
 class LaneSums:
     """Takes what each lane of one step gives, `add` by `add`; `finish` gives the means.
 
-    Each lane begins with the buffers that the step began with, and without gradients.
+    Each lane begins with the buffers that the step began with, and without gradients. With `checks_ints`
+    workers compare their integer buffers in every step, else only in the first.
     """
 
     def __init__(
-        self, group: Group, reductions: Reductions, params: Sequence[Tensor], buffers: Buffers, entered: int
+        self,
+        group: Group,
+        reductions: Reductions,
+        params: Sequence[Tensor],
+        buffers: Buffers,
+        entered: int,
+        checks_ints: bool,
     ) -> None:
         self._group, self._reductions, self._entered = group, reductions, entered
-        self._params, self._buffers = list(params), buffers
+        self._params, self._buffers, self._checks_ints = list(params), buffers, checks_ints
         self._before = [buffer.clone() for buffer in buffers.all()]
         self._reduction: StepReduction | None = None
         self._names: list[str] = []
@@ -83,7 +90,7 @@ class LaneSums:
         if self._reduction is None:
             like, self._names = Means(params, [numbers, used], floats, ints), named
             self._reduction = self._reductions.find(self._group, self._entered, like, named, self._buffers)
-            self._reduction.begin(check_ints=numbers.device.type == "cpu")
+            self._reduction.begin(self._checks_ints)
         elif self._names != named:
             odd = sorted(set(self._names) ^ set(named))
             raise LockstepError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,9 +19,9 @@ from torchmetrics import Metric
 import lockstep
 from lockstep.comm.group import Group
 from lockstep.comm.tree import tree_sum
-from lockstep.errors import GroupLost, IdentityError, ModelError
+from lockstep.errors import GroupLost, IdentityError, LockstepError, ModelError
 from lockstep.lanes.lane_sums import NUMBERS, USED, LaneSums, Reductions, refuse_not_finite
-from lockstep.lanes.objects import Objects
+from lockstep.lanes.objects import Buffers, Objects
 from lockstep.lanes.rounds import compare_facts
 from lockstep.lanes.state_tree import PackedState, prove_equal
 from lockstep.lanes.step_reduction import Means
@@ -32,8 +33,8 @@ from lockstep.models.tensors import model_tensors
 class StepTable:
     """The lanes of one step: gradients and buffers are summed, loss and logged numbers kept by lane."""
 
-    def __init__(self, sums: LaneSums, lanes: int, device: torch.device) -> None:
-        self._sums, self._lanes, self._device = sums, lanes, device
+    def __init__(self, sums: LaneSums, buffers: Buffers, lanes: int, device: torch.device) -> None:
+        self._sums, self._buffers, self._lanes, self._device = sums, buffers, lanes, device
         self._hows: list[str] = []
         self.means: Means | None = None
         self.table = torch.zeros(0)
@@ -42,16 +43,31 @@ class StepTable:
         """Take the lane that was just computed."""
         self._hows = [each.how for each in noted]
         weights = torch.tensor([each.weight for each in noted], dtype=torch.float64)
-        numbers = torch.zeros(self._lanes, 1 + 2 * len(noted), dtype=torch.float64, device=self._device)
+        numbers = torch.zeros(self._lanes, 2 + 2 * len(noted), dtype=torch.float64, device=self._device)
         # each lane fills a row of its own, and sums with zeros are exact: so the mean is the whole table
         numbers[lane, : 1 + len(noted)] = torch.stack([loss.detach().double(), *(n.value for n in noted)])
-        numbers[lane, 1 + len(noted) :] = weights.to(self._device)
+        numbers[lane, 1 + len(noted) : -1] = weights.to(self._device)
+        numbers[lane, -1] = self._integers()
         self._sums.add(self._hows, numbers)
 
     def finish(self) -> None:
         """Get the means over all lanes; a collective."""
         self.means = self._sums.finish()
         self.table = self.means.numbers[NUMBERS].cpu() * self._lanes
+        if self.table[:, -1].unique().numel() > 1:
+            raise LockstepError(
+                f"an integer buffer differs between lanes ({', '.join(self._buffers.int_names()[:4])}), so "
+                "it has no mean: make it a function of the step, or a float"
+            )
+
+    def _integers(self) -> float:
+        """A number that stands for the integer buffers; on a GPU only the first step compares them."""
+        if self._device.type != "cpu":
+            return 0.0
+        sha = hashlib.sha256()
+        for buffer in self._buffers.ints():
+            sha.update(buffer.contiguous().view(-1).view(torch.uint8).numpy().data)
+        return float(int.from_bytes(sha.digest()[:6], "little"))  # 48 bits, exact in float64
 
     @property
     def loss(self) -> Tensor:
@@ -112,8 +128,9 @@ class FitState:
         self._params = [p for p in every if p.requires_grad]
         for parameter in every:
             parameter.grad = None
-        sums = LaneSums(group, self._reductions, self._params, self._objects.buffers, entered=1)
-        step = StepTable(sums, self._lanes, self._device)
+        buffers = self._objects.buffers
+        sums = LaneSums(group, self._reductions, self._params, buffers, entered=1, checks_ints=False)
+        step = StepTable(sums, buffers, self._lanes, self._device)
         try:
             yield step
             step.finish()
