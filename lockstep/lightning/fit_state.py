@@ -54,7 +54,7 @@ class StepTable:
         """Get the means over all lanes; a collective."""
         self.means = self._sums.finish()
         self.table = self.means.numbers[NUMBERS].cpu() * self._lanes
-        if self.table[:, -1].unique().numel() > 1:
+        if len(set(self.table[:, -1].tolist())) > 1:
             raise LockstepError(
                 f"an integer buffer differs between lanes ({', '.join(self._buffers.int_names()[:4])}), so "
                 "it has no mean: make it a function of the step, or a float"
