@@ -50,6 +50,7 @@ class TrainOrder(LaneOrder):
         self._is_plain = is_plain_shuffle(loader)
         assert loader.batch_size is not None
         self._batch, length = loader.batch_size, len(loader.sampler)  # type: ignore[arg-type]
+        self._count = loader.batch_size // lanes
         self._lanes = LaneSampler(length, batch=self._batch, lanes=lanes, seed=seed, shuffle=self._is_plain)
         self.steps = self._lanes.steps
 
@@ -62,6 +63,10 @@ class TrainOrder(LaneOrder):
     def samples(self, step: int) -> int:
         """How many samples a batch has."""
         return self._batch
+
+    def count(self, step: int, lane: int) -> int:
+        """How many samples a lane has."""
+        return self._count
 
     def lane(self, step: int, lane: int) -> list[int]:
         """The numbers of a lane's samples."""
@@ -86,9 +91,16 @@ class EvalOrder(LaneOrder):
 
     def lane(self, step: int, lane: int) -> list[int]:
         """The numbers of a block's samples."""
+        return list(self._numbers[self._part(step, lane)])
+
+    def count(self, step: int, lane: int) -> int:
+        """How many samples a block has."""
+        part = self._part(step, lane)
+        return part.stop - part.start
+
+    def _part(self, step: int, lane: int) -> slice:
         part, size, first = (lane - step) % self._lanes, self.samples(step), step * self._batch
-        begin, end = part * size // self._lanes, (part + 1) * size // self._lanes
-        return list(self._numbers[first + begin : first + end])
+        return slice(first + part * size // self._lanes, first + (part + 1) * size // self._lanes)
 
 
 def is_plain_shuffle(loader: DataLoader[Any]) -> bool:

@@ -56,7 +56,7 @@ class SplitLoader:
         self._order.begin(self._epoch)
         lanes = iter(self._lanes)
         for step in range(self._first, len(self)):
-            own = [(lane, len(self._order.lane(step, lane))) for lane in self._own]
+            own = [(lane, self._order.count(step, lane)) for lane in self._own]
             read = [Lane(lane, samples, next(lanes)) for lane, samples in own if samples]
             self._step = step + 1
             yield LaneBatch(self._stage, self._epoch, step, self._order.samples(step), read)
