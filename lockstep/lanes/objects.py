@@ -99,7 +99,9 @@ class Buffers:
 
     def all(self) -> list[Tensor]:
         """Floating buffers, then the others."""
-        return [*self.floats(), *self.ints()]
+        found = [buffer for module in self._modules.values() for _, buffer in module.named_buffers()]
+        floating = [buffer for buffer in found if buffer.is_floating_point()]
+        return [*floating, *(buffer for buffer in found if not buffer.is_floating_point())]
 
     def floats(self) -> list[Tensor]:
         return [buffer for _, buffer in self._named(floating=True)]

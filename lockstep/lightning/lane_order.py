@@ -91,16 +91,16 @@ class EvalOrder(LaneOrder):
 
     def lane(self, step: int, lane: int) -> list[int]:
         """The numbers of a block's samples."""
-        return list(self._numbers[self._part(step, lane)])
+        part = self._part(step, lane)
+        return list(self._numbers[part.start : part.stop])
 
     def count(self, step: int, lane: int) -> int:
         """How many samples a block has."""
-        part = self._part(step, lane)
-        return part.stop - part.start
+        return len(self._part(step, lane))
 
-    def _part(self, step: int, lane: int) -> slice:
+    def _part(self, step: int, lane: int) -> range:
         part, size, first = (lane - step) % self._lanes, self.samples(step), step * self._batch
-        return slice(first + part * size // self._lanes, first + (part + 1) * size // self._lanes)
+        return range(first + part * size // self._lanes, first + (part + 1) * size // self._lanes)
 
 
 def is_plain_shuffle(loader: DataLoader[Any]) -> bool:
