@@ -47,6 +47,7 @@ DEPENDS_ON: dict[str, tuple[list[str], list[str]]] = {
     "workers-*": ([*WORKERS, "lower", "kernels/stock"], ["workers"]),
     "reduction-*": (["comm"], ["reduction"]),
     "tree-reduce-*": (["comm"], ["tree_reduce", "reduction"]),
+    "lightning-*": (["lightning", "lanes", "comm"], ["lightning_overhead"]),
     "lanes-*": (["lower", "kernels/stock", "comm/tree.py", "train/step.py"], ["lanes"]),
     "gpu-inference-*": (["kernels", "lower", "models", "runs/predictor.py"], ["gpu_inference"]),
     "roofline-*": (["kernels/triton", "lower/fused", "lower/flat_table.py"], ["roofline"]),

@@ -25,6 +25,7 @@ GROUPS = {
     "runs/test_resume.py": "resume",  # and these what is trained once for the module
     "cli/test_verify.py": "verify",
     "cli/test_trained.py": "trained",
+    "lightning/test_lane_strategy.py": "lightning",
     "test_what_listens_there_is_no_worker": "waits",  # they sleep, so they run beside those that do not
     "test_a_host_that_cannot_be_reached": "waits",
 }

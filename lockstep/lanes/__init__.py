@@ -14,10 +14,12 @@ for epoch in session.epochs(10):
 from __future__ import annotations
 
 from lockstep.comm.tree_reduce import TreeReduce
+from lockstep.kernels import random
+from lockstep.kernels.dropout import dropout
 from lockstep.lanes.check import check
 from lockstep.lanes.join import join
 from lockstep.lanes.lane_sampler import LaneSampler
 from lockstep.lanes.saved_state import verify
 from lockstep.lanes.session import Session
 
-__all__ = ["LaneSampler", "Session", "TreeReduce", "check", "join", "verify"]
+__all__ = ["LaneSampler", "Session", "TreeReduce", "check", "dropout", "join", "random", "verify"]

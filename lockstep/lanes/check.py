@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from lockstep.comm.tree import tree_sum, worker_lanes
 from lockstep.errors import ModelError
+from lockstep.kernels.keyed_seed import generators_kept, seed_all
 from lockstep.kernels.numerics import plain_torch, prepare_device
 from lockstep.kernels.structure import as_float, leaves, map_tensors
-from lockstep.lanes.buffers import Buffers
-from lockstep.lanes.hidden_state import HiddenState
-from lockstep.lanes.keyed_seed import generators_kept, seed_all
 from lockstep.lanes.lane_sampler import check_lanes
+from lockstep.lanes.objects import Buffers
+from lockstep.measure.hidden_state import HiddenState
 from lockstep.measure.operation_recorder import Operation, OperationRecorder
 
 LossOf = Callable[[Any, Any], Tensor]  # of the model and one lane

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 from lockstep.comm.group import Group
 from lockstep.comm.tree import tree_sum, worker_lanes
 from lockstep.errors import LockstepError
+from lockstep.kernels.keyed_seed import seed_all
 from lockstep.kernels.structure import place
-from lockstep.lanes.keyed_seed import seed_all
 from lockstep.lanes.lane_loader import KeyedSamples
 from lockstep.lanes.script import Script
 

@@ -6,16 +6,18 @@ its number and the epoch, so a data set's random augmentations are the same wher
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from lockstep.kernels.keyed_seed import seed_all
 from lockstep.kernels.structure import place
-from lockstep.lanes.keyed_seed import seed_all
 from lockstep.lanes.lane_sampler import LaneSampler
 from lockstep.lanes.script import Script
+from lockstep.measure.hidden_state import own_generators
 
 _CPU = torch.device("cpu")
 
@@ -35,6 +37,8 @@ class LaneLoader:
     ) -> None:
         self._script, self._dataset, self._collate = script, dataset, collate
         self._batch, self._shuffle, self._processes = batch, shuffle, processes
+        for text in own_generators("session.loader", dataset):
+            warnings.warn(text, stacklevel=3)
         self._steps = self._sampler(1, 0).steps  # refuses a wrong batch now, and not in the first epoch
         self._at: tuple[int, int, range] | None = None  # (epoch, batch, lanes) that comes next from `_lanes`
         self._lanes: Iterator[Any] = iter(())

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from lockstep.comm.group import Group
 from lockstep.comm.tree import worker_lanes
-from lockstep.errors import LockstepError, NumericsError, WorkersDiffer
-from lockstep.lanes.keyed_seed import seed_all
+from lockstep.errors import LockstepError, WorkersDiffer
+from lockstep.kernels.keyed_seed import seed_all
 from lockstep.lanes.lane_loader import GlobalBatch
+from lockstep.lanes.lane_sums import NUMBERS, USED, LaneSums, refuse_not_finite
 from lockstep.lanes.script import Script
-from lockstep.lanes.step_reduction import Means, StepReduction, read_finite
+from lockstep.lanes.step_reduction import Means
 from lockstep.measure.machine_fingerprint import lane_hash
 
 _LOSS, _MOVE = 0, 1  # places in the vector of numbers; those that the script logs come after them
@@ -74,6 +75,13 @@ class LaneStep:
             self._logged[name] = noted.double().to(self._script.device).reshape(())
 
     @property
+    def lane(self) -> int:
+        """The number of the present lane, for keys of random numbers; inside `for lane in batch`."""
+        if not self._in_lane:
+            raise LockstepError("step.lane: known inside `for lane in batch`")
+        return self._number
+
+    @property
     def loss(self) -> float:
         """The sum of a lane's losses, as the mean over all lanes."""
         return self["loss"]
@@ -101,40 +109,28 @@ class LaneStep:
         rounds.record("step", self._values)
 
     def _run(self, group: Group, batch: GlobalBatch) -> Iterator[Any]:
-        modules = self._script.buffers
-        before = [buffer.clone() for buffer in modules.all()]
-        try:
-            yield from self._run_lanes(group, batch, before)
-        finally:
-            modules.restore(before)  # also if a worker was lost while a lane was computed
-
-    def _run_lanes(self, group: Group, batch: GlobalBatch, before: list[Tensor]) -> Iterator[Any]:
         script = self._script
-        modules, where = script.buffers, (script.seed, script.rounds.cursor.step)
+        entered, is_cpu = script.rounds.entered, script.device.type == "cpu"
+        sums = LaneSums(group, script.reductions, self._params, script.buffers, entered, checks_ints=is_cpu)
+        try:
+            yield from self._run_lanes(group, batch, sums)
+        finally:
+            sums.restore_buffers()  # also if a worker was lost while a lane was computed
+
+    def _run_lanes(self, group: Group, batch: GlobalBatch, sums: LaneSums) -> Iterator[Any]:
+        script = self._script
+        where = script.seed, script.rounds.cursor.step
         if script.rounds.is_mixed and group.size > 1:
-            yield from self._prove(group, batch, before)
-        reduction: StepReduction | None = None
+            yield from self._prove(group, batch, sums)
         own = worker_lanes(script.lanes, group.size, group.rank)
         for number, lane in zip(own, batch.read(group.size, group.rank), strict=True):
             yield from self._lane(number, lane, where)
-            numbers = torch.stack([self._loss, self._move(), *self._logged.values()])
             if not self._has_loss and any(p.grad is not None for p in self._params):
                 raise LockstepError("call step.backward(loss) in place of loss.backward()")
-            used = torch.tensor([float(p.grad is not None) for p in self._params], device=script.device)
-            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._params]
-            floats = [buffer.clone() for buffer in modules.floats()]
-            if reduction is None:
-                self._names = list(self._logged)
-                reduction = script.reduction(group, self._params, self._names, [numbers, used])
-                reduction.begin(check_ints=script.device.type == "cpu")
-            elif self._names != list(self._logged):
-                raise LockstepError(f"step.log: lane {number} logged other names than the lane before")
-            reduction.add(grads, [numbers, used], floats, [buffer.clone() for buffer in modules.ints()])
+            sums.add(self._logged, torch.stack([self._loss, self._move(), *self._logged.values()]))
             script.objects.drop_gradients()
-            modules.restore(before)
-        assert reduction is not None
-        self._means = reduction.finish()
-        reduction.check_ints()
+            script.look_for_hidden_state()
+        self._means, self._names = sums.finish(), list(self._logged)
         seed_all(script.device, "after", *where)
         self._take(self._means)
 
@@ -144,19 +140,19 @@ class LaneStep:
         script.objects.drop_gradients()
         self._loss, self._logged = torch.zeros((), dtype=torch.float64, device=script.device), {}
         seed_all(script.device, "lane", *where, number)
-        self._in_lane, self._has_loss = True, False
+        self._in_lane, self._has_loss, self._number = True, False, number
         try:
             yield lane
         finally:
             self._in_lane = False
 
-    def _prove(self, group: Group, batch: GlobalBatch, before: list[Tensor]) -> Iterator[Any]:
+    def _prove(self, group: Group, batch: GlobalBatch, sums: LaneSums) -> Iterator[Any]:
         """Lane 0 by every worker, compared: a state that was not set up, or another machine, shows here."""
         script = self._script
         yield from self._lane(0, batch.read_lane(0), (script.seed, script.rounds.cursor.step))
         grads = [p.grad for p in self._params if p.grad is not None]
         mine = lane_hash([self._loss, *grads, *script.buffers.all()])
-        script.buffers.restore(before)
+        sums.restore_buffers()
         for rank, theirs in enumerate(group.all_gather_bytes(mine.encode())):
             if theirs.decode() != mine:
                 raise WorkersDiffer(
@@ -172,7 +168,7 @@ class LaneStep:
 
     def _take(self, means: Means) -> None:
         """Set the means as gradients, so that the script may clip them before the step ends."""
-        numbers, used = means.numbers[0].tolist(), means.numbers[1].tolist()
+        numbers, used = means.numbers[NUMBERS].tolist(), means.numbers[USED].tolist()
         self._values = {"loss": numbers[_LOSS], **dict(zip(self._names, numbers[2:], strict=True))}
         self._script.rounds.moves = numbers[_MOVE] > 0
         for parameter, grad, share in zip(self._params, means.grads, used, strict=True):
@@ -185,12 +181,11 @@ class LaneStep:
     @torch.no_grad()
     def _commit(self, means: Means) -> None:
         """Update, unless a value is not finite; a gradient scaler leaves such a step out by itself."""
-        script, numbers = self._script, means.numbers[0]
+        script = self._script
         if not self._scaler:
             grads = [p.grad for p in self._params if p.grad is not None]
-            _, is_finite = read_finite([numbers[_LOSS]], [*grads, *means.floats])
-            if not is_finite:
-                raise NumericsError(self._explain(numbers[_LOSS].item(), means))
+            where, loss = f"step {script.rounds.cursor.step}", means.numbers[NUMBERS][_LOSS]
+            refuse_not_finite(where, loss, [*grads, *means.floats], self._tensor_names)
         script.buffers.set(means.floats, means.ints)
         for optimizer in self._optimizers:
             with torch.enable_grad():
@@ -200,16 +195,10 @@ class LaneStep:
         script.rounds.cursor.step += 1
         script.trace(self._values or {})
 
-    def _explain(self, loss: float, means: Means) -> str:
+    def _tensor_names(self) -> list[str]:
         names = self._script.objects.parameters()
-        found = [(f"the gradient of {names[p]}", p.grad) for p in self._params if p.grad is not None]
-        buffers = zip(self._script.buffers.float_names(), means.floats, strict=True)
-        found += [(f"buffer {name}", value) for name, value in buffers]
-        bad = [name for name, value in found if not value.isfinite().all()]
-        return (
-            f"step {self._script.rounds.cursor.step}: {[*bad, 'the loss'][0]} is not finite (loss {loss:g}); "
-            "the step was not applied: lower the learning rate or clip gradients"
-        )
+        grads = [f"the gradient of {names[p]}" for p in self._params if p.grad is not None]
+        return [*grads, *(f"buffer {name}" for name in self._script.buffers.float_names())]
 
 
 def _refuse_update(optimizer: Any, arguments: Any, options: Any) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import torch
 
 from lockstep.errors import LockstepError
+from lockstep.kernels.keyed_seed import seed_all
 from lockstep.lanes.cursor import Cursor
-from lockstep.lanes.keyed_seed import seed_all
 from lockstep.lanes.rounds import Rounds
 
 

@@ -211,7 +211,7 @@ class Rounds:
         mine = {"facts": self._facts(), "done": self.done if self.entered else -1}
         answers = [json.loads(text) for text in group.all_gather_bytes(json.dumps(mine).encode())]
         for rank, answer in enumerate(answers):
-            _compare(answers[0]["facts"], answer["facts"], rank)
+            compare_facts(answers[0]["facts"], answer["facts"], rank)
         done = [int(answer["done"]) for answer in answers]
         source = done.index(max(done))
         is_late = self.entered == 0 and group.rank != source
@@ -232,7 +232,8 @@ class Rounds:
             self.load(cursor, arrived, f"worker {source}")
 
 
-def _compare(ours: dict[str, Any], theirs: dict[str, Any], rank: int) -> None:
+def compare_facts(ours: dict[str, Any], theirs: dict[str, Any], rank: int) -> None:
+    """Raise an error if worker `rank` has other facts than worker 0, whose facts come first."""
     for key in sorted(ours.keys() | theirs.keys()):
         if ours.get(key) != theirs.get(key):
             raise WorkersDiffer(

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 import lockstep
-from lockstep.comm.group import Group
 from lockstep.comm.group_source import GroupSource
-from lockstep.errors import LockstepError, WorkersDiffer
-from lockstep.lanes.buffers import Buffers
-from lockstep.lanes.objects import Objects
+from lockstep.errors import LockstepError
+from lockstep.lanes.lane_sums import Reductions
+from lockstep.lanes.objects import Buffers, Objects
 from lockstep.lanes.progress import Progress
 from lockstep.lanes.rounds import Rounds
-from lockstep.lanes.step_reduction import Means, StepReduction
+from lockstep.measure.hidden_state import HiddenState
 from lockstep.measure.machine_fingerprint import fingerprint
 
+_LOOKS = 3  # lanes after which modules are looked at: the first may fill caches
 LanesOf = Callable[[Any], Iterator[Any]]  # of a batch, by the present step
 
 
@@ -36,7 +35,8 @@ class Script:
         self.rounds = Rounds(groups, lanes, self.facts, self.objects.pack, self.objects.restore)
         self.progress = Progress(self.rounds, device, seed)
         self._lanes_of: LanesOf | None = None
-        self._reductions: dict[tuple[Any, ...], StepReduction] = {}
+        self.reductions = Reductions(lanes)
+        self._hidden: HiddenState | None = None
 
     @property
     def buffers(self) -> Buffers:
@@ -61,28 +61,13 @@ class Script:
         """End the present step."""
         self._lanes_of = None
 
-    def reduction(
-        self, group: Group, params: list[Tensor], names: list[str], numbers: list[Tensor]
-    ) -> StepReduction:
-        """The reduction of these gradients and numbers; made once for each group, after all have agreed."""
-        mine = [[f"{tuple(p.shape)} {p.dtype}" for p in params], names]
-        text = hashlib.sha256(json.dumps(mine).encode()).digest()
-        for rank, theirs in enumerate(group.all_gather_bytes(text)):
-            if theirs != text:
-                raise WorkersDiffer(
-                    f"worker {rank} reduces other gradients or logs other names than worker {group.rank}: "
-                    "every worker's lanes must log the same names"
-                )
-        key = self.rounds.entered, tuple(map(id, params)), tuple(names)
-        if key not in self._reductions:
-            for old in [k for k in self._reductions if k[0] != key[0]]:
-                self._reductions.pop(old).close()
-            like = Means(params, numbers, self.buffers.floats(), self.buffers.ints())
-            # no overlap: a lane may have several backward passes
-            self._reductions[key] = StepReduction(
-                group, self.lanes, like, self.buffers.int_names(), overlap=False
-            )
-        return self._reductions[key]
+    def look_for_hidden_state(self) -> None:
+        """After each of the first lanes: warn of what modules change outside of their state."""
+        self._hidden = self._hidden or HiddenState(self.objects.modules, tensors=False)
+        if self._hidden.looks < _LOOKS:
+            for text in self._hidden.look():
+                fix = "register it as a buffer, or count by session.steps; lanes.check tells more"
+                warnings.warn(f"{text}, so every worker has its own: {fix}", stacklevel=2)
 
     def trace(self, values: dict[str, float]) -> None:
         """Append a step's values and the hash of the state to the trace, if there is one."""
@@ -93,9 +78,7 @@ class Script:
 
     def close(self) -> None:
         """End all reductions, and tell the launcher that this script is done."""
-        for reduction in self._reductions.values():
-            reduction.close()
-        self._reductions.clear()
+        self.reductions.close()
         self.rounds.end()
 
     def facts(self) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -12,13 +11,14 @@ from torch import nn
 
 from lockstep.comm.everywhere import everywhere
 from lockstep.comm.group import Group
-from lockstep.errors import CheckpointError, IdentityError, ModelError, WorkersDiffer
+from lockstep.errors import CheckpointError, IdentityError, ModelError
+from lockstep.kernels.keyed_seed import seed_all
 from lockstep.lanes.evaluation import BlockSums
-from lockstep.lanes.keyed_seed import seed_all
 from lockstep.lanes.lane_loader import LaneLoader
 from lockstep.lanes.lane_step import LaneStep
 from lockstep.lanes.saved_state import SavedState, read_state, write_state
 from lockstep.lanes.script import Script
+from lockstep.lanes.state_tree import prove_equal
 from lockstep.models.tensors import model_tensors, tensors_sha256
 
 Collate = Callable[[list[Any]], Any]
@@ -176,15 +176,4 @@ class Session:
 
     def _prove_state(self, group: Group) -> None:
         """Raise an error if workers have different states."""
-        state = self.script.objects.pack()
-        if len(set(group.all_gather_bytes(state.sha256().encode()))) > 1:  # then which tensor is it?
-            mine = {name: tensors_sha256({name: t}) for name, t in state.tensors.items()}
-            mine[""] = state.sha256()
-            for rank, text in enumerate(group.all_gather_bytes(json.dumps(mine).encode())):
-                odd = [name for name, value in json.loads(text).items() if mine.get(name) != value]
-                if odd:
-                    raise WorkersDiffer(
-                        f"step {self.steps}: worker {rank} has another {odd[0] or 'state'} than worker "
-                        f"{group.rank}: the script changed it outside of steps, by something that differs "
-                        "between workers"
-                    )
+        prove_equal(group, self.script.objects.pack(), f"step {self.steps}")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.comm.group import Group
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, WorkersDiffer
 from lockstep.models.tensors import model_tensors, tensors_sha256
 
 _TAG = "$"
@@ -82,6 +82,20 @@ def broadcast_state(
         group.broadcast(here, source)
         arrived[name] = here
     return told["cursor"], PackedState(told["table"], arrived)
+
+
+def prove_equal(group: Group, state: PackedState, where: str) -> None:
+    """Raise an error if workers have different states; a collective."""
+    if len(set(group.all_gather_bytes(state.sha256().encode()))) > 1:  # then which tensor is it?
+        mine = {name: tensors_sha256({name: t}) for name, t in state.tensors.items()}
+        mine[""] = state.sha256()
+        for rank, text in enumerate(group.all_gather_bytes(json.dumps(mine).encode())):
+            odd = [name for name, value in json.loads(text).items() if mine.get(name) != value]
+            if odd:
+                raise WorkersDiffer(
+                    f"{where}: worker {rank} has another {odd[0] or 'state'} than worker {group.rank}: the "
+                    "script changed it outside of steps, by something that differs between workers"
+                )
 
 
 def _check_module(name: str, module: nn.Module, state: Mapping[str, Tensor], source: str) -> None:

@@ -1,5 +1,6 @@
 """A session in one process: what it refuses, what it keeps, and its pieces by themselves."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,6 +8,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from lockstep import lanes
 from lockstep.elastic.worker_groups import WorkerGroups
 from lockstep.errors import (
     CheckpointError,
@@ -297,3 +299,47 @@ def test_the_sampler_gives_every_worker_its_lanes():
 def test_the_sampler_refuses(options, text):
     with pytest.raises(SpecError, match=text):
         LaneSampler(70, **{"batch": 16, "lanes": 4, **options})
+
+
+class Counts(torch.nn.Module):
+    """Keeps a number, a tensor and a generator outside of its state."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.calls, self.last = torch.nn.Linear(2, 1), 0, None
+        self.draw = torch.Generator()
+
+    def forward(self, x):
+        self.calls, self.last = self.calls + 1, x
+        return self.linear(x)
+
+
+def test_what_every_worker_has_its_own_of_is_warned_of_by_name():
+    model = Counts()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.warns(UserWarning, match=r"session\.setup \(Counts\) holds a generator of its own, 'draw'"):
+        session = lanes.join(model, optimizer, lanes=2, device="cpu")
+    data = torch.utils.data.TensorDataset(torch.ones(8, 2))
+    data.generator = np.random.default_rng(0)
+    with pytest.warns(UserWarning, match=r"session\.loader \(TensorDataset\) holds a generator of its own"):
+        loader = session.loader(data, 4)
+    seen = []
+    with pytest.warns(UserWarning) as told:
+        for batch in loader:
+            with session.step() as step:
+                for (x,) in batch:
+                    seen.append(step.lane)
+                    step.backward(model(x).mean())
+    assert seen == [0, 1, 0, 1]
+    texts = [str(warning.message) for warning in told]
+    assert texts and all("changes its attribute 'calls' in every lane" in text for text in texts)
+    session.close()
+
+
+def test_random_bits_and_dropout_by_key():
+    key = lanes.random.key("flip", 0, 3)
+    ids = torch.tensor([5, 2, 9])
+    assert lanes.random.integers(key, ids, 2)[1] == lanes.random.integers(key, ids[1:2], 2)[0]
+    x = torch.ones(4, 100)
+    kept = lanes.dropout(x, 0.5, key)
+    assert torch.equal(kept, lanes.dropout(x, 0.5, key)) and set(kept.unique().tolist()) == {0.0, 2.0}

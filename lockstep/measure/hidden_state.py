@@ -21,20 +21,26 @@ class HiddenState:
     state that no checkpoint has, and that is another one in every worker.
     """
 
-    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
-        self._modules, self._looks, self._seen = modules, 0, dict(_attributes(modules))
+    def __init__(self, modules: Mapping[str, nn.Module], tensors: bool = True) -> None:
+        """Without `tensors` only numbers count: many modules keep their last outputs, and do no harm."""
+        self._modules, self._tensors = modules, tensors
+        self.looks, self._seen = 0, self._find()
 
     def look(self) -> list[str]:
         """What has changed since the last look, from the second lane on: a sentence for each attribute."""
-        now, before = dict(_attributes(self._modules)), self._seen
-        self._seen, self._looks = now, self._looks + 1
-        if self._looks == 1:
+        now, before = self._find(), self._seen
+        self._seen, self.looks = now, self.looks + 1
+        if self.looks == 1:
             return []
         changed = [key for key, value in now.items() if key in before and before[key] != value]
         return [
             f"{name} ({kind}) changes its attribute '{key}' in every lane, which is no buffer"
             for name, kind, key in changed
         ]
+
+    def _find(self) -> dict[tuple[str, str, str], object]:
+        found = dict(_attributes(self._modules))
+        return {key: form for key, form in found.items() if self._tensors or isinstance(form, _PLAIN)}
 
 
 def own_generators(name: str, thing: Any) -> list[str]:
