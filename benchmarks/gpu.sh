@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The records that need a GPU, in parts of at most ten minutes each, and the tests that only a GPU can run.
 # bash benchmarks/gpu.sh PART [FOLDER]; PART: step, autotune, lanes, resnet18, start, googlenet, resnet50, alexnet, inference, roofline,
-# matrix-fused, matrix-compiled, matrix-googlenet, tree-reduce, tests, memory
+# matrix-fused, matrix-compiled, matrix-googlenet, tree-reduce, lightning, tests, memory
 set -uo pipefail
 cd "$(dirname "$0")/.."
 export PYTHONPATH="$PWD:$PWD/tests" PYTHONUNBUFFERED=1
@@ -48,6 +48,7 @@ matrix-googlenet) # two minutes to compile it, in each worker
   matrix googlenet --kernels compiled --models googlenet --workers 1 3 --launchers lockstep --jobs 4
   ;;
 tree-reduce) $python benchmarks/tree_reduce.py --gpu --rounds 21 --output "$folder/tree-reduce-gpu.json" ;;
+lightning) $python benchmarks/lightning_overhead.py --gpu --output "$folder/lightning-gpu.json" ;;
 tests)
   log=${2:-$(mktemp -d)}/gpu-tests.log # no record
   echo "$log"

@@ -60,7 +60,7 @@ def judge(outputs: Tensor, num_real: int) -> Tensor:
 
 def digest(*modules: nn.Module) -> str:
     tensors = [tensor for module in modules for tensor in module.state_dict().values()]
-    return hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in tensors)).hexdigest()
+    return hashlib.sha256(b"".join(tensor.cpu().numpy().tobytes() for tensor in tensors)).hexdigest()
 
 
 def report(text: str) -> None:
