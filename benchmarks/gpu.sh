@@ -48,7 +48,7 @@ matrix-googlenet) # two minutes to compile it, in each worker
   matrix googlenet --kernels compiled --models googlenet --workers 1 3 --launchers lockstep --jobs 4
   ;;
 tree-reduce) $python benchmarks/tree_reduce.py --gpu --rounds 21 --output "$folder/tree-reduce-gpu.json" ;;
-lightning) $python benchmarks/lightning_overhead.py --gpu --output "$folder/lightning-gpu.json" ;;
+lightning) $python benchmarks/lightning_overhead.py --gpu --rounds 7 --output "$folder/lightning-gpu.json" ;;
 tests)
   log=${2:-$(mktemp -d)}/gpu-tests.log # no record
   echo "$log"

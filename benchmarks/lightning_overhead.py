@@ -31,7 +31,7 @@ from lockstep.spec.record import Record, write_records
 
 WARM_TURNS, LIMIT = 2, 1.10
 # name → (samples in a batch, steps in a turn) on a CPU and on a GPU
-CASES = {"classifier": {"cpu": (48, 40), "gpu": (1024, 100)}, "resnet18": {"cpu": (32, 2), "gpu": (1024, 20)}}
+CASES = {"classifier": {"cpu": (48, 40), "gpu": (1024, 30)}, "resnet18": {"cpu": (32, 2), "gpu": (1024, 10)}}
 
 
 def main() -> None:

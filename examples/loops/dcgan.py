@@ -78,12 +78,13 @@ def main() -> None:
         for batch in session.loader(waves, BATCH):
             with session.step(optimizer_d) as step:
                 for real in batch:
-                    fake = generator(torch.randn(len(real), NOISE, 1, 1)).detach()
+                    fake = generator(torch.randn(len(real), NOISE, 1, 1, device=real.device)).detach()
                     loss = judge(critic(torch.cat([real, fake])), len(real))
                     step.backward(loss)
             with session.step(optimizer_g) as step:
                 for real in batch:
-                    loss = judge(critic(generator(torch.randn(len(real), NOISE, 1, 1))), len(real))
+                    noise = torch.randn(len(real), NOISE, 1, 1, device=real.device)
+                    loss = judge(critic(generator(noise)), len(real))
                     step.backward(loss)
         report(f"epoch {epoch} is done")
     report(digest(generator, critic))

@@ -82,12 +82,13 @@ def main() -> None:
     for epoch in range(EPOCHS):
         for real in loader:
             optimizer_d.zero_grad()
-            fake = generator(torch.randn(len(real), NOISE, 1, 1)).detach()
+            fake = generator(torch.randn(len(real), NOISE, 1, 1, device=real.device)).detach()
             loss = judge(critic(torch.cat([real, fake])), len(real))
             loss.backward()
             optimizer_d.step()
             optimizer_g.zero_grad()
-            loss = judge(critic(generator(torch.randn(len(real), NOISE, 1, 1))), len(real))
+            noise = torch.randn(len(real), NOISE, 1, 1, device=real.device)
+            loss = judge(critic(generator(noise)), len(real))
             loss.backward()
             optimizer_g.step()
         report(f"epoch {epoch} is done")
