@@ -151,7 +151,7 @@ def fit(folder: Path, gpu: bool, case: str, job: str) -> None:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
 
-    strategy: Any = LaneStrategy(int(job.removeprefix("lanes"))) if job != "plain" else None
+    strategy: Any = LaneStrategy(int(job.removeprefix("lanes")), tf32=gpu) if job != "plain" else None
     if job == "plain":
         environment = LightningEnvironment()
         strategy = SingleDeviceStrategy("cuda:0") if gpu else DDPStrategy(cluster_environment=environment)

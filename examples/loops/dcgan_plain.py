@@ -54,7 +54,7 @@ class Critic(nn.Sequential):
 
 def judge(outputs: Tensor, num_real: int) -> Tensor:
     """The loss of a critic whose first inputs are real, or of a generator that wants them to seem so."""
-    are_real = (torch.arange(len(outputs)) < num_real).float()
+    are_real = (torch.arange(len(outputs), device=outputs.device) < num_real).float()
     return F.binary_cross_entropy_with_logits(outputs, are_real)
 
 
