@@ -28,6 +28,7 @@ _EXTRAS = {
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "mpi": ("mpi4py",),
     "fused": ("triton",),
+    "lightning": ("lightning",),
 }
 
 
