@@ -16,7 +16,7 @@ from patience import PATIENCE_S
 ROOT = Path(__file__).parents[2]
 LOOPS, FAULTY = ROOT / "examples" / "loops", Path(__file__).parent / "faulty_loop.py"
 NAMES = ("classifier", "unet", "dcgan")
-pytestmark = pytest.mark.gloo
+pytestmark = [pytest.mark.gloo, pytest.mark.timeout(600)]  # many processes, on two cores
 
 
 def run(folder, *command, code=0, **variables):

@@ -12,7 +12,7 @@ from patience import PATIENCE_S
 pytest.importorskip("lightning")
 ROOT, HERE = Path(__file__).parents[2], Path(__file__).parent
 EXAMPLE = ROOT / "examples" / "lightning_classifier.py"
-pytestmark = pytest.mark.gloo
+pytestmark = [pytest.mark.gloo, pytest.mark.timeout(600)]  # many processes, on two cores
 WORKERS = 1, 2, 4
 REFUSED = {
     "manual": ("ModelError", "automatic_optimization"),
