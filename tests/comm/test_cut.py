@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -20,7 +21,9 @@ MESSAGE = torch.ones(1 << 25)  # 128 MB: some ten milliseconds, more than the so
 
 def meet(path, rank):
     place = Place(rank, 2, "gloo", "127.0.0.1", torch.device("cpu"), on_one_host=False)
-    group = form(dist.FileStore(path, 2), place)
+    store = dist.FileStore(path, 2)
+    store.set_timeout(timedelta(seconds=60))  # one that never comes is a failure, not half an hour's wait
+    group = form(store, place)
     group.barrier()
     return group
 
