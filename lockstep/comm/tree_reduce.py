@@ -70,7 +70,6 @@ class TreeReduce:
         tree, starts = LaneTree(self.own.start), [first for first, _ in subtrees(self.own)]
         roots = dict(zip(starts, self._exchange.roots, strict=True))
         for lane, part in zip(self.own, parts, strict=True):
-            flat = part.detach().reshape(
-                -1
-            )  # the tree sums into a subtree's first lane: that copy is its root
+            flat = part.detach().reshape(-1)
+            # the tree sums into a subtree's first lane: that copy is its root
             tree.add([roots[lane][: len(flat)].copy_(flat) if lane in roots else flat.clone()])

@@ -2,7 +2,7 @@
 
 from lockstep import lanes
 
-session = lanes.join(lanes=8, seed=0)               # torchrun, mpirun, `lockstep launch`, or alone
+session = lanes.join(lanes=8, seed=0)               # torchrun, mpirun, srun, `lockstep launch`, or alone
 model, optimizer = session.setup(model, optimizer)
 for epoch in session.epochs(10):
     for batch in session.loader(dataset, batch=256):
