@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from lockstep.kernels.keyed_seed import seed_all
 from lockstep.kernels.structure import place
@@ -68,9 +68,8 @@ class LaneLoader:
         sampler = self._sampler(1, 0)
         sampler.epoch = epoch
         keyed = KeyedSamples(self._dataset, self._script.seed, epoch)
-        samples = [keyed[n] for n in sampler.lane(number, lane)]
         collate = self._collate or torch.utils.data.default_collate
-        return place(collate(samples), self._script.device)
+        return place(collate(keyed.__getitems__(sampler.lane(number, lane))), self._script.device)
 
     def _sampler(self, workers: int, rank: int) -> LaneSampler:
         script = self._script
@@ -128,5 +127,15 @@ class KeyedSamples(Dataset[Any]):
         return len(self._dataset)
 
     def __getitem__(self, number: int) -> Any:
-        seed_all(_CPU, "sample", self._seed, self._epoch, number)
+        self._seed_for(number)
         return self._dataset[number]
+
+    def __getitems__(self, numbers: list[int]) -> list[Any]:
+        """The samples of a lane, as a `DataLoader` asks for them."""
+        if type(self._dataset) is not TensorDataset:
+            return [self[number] for number in numbers]
+        self._seed_for(numbers[-1])  # such a data set draws nothing: only `collate` might
+        return [self._dataset[number] for number in numbers]
+
+    def _seed_for(self, number: int) -> None:
+        seed_all(_CPU, "sample", self._seed, self._epoch, number)

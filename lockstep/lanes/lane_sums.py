@@ -18,7 +18,7 @@ from lockstep.errors import LockstepError, NumericsError, WorkersDiffer
 from lockstep.lanes.objects import Buffers
 from lockstep.lanes.step_reduction import Means, StepReduction, read_finite
 
-NUMBERS, USED = 0, 1  # places in `Means.numbers`: what lanes note, and which parameters got a gradient
+USED, NUMBERS = 0, 1  # places in `Means.numbers`: which parameters got a gradient, and what lanes note
 
 
 class Reductions:
@@ -88,7 +88,7 @@ class LaneSums:
         floats = [buffer.clone() for buffer in self._buffers.floats()]
         ints = [buffer.clone() for buffer in self._buffers.ints()]
         if self._reduction is None:
-            like, self._names = Means(params, [numbers, used], floats, ints), named
+            like, self._names = Means(params, [used, numbers], floats, ints), named
             self._reduction = self._reductions.find(self._group, self._entered, like, named, self._buffers)
             self._reduction.begin(self._checks_ints)
         elif self._names != named:
@@ -97,7 +97,7 @@ class LaneSums:
                 f"a lane logged other names than the lane before ({', '.join(odd[:4])}): log the same names "
                 "in every lane, in the same order"
             )
-        self._reduction.add(grads, [numbers, used], floats, ints)
+        self._reduction.add(grads, [used, numbers], floats, ints)
         for parameter in params:
             parameter.grad = None
         self.restore_buffers()

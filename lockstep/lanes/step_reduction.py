@@ -64,7 +64,12 @@ class StepReduction:
         # from the last layer to the first, since a backward pass ends with the first
         grads = [ReducedTensor(p, wire if p.dtype == torch.float32 else None) for p in reversed(like.grads)]
         self.reducer = Reducer(
-            group, lanes, [*grads, *map(ReducedTensor, [*like.numbers, *like.floats])], bucket_mb, overlap
+            # floating buffers beside the gradients, as their type is often the same: fewer buckets
+            group,
+            lanes,
+            [*grads, *map(ReducedTensor, [*like.floats, *like.numbers])],
+            bucket_mb,
+            overlap,
         )
 
     @property
@@ -91,7 +96,7 @@ class StepReduction:
         height: int = 0,
     ) -> None:
         """Take the next lane, or the sums over the next subtree of lanes."""
-        self.reducer.add([*reversed(grads), *numbers, *floats], height)
+        self.reducer.add([*reversed(grads), *floats, *numbers], height)
         if self._ints is None:
             self._ints = list(ints)
         elif self._checks_ints:
@@ -101,10 +106,9 @@ class StepReduction:
 
     def finish(self) -> Means:
         """The means over all lanes of all workers; a collective."""
-        means, last = self.reducer.finish(), self._num_params + self._num_numbers
-        return Means(
-            means[: self._num_params][::-1], means[self._num_params : last], means[last:], self._ints or []
-        )
+        means, count = self.reducer.finish(), self._num_params
+        last = len(means) - self._num_numbers
+        return Means(means[:count][::-1], means[last:], means[count:last], self._ints or [])
 
     def check_ints(self) -> None:
         """Refuse integer buffers that differ between workers; a collective, in steps that check integers."""

@@ -103,6 +103,7 @@ class _PlacedSamples(Dataset[Any]):
     def __init__(self, dataset: Any, seed: int) -> None:
         self._dataset, self._seed = dataset, seed
 
-    def __getitem__(self, place: Place) -> Any:
-        epoch, number = place
-        return KeyedSamples(self._dataset, self._seed, epoch)[number]
+    def __getitems__(self, places: list[Place]) -> list[Any]:
+        """The samples of a lane, which are all of one epoch."""
+        numbers = [number for _, number in places]
+        return KeyedSamples(self._dataset, self._seed, places[0][0]).__getitems__(numbers)
