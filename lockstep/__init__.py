@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from lockstep.kernels.loss import Loss
     from lockstep.runs.event import Listener
     from lockstep.runs.predictor import Predictor
-    from lockstep.train.host_evaluate import Evaluation
+    from lockstep.train.evaluation.host_evaluate import Evaluation
+    from lockstep.train.evaluation.metric import Metrics
     from lockstep.train.loop import Result
-    from lockstep.train.metric import Metrics
 
 __all__ = [
     "Data",
@@ -115,7 +115,7 @@ def evaluate(
     names. Of `data` the test part counts, whatever the run was trained on.
     """
     from lockstep.runs.trained_run import open_trained
-    from lockstep.train.evaluate import evaluate_trained, open_given_data
+    from lockstep.train.evaluation.evaluate import evaluate_trained, open_given_data
 
     trained = open_trained(Path("runs"), str(run), device=device, which=checkpoint, model=model)
     return evaluate_trained(trained, open_given_data(trained, data).test, loss, metrics)

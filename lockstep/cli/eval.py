@@ -41,7 +41,7 @@ def add_parser(verbs: Verbs) -> None:
 
 def evaluate(options: argparse.Namespace) -> int:
     """Evaluate and print loss and accuracy."""
-    from lockstep.train.evaluate import evaluate_trained
+    from lockstep.train.evaluation.evaluate import evaluate_trained
 
     trained = open_run(options, options.device)
     name, split = (_open_other if options.other_data else _open_own)(trained, options)

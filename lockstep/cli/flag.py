@@ -38,6 +38,14 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
     """Add the number of workers, and how they exchange gradients; nothing here changes a bit."""
     group = add_num_workers(parser, "train.lanes")
     group.add_argument(
+        "--plan",
+        default="pipeline=1",
+        metavar="SPEC|FILE",
+        help="how the model is dealt to workers: pipeline=2 gives each half of them half of the layers, "
+        "data=2,pipeline=2 needs 4 workers (workers = data × pipeline); also schedule=gpipe, cost=counted, "
+        "cuts=LAYER/LAYER; or a TOML file with such keys",
+    )
+    group.add_argument(
         "--backend",
         choices=BACKENDS,
         default="auto",

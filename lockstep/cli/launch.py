@@ -77,10 +77,15 @@ def start_workers(launch: Launch, run: Run) -> Launch:
         raise
     if launch.world:
         return launch
-    size = min(_count(launch, run.train.threads), run.train.lanes)
+    most = run.train.lanes * launch.plan.pipeline
+    size = min(_count(launch, run.train.threads), most)
+    if not launch.rdzv:
+        size = launch.plan.for_workers(size).workers or size
     if size == 1 and not launch.rdzv:
         return launch
-    job = _job(launch, size, run.train.lanes, "lockstep.cli.listeners")
+    if launch.plan.splits_model:  # with fewer, a part of the model would be missing
+        launch = replace(launch, min_workers=max(launch.min_workers, size))
+    job = _job(launch, size, most, "lockstep.cli.listeners")
     raise SystemExit(Launcher(job, _Screen()).run())
 
 
@@ -135,8 +140,8 @@ def _token(launch: Launch) -> str:
 
 def _count(launch: Launch, threads: int) -> int:
     """The number of workers to start; `auto` is one per GPU, else one for every `threads` cores."""
-    if launch.workers != "auto":
-        return int(launch.workers or 1)
+    if launch.num_workers != "auto":
+        return int(launch.num_workers or 1)
     gpus = 0
     if launch.device != "cpu":
         import torch

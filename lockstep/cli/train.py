@@ -14,6 +14,7 @@ from lockstep.errors import BadInput, SpecError
 from lockstep.recipes import RECIPES, recipe
 from lockstep.spec import Launch, Run
 from lockstep.spec.identity import is_scripted
+from lockstep.spec.plan import read_plan
 from lockstep.spec.run_file import (
     dump_toml,
     from_table,
@@ -111,6 +112,7 @@ def run_train(options: argparse.Namespace) -> int:
         audit=options.audit,
         data_changed=options.data_changed,
         quiet=options.quiet,
+        plan=read_plan(options.plan),
     )
     run, name = resolve(options, launch)
     with named_file(options):

@@ -17,6 +17,7 @@ from lockstep.errors import GroupLost
 
 _LENGTH, _SHORT = 8, 1024  # bytes: a length prefix; the longest row that needs only one collective
 _Operation = Callable[[Transport, Any, Any], None]  # (transport, output, input)
+MakePart = Callable[[str, Sequence[int]], "Group"]  # (name, ranks)
 
 
 class Group:
@@ -35,7 +36,9 @@ class Group:
         self._host, self._gpu = host, gpu
         self.on_abort: list[Callable[[], None]] = []
         self.on_cut: list[Callable[[], None]] = []
-        self._is_cut = False
+        self.parts: list[Group] = []  # groups of some of its workers, which live with it
+        self.make_part: MakePart | None = None
+        self.is_cut = False
 
     @property
     def backend(self) -> str:
@@ -154,12 +157,16 @@ class Group:
 
     def close(self) -> None:
         """Leave the group at the end; every worker does."""
+        for part in self.parts:
+            part.close()
         for transport in (self._gpu, self._host):
             if transport:
                 transport.close()
 
     def abort(self) -> None:
         """Leave because of an error in this worker, so that the others do not wait for it."""
+        for part in self.parts:
+            part.abort()
         for leave in self.on_abort:
             leave()
         for transport in (self._gpu, self._host):
@@ -168,13 +175,13 @@ class Group:
 
     def check(self) -> None:
         """Raise GroupLost if NCCL was aborted: it raises no error itself, and may leave wrong results."""
-        if self._is_cut and self._gpu is not None:
+        if self.is_cut and self._gpu is not None:
             raise GroupLost("another generation has begun")
 
     def cut(self) -> None:
         """Make the operation that this worker waits for fail at once; called from another thread."""
-        self._is_cut = True
-        for cut in self.on_cut:
+        self.is_cut = True
+        for cut in [*self.on_cut, *(part.cut for part in self.parts)]:
             cut()
         for transport in (self._gpu, self._host):
             if transport:
@@ -213,7 +220,7 @@ class Group:
         """Run an operation of a transport; raise GroupLost if another worker is lost."""
         reason = ""
         try:
-            if self._is_cut:
+            if self.is_cut:
                 raise RuntimeError("another generation has begun")
             operation()
         except RuntimeError as error:  # the base of torch's and mpi4py's errors

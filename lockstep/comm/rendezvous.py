@@ -12,7 +12,7 @@ import itertools
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -78,7 +78,11 @@ def form(store: Any, place: Place) -> Group:
             f"worker {rank} of {size} could not form the group from {place.address}: are all workers "
             f"running, and can they reach each other? ({reason})"
         )
-    return Group(rank, size, host, gpu, on_one_host=place.on_one_host)
+    group = Group(rank, size, host, gpu, on_one_host=place.on_one_host)
+    group.make_part = lambda name, ranks: form(
+        PrefixStore(name, store), replace(place, rank=ranks.index(rank), size=len(ranks))
+    )
+    return group
 
 
 def listen(address: str, port: int = 0) -> socket.socket:

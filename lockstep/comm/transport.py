@@ -10,6 +10,7 @@ import os
 import socket
 import stat
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from contextlib import suppress
@@ -68,17 +69,17 @@ class TorchTransport:
     """A gloo or NCCL process group of our own; the default process group of a script is not touched."""
 
     _device: torch.device | None
-    _background: BackgroundThread[None] | None
+    _waiters: dict[int, BackgroundThread[None]] | None  # by the thread that they wait for
 
     def __init__(self, name: str, store: Any, rank: int, size: int, at: str | torch.device) -> None:
         """`at` is this worker's address for gloo, or its GPU for NCCL."""
         self.name, self._rank, self._size = name, rank, size
-        self._device, self._background = None, None
+        self._device, self._waiters = None, None
         before = _sockets()
         if isinstance(at, torch.device):
             self._device, self._group = at, _make_nccl(store, rank, size, at)
         else:
-            self._background, self._group = BackgroundThread("wait", None), _make_gloo(store, rank, size, at)
+            self._waiters, self._group = {}, _make_gloo(store, rank, size, at)
         self._is_cut = False
         self._own = {fd: inode for fd, inode in _sockets().items() if before.get(fd) != inode}
 
@@ -87,7 +88,7 @@ class TorchTransport:
         """The same over a process group that a script has made; it cannot be cut, and stays the script's."""
         self = cls.__new__(cls)
         self.name, self._rank, self._size = dist.get_backend(group), group.rank(), group.size()
-        self._device = self._background = None
+        self._device = self._waiters = None
         self._group, self._is_cut, self._own = group, False, {}
         return self
 
@@ -155,17 +156,15 @@ class TorchTransport:
         self._wait(self._group.barrier())
 
     def close(self) -> None:
-        if self._background:
-            self._background.close()
-        else:
+        if self._waiters is None:
             self._group.shutdown()
+        self._end_waiters()
         self._group = None
 
     def abort(self) -> None:
         """Cut the group, so that the others notice at once; destroy it in the background, as that is slow."""
         self.cut()
-        if self._background:
-            self._background.close()
+        self._end_waiters()
         held, self._group = [self._group], None
         run_in_thread(held.clear, self._device)
 
@@ -193,20 +192,28 @@ class TorchTransport:
         """Wait until the operations are done; raise a RuntimeError if the group is cut.
 
         When a connection ends, gloo drops half-sent and half-received messages, and never wakes the thread
-        that waits for them. So a background thread waits, and this one checks for a cut.
+        that waits for them. So a background thread waits, and this one checks for a cut. Every thread that
+        waits has its own, as what they wait for may depend on each other.
         """
 
         def work() -> None:
             for each in works:
                 each.wait()
 
-        if self._background is None:
+        if self._waiters is None:
             return work()
-        done = [self._background.submit(work)]
+        here = threading.get_ident()
+        if here not in self._waiters:
+            self._waiters[here] = BackgroundThread("wait", None)
+        done = [self._waiters[here].submit(work)]
         while not wait(done, _LOOK_S).done:
             if self._is_cut:
                 raise RuntimeError("the connection was cut")
         return done.pop().result()  # pop: a kept error would keep the group alive
+
+    def _end_waiters(self) -> None:
+        for waiter in list((self._waiters or {}).values()):
+            waiter.close()
 
     def _abort_nccl(self) -> None:
         """Abort NCCL. If that hangs, exit: a new worker takes this one's place, with the state of another."""

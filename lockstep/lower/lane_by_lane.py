@@ -48,7 +48,7 @@ class LaneByLane:
 
     def __init__(self, model: nn.Module, loss: Loss, seed: int, bf16: bool) -> None:
         self.model, self.loss = model, loss
-        self.params = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.params = {n: p for n, p in model.named_parameters() if p.requires_grad and not p.is_meta}
         self._float_slots = _buffer_slots(model, floating=True)
         self._int_slots = _buffer_slots(model, floating=False)
         self._seed, self._bf16 = seed, bf16
@@ -110,7 +110,7 @@ class LaneByLane:
         return LaneOutput(
             loss.detach().float().clone(),
             leaves(outputs)[0].detach(),
-            _own_gradients(grads),
+            own_gradients(grads),
             [b.clone() for b in self.float_buffers()],
             [b.clone() for b in self.int_buffers()],
         )
@@ -118,19 +118,29 @@ class LaneByLane:
     def _find_loss(self, outputs: Any, labels: Any) -> Tensor:
         return heads_loss(self.loss, outputs, labels, getattr(self.model, "aux_weight", 0.0))
 
-    def _gradients(self, losses: list[Tensor], early: OnGradient | None) -> tuple[Tensor, ...]:
-        """The backward pass; `early` gets each gradient when it is complete.
+    def _gradients(
+        self,
+        outputs: list[Tensor],
+        early: OnGradient | None,
+        given: Sequence[Tensor] | None = None,
+        inputs: Sequence[Tensor] = (),
+    ) -> list[Any]:
+        """The backward pass: gradients of parameters, then of `inputs`, None for one that is not used.
 
-        The hooks exist only during this call, because a model or loss may itself compute gradients in the
-        forward pass. They come after the model's own hooks.
+        `given` are those of `outputs`; a loss needs none.
+        `early` gets each parameter's gradient when it is complete. The hooks exist only during this call,
+        because a model or loss may itself compute gradients in the forward pass. They come after the model's
+        own hooks.
         """
         params: list[Any] = list(self.params.values())
         handles = [p.register_hook(partial(_hand_over, early, i)) for i, p in enumerate(params) if early]
         try:
-            return torch.autograd.grad(losses, params, allow_unused=True, materialize_grads=True)
+            found = torch.autograd.grad(outputs, [*params, *inputs], given, allow_unused=True)
         finally:
             for handle in handles:
                 handle.remove()
+        grads = [torch.zeros_like(p) if g is None else g for p, g in zip(params, found, strict=False)]
+        return [*grads, *found[len(params) :]]
 
     def buffers(self) -> list[Tensor]:
         """The model's buffers, floating ones first."""
@@ -180,11 +190,11 @@ def _buffer_slots(model: nn.Module, floating: bool) -> dict[str, tuple[dict[str,
     return {
         name: (model.get_submodule(name.rpartition(".")[0])._buffers, name.rpartition(".")[2])
         for name, buffer in model.named_buffers()
-        if buffer.is_floating_point() == floating
+        if buffer.is_floating_point() == floating and not buffer.is_meta
     }
 
 
-def _own_gradients(grads: Sequence[Tensor]) -> list[Tensor]:
+def own_gradients(grads: Sequence[Tensor]) -> list[Tensor]:
     """Gradients that share no memory: autograd may give one tensor to two parameters, or expand one."""
     owned: list[Tensor] = []
     seen: set[int] = set()

@@ -1,4 +1,7 @@
-"""A model's tensors by name, and their SHA-256."""
+"""A model's tensors by name, and their SHA-256.
+
+Tensors on torch's `meta` device are not this worker's: it keeps a part of the model only.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,19 @@ from torch import Tensor, nn
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers by name, also buffers that a state_dict leaves out, since they may change."""
-    return {**model.state_dict(), **{name: buffer.detach() for name, buffer in model.named_buffers()}}
+    every = {**model.state_dict(), **{name: buffer.detach() for name, buffer in model.named_buffers()}}
+    return {name: tensor for name, tensor in every.items() if not _is_elsewhere(tensor)}
 
 
 def trainable(model: nn.Module) -> list[str]:
     """Names of the parameters that are trained, in the model's order."""
-    return [name for name, p in model.named_parameters() if p.requires_grad]
+    return [name for name, p in model.named_parameters() if p.requires_grad and not p.is_meta]
 
 
 def float_state(model: nn.Module, copy: bool = False) -> dict[str, Tensor]:
     """Parameters and floating buffers by name: the tensors that weight averaging averages."""
-    items = {k: v.detach() for k, v in model.state_dict().items() if v.is_floating_point()}
+    every = {name: tensor for name, tensor in model.state_dict().items() if not _is_elsewhere(tensor)}
+    items = {name: tensor.detach() for name, tensor in every.items() if tensor.is_floating_point()}
     return {name: tensor.clone() if copy else tensor for name, tensor in items.items()}
 
 
@@ -41,6 +46,10 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
             for name, buffer in model.named_buffers():
                 if name in before:
                     buffer.copy_(before[name])
+
+
+def _is_elsewhere(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_meta
 
 
 def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:

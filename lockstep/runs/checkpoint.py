@@ -45,10 +45,15 @@ class Saved:
             raise CheckpointError(f"{self.path}: does not fit this model or optimizer: {error}") from None
 
 
-def save_checkpoint(folder: Path, state: TrainState, identity: str, keep: int) -> Path:
-    """Write a checkpoint, then keep only the newest `keep` and the best; OSError if the disk is full."""
+def save_checkpoint(
+    folder: Path, state: TrainState, identity: str, keep: int, tensors: dict[str, Tensor] | None = None
+) -> Path:
+    """Write a checkpoint, then keep only the newest `keep` and the best; OSError if the disk is full.
+
+    `tensors` are those of the whole state, if this worker has only a part of it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = state.tensors()
+    tensors = state.tensors() if tensors is None else tensors
     data = format_tensors(tensors)
     tensors_path = folder / f"step-{state.step:09d}.safetensors"
     manifest = {

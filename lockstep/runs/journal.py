@@ -192,12 +192,13 @@ class Journal:
 
     def save(self, state: TrainState) -> bool:
         """Write a checkpoint; if that fails, warn, keep the old checkpoints and return False."""
+        tensors = state.tensors() if state.parts else None  # a collective
         if not self._directory:
             return True
         folder = self._directory.checkpoints
         try:
             keep = self._about.run.checkpoint.count(finished=False)
-            path = checkpoint.save_checkpoint(folder, state, self.identity, keep)
+            path = checkpoint.save_checkpoint(folder, state, self.identity, keep, tensors)
         except OSError as error:
             goes_on = "training goes on and " if state.epoch < self._about.run.train.epochs else ""
             self.warn(

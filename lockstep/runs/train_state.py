@@ -5,18 +5,28 @@ The commit of a step changes all of it together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from lockstep.comm.group import Group
 from lockstep.models.tensors import float_state, model_tensors, tensors_sha256, trainable
 from lockstep.spec import Optimizer
 from lockstep.spec.optimizer_rule import RULES
 
 Memory = dict[str, list[Tensor]]  # an optimizer's tensors, such as velocity: one per parameter
+
+
+class Parts(Protocol):
+    """The parts of a state that is dealt to workers: which are alike, and how to get the others'."""
+
+    same: Group  # the workers that have this worker's part
+
+    def collect(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of all parts at worker 0, and this worker's own elsewhere; a collective."""
 
 
 def init_memory(optimizer: Optimizer, params: list[Tensor]) -> Memory:
@@ -48,16 +58,32 @@ class TrainState:
     best_step: int = -1
     evaluation: tuple[float, float | None] | None = None  # loss and accuracy of the last one
     metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation
+    parts: Parts | None = None  # None: this worker has all of it
 
     @classmethod
     def begin(cls, model: nn.Module, optimizer: Optimizer, ema: float) -> TrainState:
         """The state before the first step."""
-        params: list[Tensor] = [p.detach() for p in model.parameters() if p.requires_grad]
+        known = dict(model.named_parameters())
+        params: list[Tensor] = [known[name].detach() for name in trainable(model)]
         return cls(model, init_memory(optimizer, params), float_state(model, copy=True) if ema else {})
 
     def tensors(self) -> dict[str, Tensor]:
-        """Contiguous CPU copies of all tensors of the state, by name."""
+        """Contiguous CPU copies of all tensors of the state, by name; a collective if it is in parts."""
+        if self.parts:
+            return self.parts.collect(self.named())
         return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in self.named().items()}
+
+    def take_part(self, parts: Parts, free: Callable[[nn.Module], None]) -> None:
+        """Keep one part from now on; `free` frees the model's tensors of the other parts."""
+        before = trainable(self.model)
+        free(self.model)
+        kept, floats = set(trainable(self.model)), set(float_state(self.model))
+        self.memory = {
+            key: [tensor for name, tensor in zip(before, values, strict=True) if name in kept]
+            for key, values in self.memory.items()
+        }
+        self.ema = {name: tensor for name, tensor in self.ema.items() if name in floats}
+        self.parts = parts
 
     @torch.no_grad()
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:

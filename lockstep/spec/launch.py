@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lockstep.errors import SpecError, unknown
+from lockstep.spec.plan import Plan, read_plan
 from lockstep.spec.run import Run
 from lockstep.spec.world import World
 
@@ -50,10 +51,13 @@ class Launch:
     data_changed: bool = False  # resume although the data has changed; from there on it is another run
     audit: int = 0  # check a lane and a slice by computing them twice, every N steps; 0: never
     quiet: bool = False  # print only warnings; a listener still gets every event
+    plan: Plan = field(default_factory=Plan)  # how the model is dealt to workers
     world: World | None = None  # from the environment, if a launcher started this process
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "runs_dir", Path(self.runs_dir))  # users may give text
+        if isinstance(self.plan, str):
+            object.__setattr__(self, "plan", read_plan(self.plan))
         if self.device not in DEVICES:
             raise SpecError(f"--device: {unknown('device', self.device, DEVICES)}")
         if self.backend not in BACKENDS:
@@ -129,9 +133,32 @@ class Launch:
             "--rdzv": self.rdzv,
             "--nodes": self.nodes if self.nodes != plain.nodes else None,
             "--audit": self.audit or None,
+            "--plan": self.plan if self.plan != plain.plan else None,
         }
         words = "".join(f" {flag} {value}" for flag, value in flags.items() if value is not None)
         return f"`lockstep train --resume {run}{words}`"
+
+    @property
+    def num_workers(self) -> int | str | None:
+        """The number of workers to start: as given, else as the plan says."""
+        least = self.plan.workers or (self.plan.pipeline if self.plan.splits_model else None)
+        return least if self.workers is None else self.workers
+
+    def _check_plan(self, run: Run, size: int | str | None) -> None:
+        if isinstance(size, int) and not self.rdzv:  # else it is the number on one node
+            self.plan.for_workers(size)
+        if not self.plan.splits_model:
+            return
+        for flag, value in (("--audit", self.audit), ("--trace", self.trace)):
+            if value:
+                raise SpecError(
+                    f"{flag} needs the whole model, and --plan {self.plan} splits it: leave it out"
+                )
+        if run.kernels.set in ("fused", "compiled"):
+            raise SpecError(
+                f"kernels.set={run.kernels.set} is not split over workers yet: use kernels.set=stock with "
+                f"--plan {self.plan}, which is another run"
+            )
 
     def check_run(self, run: Run) -> None:
         """Refuse settings that contradict each other or the run."""
@@ -141,12 +168,14 @@ class Launch:
                 f"--workers {workers}, but {world.launcher} started {world.size} and keeps them to the end "
                 "of the script: leave --workers out"
             )
-        size = world.size if world else workers
-        if isinstance(size, int) and size > lanes:
+        size, most = world.size if world else self.num_workers, lanes * self.plan.pipeline
+        if isinstance(size, int) and size > most:
+            what = f"train.lanes={lanes}" + f" × pipeline={self.plan.pipeline}" * self.plan.splits_model
             raise SpecError(
-                f"{size} workers are more than train.lanes={lanes}: every worker needs a lane of its own; "
-                f"use at most {lanes} workers, or more lanes (a power of two), which is another run"
+                f"{size} workers are more than {what}: every worker needs a lane of its own; "
+                f"use at most {most} workers, or more lanes (a power of two), which is another run"
             )
+        self._check_plan(run, size)
         if self.audit and run.train.sync_norm:
             raise SpecError(
                 "--audit computes a lane a second time by itself, and with train.sync_norm=true its batch "
@@ -158,7 +187,7 @@ class Launch:
             )
         if world is None and workers in (None, 1) and not self.rdzv and self.min_workers > 1:
             raise SpecError(f"--min-workers {self.min_workers} needs --workers: give both")
-        if self.min_workers > lanes:
+        if self.min_workers > most:
             raise SpecError(f"--min-workers {self.min_workers} is more than train.lanes={lanes}")
         if self.backend == "mpi" and (world is None or world.launcher != "mpirun"):
             raise SpecError("--backend mpi needs mpirun: mpirun -n N lockstep train … --backend mpi")

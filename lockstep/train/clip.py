@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -13,18 +15,25 @@ _CHUNK = 1 << 16
 @torch.no_grad()
 def clip_gradients(grads: list[Tensor], norm: Tensor, limit: float) -> None:
     """Scale gradients, whose norm is `norm`, in place, so that it becomes at most `limit`."""
-    torch._foreach_mul_(grads, (limit / (norm + 1e-6)).clamp(max=1.0))
+    if grads:
+        torch._foreach_mul_(grads, (limit / (norm + 1e-6)).clamp(max=1.0))
 
 
 @torch.no_grad()
-def gradient_norm(grads: dict[str, Tensor]) -> Tensor:
+def gradient_norm(grads: Mapping[str, Tensor]) -> Tensor:
     """√Σg²: squares summed over chunks of 2¹⁶ elements of each parameter, then over chunks in name order."""
-    chunks = torch.cat([_chunk_sums(grads[name]) for name in sorted(grads)])
-    return tree_sum(chunks).double().sqrt().float()
+    return norm_of_chunks({name: chunk_sums(grad) for name, grad in grads.items()})
 
 
-def _chunk_sums(grad: Tensor) -> Tensor:
-    """The sum of squares of each chunk, by a balanced tree, so that it is the same on every device."""
+@torch.no_grad()
+def norm_of_chunks(chunks: Mapping[str, Tensor]) -> Tensor:
+    """The same from the `chunk_sums` of each gradient by name."""
+    return tree_sum(torch.cat([chunks[name] for name in sorted(chunks)])).double().sqrt().float()
+
+
+@torch.no_grad()
+def chunk_sums(grad: Tensor) -> Tensor:
+    """The sum of squares of each 2¹⁶ elements, by a balanced tree, so that it is the same on every device."""
     flat = grad.contiguous().flatten().float()
     width = min(_CHUNK, 1 << max(flat.numel() - 1, 0).bit_length())
     padded = torch.nn.functional.pad(flat, (0, -flat.numel() % width))

@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from lockstep.comm.group import Group
 from lockstep.comm.tree import worker_lanes
 from lockstep.data.loader import Lanes, TrainLoader
 from lockstep.runs.train_state import TrainState
 from lockstep.spec import Launch
 from lockstep.train.audit import Audit
-from lockstep.train.setup import Setup
+from lockstep.train.dealt import Dealt
 from lockstep.train.step import NotFinite, Requests, Step, StepResult
 
 if TYPE_CHECKING:
@@ -27,16 +26,18 @@ if TYPE_CHECKING:
 class Engine:
     """Runs the steps of one worker in one group; must be closed."""
 
-    def __init__(self, setup: Setup, state: TrainState, launch: Launch, group: Group) -> None:
+    def __init__(self, dealt: Dealt, state: TrainState, launch: Launch) -> None:
+        setup, group = dealt.setup, dealt.mesh.data
         self._setup, self._state, self._launch, self._group = setup, state, launch, group
+        self._is_alone = dealt.mesh.world.size == 1
         self._loader = self._make_loader(worker_lanes(setup.run.train.lanes, group.size, group.rank))
-        self._lowered = setup.lower(lambda: next(self._loader.epoch(0)), group)
+        self._lowered = dealt.lower(lambda: next(self._loader.epoch(0)))
         self._step = Step(
             setup.run,
             state,
             self._lowered,
             len(self._loader),
-            group,
+            dealt.mesh,
             bucket_mb=launch.bucket_mb,
             overlap=launch.overlap,
         )
@@ -83,7 +84,7 @@ class Engine:
 
     def _through_host(self, lanes: Lanes, requests: Requests) -> StepResult:
         result = self._step(lanes, *requests())
-        if self._group.size == 1 and requests()[0]:  # requested during the step, so stop now
+        if self._is_alone and requests()[0]:  # requested during the step, so stop now
             result = replace(result, stop=True)
         return result
 

@@ -15,7 +15,7 @@ import torch
 import lockstep
 from lockstep.comm.group import Group
 from lockstep.errors import WorkersDiffer
-from lockstep.runs.train_state import TrainState
+from lockstep.runs.train_state import TrainState, state_hashes
 from lockstep.spec import Launch
 from lockstep.spec.identity import HISTORY, INITIAL_WEIGHTS, Identity, digest
 
@@ -109,16 +109,24 @@ def share_state(group: Group, state: TrainState, source: int) -> None:
 
 
 def prove_state(group: Group, state: TrainState) -> dict[str, str]:
-    """The hashes of the state; an error if they differ between workers."""
-    hashes = state.hashes()
+    """The hashes of the state; an error if they differ between workers that have the same part of it."""
+    if not state.parts:
+        hashes = state.hashes()
+        _compare_hashes(group, hashes, state.step)
+        return hashes
+    _compare_hashes(state.parts.same, state_hashes(state.named()), state.step)
+    found: dict[str, str] = json.loads(group.broadcast_bytes(json.dumps(state.hashes()).encode()))
+    return found
+
+
+def _compare_hashes(group: Group, hashes: dict[str, str], step: int) -> None:
     for rank, text in enumerate(group.all_gather_bytes(json.dumps(hashes).encode())):
         differs = [key for key, value in json.loads(text).items() if hashes.get(key) != value]
         if differs:
             raise _differ(
-                f"step {state.step}: worker {rank} has another {differs[0]} than worker {group.rank}: memory "
-                "or a computation was corrupted, or an integer buffer of the model depends on the data"
+                f"step {step}: worker {rank} has another {differs[0]} than worker {group.rank}: memory or a "
+                "computation was corrupted, or an integer buffer of the model depends on the data"
             )
-    return hashes
 
 
 def _told(identity: Identity, launch: Launch) -> Identity:

@@ -16,7 +16,6 @@ from typing import Any
 
 from torch import nn
 
-from lockstep.comm.group import Group
 from lockstep.comm.group_source import GroupSource
 from lockstep.errors import AuditFailed, Interrupted, NotSaved, NumericsError
 from lockstep.runs.event import EpochDone, StepDone
@@ -24,12 +23,12 @@ from lockstep.runs.journal import Journal
 from lockstep.runs.train_state import Totals, TrainState
 from lockstep.spec import Launch
 from lockstep.spec.generation import Generation
+from lockstep.train.dealt import Dealt
 from lockstep.train.engine import Engine
+from lockstep.train.evaluation.host_evaluate import averaged_weights
 from lockstep.train.handshake import prove_state
-from lockstep.train.host_evaluate import averaged_weights
 from lockstep.train.interrupt import Interrupt
 from lockstep.train.preflight import explain_memory
-from lockstep.train.setup import Setup
 
 
 @dataclass(frozen=True)
@@ -61,15 +60,16 @@ class Loop:
 
     def __init__(
         self,
-        setup: Setup,
+        dealt: Dealt,
         state: TrainState,
         launch: Launch,
-        group: Group,
         journal: Journal,
         interrupt: Interrupt,
         groups: GroupSource,
     ) -> None:
-        self._setup, self._state, self._launch, self._group = setup, state, launch, group
+        setup = dealt.setup
+        self._dealt, self._group = dealt, dealt.mesh.world
+        self._setup, self._state, self._launch = setup, state, launch
         self._journal, self._interrupt, self._groups = journal, interrupt, groups
         self._steps = len(setup.store.train) // setup.run.train.batch  # per epoch
         state.step_in_epoch = min(state.step_in_epoch, self._steps)  # if images were removed since
@@ -85,7 +85,7 @@ class Loop:
             return self._finish(journal.found["summary"], write=False)
         changes = self._generation.changes if self._generation else ()
         journal.start(state, self._steps, self._group.size, takes_over=bool(changes))
-        if self._is_due() and journal.is_open and not journal.is_saved(state):
+        if self._is_due() and self._is_unsaved():
             journal.save(state)  # from here on a run that dies can be resumed
         if self._generation and self._generation.halt:
             self._report_generation()
@@ -93,9 +93,9 @@ class Loop:
         try:
             with (
                 explain_memory(self._setup.run.train, self._setup.device, bool(self._setup.lowering)),
-                closing(Engine(self._setup, state, self._launch, self._group)) as engine,
+                closing(Engine(self._dealt, state, self._launch)) as engine,
             ):
-                self._evaluate = self._setup.evaluator(self._group, self._launch.graph)  # needs memory, too
+                self._evaluate = self._dealt.evaluator(self._launch.graph)  # needs memory, too
                 while state.epoch < self._setup.run.train.epochs:
                     self._train_epoch(engine)
                     self._end_epoch()
@@ -106,6 +106,7 @@ class Loop:
             raise
         self._report_generation()
         hashes = prove_state(self._group, self._state)
+        self._dealt.make_whole(state)
         return self._finish(self._journal.summarize(self._state, self._group, hashes, tested), write=True)
 
     def _train_epoch(self, engine: Engine) -> None:
@@ -180,6 +181,11 @@ class Loop:
             found = replace(self._evaluate, split=store.test)(state.model)
         tested = {"test_accuracy": found.accuracy, "test_loss": found.loss, "test_metrics": found.metrics}
         return {name: value for name, value in tested.items() if value not in (None, {})}
+
+    def _is_unsaved(self) -> bool:
+        """Whether there is no checkpoint of the present step; the same on every worker."""
+        saved = b"saved" if self._journal.is_open and self._journal.is_saved(self._state) else b""
+        return not self._group.broadcast_bytes(saved)
 
     def _is_due(self) -> bool:
         """Whether a checkpoint is due after the step that was committed last."""

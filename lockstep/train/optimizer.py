@@ -19,6 +19,8 @@ def update_params(
     optimizer: Optimizer, lr: float, step: int, params: list[Tensor], grads: list[Tensor], memory: Memory
 ) -> None:
     """Change `params` and `memory` in place; `step` counts from 0. The gradients are overwritten."""
+    if not params:  # a stage of a pipeline may have none that are trained
+        return
     rule = RULES[optimizer.name]
     if optimizer.weight_decay:
         if rule.decays_weights:

@@ -14,7 +14,7 @@ from lockstep.data.loader import Lanes
 from lockstep.errors import ModelError, OutOfMemory, SpecError
 from lockstep.kernels.loss import Loss, WholeLoss, make_loss
 from lockstep.kernels.structure import describe, leaves, place
-from lockstep.lower.lane_by_lane import LaneByLane, OnGradient
+from lockstep.lower.lane_by_lane import LaneByLane
 from lockstep.models.tensors import buffers_kept
 from lockstep.spec import Run, Train
 
@@ -93,11 +93,11 @@ class _Trial(LaneByLane):
             )
         return loss
 
-    def _gradients(self, losses: list[Tensor], early: OnGradient | None) -> tuple[Tensor, ...]:
-        found = torch.autograd.grad(losses, list(self.params.values()), allow_unused=True)
+    def _gradients(self, outputs: list[Tensor], *rest: object, **options: object) -> list[Any]:
+        found = torch.autograd.grad(outputs, list(self.params.values()), allow_unused=True)
         pairs = list(zip(self.params.items(), found, strict=True))
         self.unused = tuple(name for (name, _), grad in pairs if grad is None)
-        return tuple(torch.zeros_like(p) if grad is None else grad for (_, p), grad in pairs)
+        return [torch.zeros_like(p) if grad is None else grad for (_, p), grad in pairs]
 
 
 def _check_heads(outputs: Any, has_weight: bool) -> None:

@@ -32,10 +32,10 @@ from lockstep.models.tensors import model_tensors, tensors_sha256
 from lockstep.runs.about import About
 from lockstep.spec import Run
 from lockstep.spec.identity import Identity, is_scripted, make_identity
-from lockstep.train.evaluate import place_evaluator
-from lockstep.train.host_evaluate import Evaluator
+from lockstep.train.evaluation.evaluate import place_evaluator
+from lockstep.train.evaluation.host_evaluate import Evaluator
+from lockstep.train.evaluation.metric import Metrics, check_metrics
 from lockstep.train.lane_fingerprint import fingerprint_lane
-from lockstep.train.metric import Metrics, check_metrics
 from lockstep.train.preflight import (
     check_lane,
     choose_loss,
@@ -134,10 +134,13 @@ class Setup:
 
     def evaluator(self, group: Group, graph: bool = True) -> Evaluator:
         """Evaluation after every epoch, in blocks of one lane, by all workers."""
-        stock = Evaluator(
+        return place_evaluator(self.stock_evaluator(group), self.lowering, graph)
+
+    def stock_evaluator(self, group: Group) -> Evaluator:
+        """The same through the host, with stock kernels."""
+        return Evaluator(
             self.run, self.store.chosen_by[1], self.augment(), self.loss, self.device, group, self.metrics
         )
-        return place_evaluator(stock, self.lowering, graph)
 
 
 def set_up(

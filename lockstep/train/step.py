@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from lockstep.comm.group import Group
+from lockstep.comm.mesh import Mesh
 from lockstep.comm.reducer import BUCKET_MB
 from lockstep.data.loader import Lanes
 from lockstep.errors import NumericsError
@@ -21,11 +21,12 @@ from lockstep.kernels.loss import WholeLoss
 from lockstep.lanes.step_reduction import Means, StepReduction, read_finite
 from lockstep.lower.lane_by_lane import LaneByLane
 from lockstep.models.tensors import float_state
+from lockstep.parallel.stage_numbers import StageNumbers, merge_stages
 from lockstep.runs.train_state import TrainState
 from lockstep.spec import Run
 from lockstep.train import optimizer as rules
 from lockstep.train.audit import Audit
-from lockstep.train.clip import clip_gradients, gradient_norm
+from lockstep.train.clip import chunk_sums, clip_gradients, norm_of_chunks
 
 Requests = Callable[[], tuple[bool, bool]]  # this worker's: (stop, move to another generation)
 
@@ -59,7 +60,7 @@ class Step:
         state: TrainState,
         lowered: LaneByLane,
         steps_per_epoch: int,
-        group: Group | None = None,
+        mesh: Mesh | None = None,
         *,
         bucket_mb: float = BUCKET_MB,
         overlap: bool = True,
@@ -67,12 +68,13 @@ class Step:
         self._run, self._state, self._lowered = run, state, lowered
         self._steps_per_epoch = steps_per_epoch
         self._total_steps = steps_per_epoch * run.train.epochs
-        self._group = group or Group()
+        self._mesh = mesh or Mesh()
         self._options = bucket_mb, overlap
         self.audit: Audit | None = None
 
     def __call__(self, lanes: Lanes, stop: bool = False, move: bool = False) -> StepResult:
         """Compute and commit one step; `stop` and `move` ask all workers to leave after it."""
+        self._device = lanes.images.device
         reduction, audit = self._reduction, self.audit
         reduction.begin(check_ints=self._state.step_in_epoch == 0)
         if audit:
@@ -96,12 +98,20 @@ class Step:
             audit.check(self._state.step)
         reduction.check_ints()
         clip, norm = self._run.train.clip, means.numbers[0]
-        if clip:
-            norm = gradient_norm(dict(zip(self._lowered.params, means.grads, strict=True)))
+        chunks = {n: chunk_sums(g) for n, g in zip(self._lowered.params, means.grads, strict=True) if clip}
+        if clip and self._mesh.pipeline.size == 1:
+            norm = norm_of_chunks(chunks)
         (loss, right, stops, moves, _), is_finite = read_finite(
             [*means.numbers, norm], [*means.grads, *means.floats]
         )
-        self._group.check()
+        self._mesh.data.check()
+        if self._mesh.pipeline.size > 1:
+            told = merge_stages(
+                self._mesh.pipeline, StageNumbers(loss, right, stops, moves, is_finite, chunks)
+            )
+            loss, right, stops, moves, is_finite, chunks = told
+            norm = norm_of_chunks(chunks) if clip else norm
+            is_finite = is_finite and bool(norm.isfinite())
         if not is_finite:
             raise self.not_finite(loss, lanes)
         if clip:
@@ -113,10 +123,10 @@ class Step:
     def _reduction(self) -> StepReduction:
         """Made by the first step through the host; steps that stay on the device use another reducer."""
         params = [p.detach() for p in self._lowered.params.values()]
-        numbers = [torch.zeros((), device=params[0].device)] * 4
+        numbers = [torch.zeros((), device=self._device)] * 4
         bucket_mb, overlap = self._options
         return StepReduction(
-            self._group,
+            self._mesh.data,
             self._run.train.lanes,
             Means(params, numbers, self._lowered.float_buffers(), self._lowered.int_buffers()),
             self._lowered.int_names(),
@@ -151,6 +161,8 @@ class Step:
         """Update the averaged weights: d·a + (1−d)·w, with a smaller d in the first steps."""
         decay = averaging(decay, self._state.step)
         averages = list(self._state.ema.values())
+        if not averages:  # a stage of a pipeline may have no tensors
+            return
         torch._foreach_mul_(averages, decay)
         torch._foreach_add_(
             averages, torch._foreach_mul(list(float_state(self._state.model).values()), 1.0 - decay)
@@ -168,7 +180,7 @@ class Step:
     def _first_bad(self, lanes: Lanes) -> str:
         """Where a value first stops being finite, on any worker."""
         found = self._lowered.first_bad(lanes, self._state.step) or ""
-        everywhere = [text.decode() for text in self._group.all_gather_bytes(found.encode())]
+        everywhere = [text.decode() for text in self._mesh.world.all_gather_bytes(found.encode())]
         return next(filter(None, everywhere), "the sum over lanes")
 
 

@@ -32,6 +32,7 @@ from lockstep.runs.train_state import TrainState
 from lockstep.spec import Launch, Run
 from lockstep.spec.identity import Identity
 from lockstep.spec.world import World
+from lockstep.train.dealt import deal
 from lockstep.train.handshake import (
     RollCall,
     answer_roll,
@@ -116,9 +117,11 @@ class _Worker:
                 error.rank = group.rank
                 raise
             groups.drop(group)
+            self._forget_part()
             return None
         except Moved:
             groups.leave(group)
+            self._forget_part()
             return None
         except BaseException as error:
             if isinstance(error, LockstepError):
@@ -134,6 +137,13 @@ class _Worker:
         groups.leave(group)
         groups.tell_end(0, group.rank)
         return result
+
+    def _forget_part(self) -> None:
+        """Start the next generation from the last checkpoint, if this worker has only a part of the state."""
+        if self.state and self.state.parts:
+            self.setup = self.state = None
+            if self.journal:
+                self.journal.close()
 
     def _tell(self, event: Event) -> None:
         """Call `on_event`; its error ends the run, since the next worker 0 would only raise it again."""
@@ -157,7 +167,8 @@ class _Worker:
         if not roll.is_even:
             share_state(group, state, roll.source or 0)
         self.state = state
-        return Loop(setup, state, self.launch, group, journal, interrupt, self.groups).run()
+        dealt = everywhere(group, lambda: deal(setup, state, self.launch.plan, group))
+        return Loop(dealt, state, self.launch, journal, interrupt, self.groups).run()
 
     def _agree_on_setup(self, group: Group) -> Setup:
         mine = self.setup

@@ -18,7 +18,7 @@ from lockstep.runs import checkpoint, journal
 from lockstep.spec.run_file import from_table, merge, parse_overrides, to_table
 from lockstep.train import loop, setup, worker
 from lockstep.train import optimizer as rules
-from lockstep.train.host_evaluate import Evaluator
+from lockstep.train.evaluation.host_evaluate import Evaluator
 from lockstep.train.step import Step
 
 FAULTS = [(point, step, rank) for point, step, rank in json.loads(os.environ["FAULTS"])]

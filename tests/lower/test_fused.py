@@ -37,8 +37,8 @@ from lockstep.lower.program import DeviceLowering, Program
 from lockstep.models import build
 from lockstep.models.resnet import BasicBlock, Bottleneck
 from lockstep.spec import Run, Train
-from lockstep.train.evaluate import place_evaluator
-from lockstep.train.host_evaluate import Evaluator
+from lockstep.train.evaluation.evaluate import place_evaluator
+from lockstep.train.evaluation.host_evaluate import Evaluator
 
 DEVICE = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
 ERRORS = {"fp32": 2e-6, "tf32": 2e-3, "bf16": 3e-2}

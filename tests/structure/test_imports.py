@@ -21,10 +21,11 @@ MAY_IMPORT = {
     "models": {"spec", "kernels"},
     "measure": {"spec", "kernels"},
     "lower": {"spec", "comm", "kernels", "data", "models", "measure"},
+    "parallel": {"spec", "comm", "kernels", "data", "models", "lower"},
     "runs": {"spec", "comm", "kernels", "data", "models", "measure", "lower"},
     "elastic": {"spec", "comm"},
     "lanes": {"spec", "comm", "kernels", "data", "models", "measure", "runs", "elastic"},
-    "train": {"spec", "comm", "kernels", "data", "models", "measure", "lower", "runs", "lanes"},
+    "train": {"spec", "comm", "kernels", "data", "models", "measure", "lower", "parallel", "runs", "lanes"},
     "lightning": {"spec", "comm", "kernels", "models", "measure", "lanes"},
     "report": {"spec"},
 }

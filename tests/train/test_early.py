@@ -7,12 +7,13 @@ import torch
 from torch import nn
 from world import in_threads
 
+from lockstep.comm.mesh import Mesh
 from lockstep.comm.tree import worker_lanes
 from lockstep.data.loader import Lanes
 from lockstep.lower.choose import lower_for_host
 from lockstep.runs.train_state import TrainState
 from lockstep.spec import Optimizer, Run, Train
-from lockstep.train.host_evaluate import Evaluator
+from lockstep.train.evaluation.host_evaluate import Evaluator
 from lockstep.train.step import Step
 
 pytestmark = pytest.mark.gloo
@@ -79,7 +80,12 @@ def train(model, loss, workers, bucket_mb):
         state = TrainState.begin(mine, RUN.optimizer, 0.0)
         chosen = loss(mine)
         step = Step(
-            RUN, state, lower_for_host(mine, chosen, seed=0, bf16=False), 10, group, bucket_mb=bucket_mb
+            RUN,
+            state,
+            lower_for_host(mine, chosen, seed=0, bf16=False),
+            10,
+            Mesh(group, group),
+            bucket_mb=bucket_mb,
         )
         results = [step(lanes) for _ in range(3)]
         step.close()

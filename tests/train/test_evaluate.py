@@ -22,8 +22,8 @@ from lockstep.lower.program import DeviceLowering
 from lockstep.models.tensors import float_state
 from lockstep.spec import Run, Train
 from lockstep.train.device import prefetch as images
-from lockstep.train.evaluate import place_evaluator
-from lockstep.train.host_evaluate import Evaluation, Evaluator, averaged_weights
+from lockstep.train.evaluation.evaluate import place_evaluator
+from lockstep.train.evaluation.host_evaluate import Evaluation, Evaluator, averaged_weights
 
 CPU = torch.device("cpu")
 DEVICE = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")

@@ -14,7 +14,7 @@ from lockstep.data import open_data
 from lockstep.kernels.numerics import plain_torch, prepare_device
 from lockstep.runs.event import StepDone
 from lockstep.train.device import prefetch as images
-from lockstep.train.evaluate import evaluate_trained
+from lockstep.train.evaluation.evaluate import evaluate_trained
 from lockstep.train.setup import set_up
 
 pytestmark = pytest.mark.gpu

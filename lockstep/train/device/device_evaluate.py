@@ -21,8 +21,8 @@ from lockstep.kernels.cuda_graph import capture, run_first
 from lockstep.kernels.triton.batch_gather import Move, gather_batch
 from lockstep.lower.eval_network import EvalNetwork
 from lockstep.train.device.prefetch import place_images
-from lockstep.train.host_evaluate import Evaluator
-from lockstep.train.metric import Row
+from lockstep.train.evaluation.host_evaluate import Evaluator
+from lockstep.train.evaluation.metric import Row
 
 
 @dataclass(frozen=True, kw_only=True)

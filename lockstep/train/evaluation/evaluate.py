@@ -16,8 +16,8 @@ from lockstep.kernels.numerics import plain_torch, prepare_device
 from lockstep.lower.choose import lower_for_device
 from lockstep.lower.program import DeviceLowering
 from lockstep.runs.trained_run import Trained, check_same_data
-from lockstep.train.host_evaluate import Evaluation, Evaluator
-from lockstep.train.metric import Metrics
+from lockstep.train.evaluation.host_evaluate import Evaluation, Evaluator
+from lockstep.train.evaluation.metric import Metrics
 
 
 def place_evaluator(stock: Evaluator, lowering: DeviceLowering | None, graph: bool = True) -> Evaluator:

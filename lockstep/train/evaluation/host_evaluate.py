@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from lockstep.kernels.numerics import half_precision, memory_format, seed_stream
 from lockstep.kernels.structure import as_float, first
 from lockstep.models.tensors import buffers_kept, float_state
 from lockstep.spec import Run
-from lockstep.train.metric import Metrics, Row, measure_block, sum_blocks
+from lockstep.train.evaluation.metric import Metrics, Row, measure_block, sum_blocks
 
 
 @dataclass(frozen=True)
@@ -84,22 +85,30 @@ class Evaluator:
         self.group.check()  # what was gathered is wrong if NCCL was aborted
         return Evaluation(total, correct_everywhere, len(self.split), found)
 
-    def measure(self, model: nn.Module, rows: list[Row]) -> tuple[Tensor, Tensor]:
+    def seeded_blocks(self) -> Iterator[tuple[Tensor, Any, int]]:
+        """Images, labels and the number of real samples of each of this worker's blocks.
+
+        Before each one the generator is seeded, since a model or a loss may draw random numbers.
+        """
+        blocks = eval_blocks(self.split, self.augment, self.block, self.device, self.own)
+        for number, block in zip(self.own, blocks, strict=True):
+            seed_stream(self.device, random.key("evaluate", self.run.seed, number))
+            yield block
+
+    def compute(self, model: Callable[[Tensor], Any], images: Tensor) -> Any:
+        """What the model gives for a block."""
+        with half_precision(self.device, self.run.train.precision == "bf16"):
+            return model(images.contiguous(memory_format=memory_format(self.run)))
+
+    def measure(self, model: Any, rows: list[Row]) -> tuple[Tensor, Tensor]:
         """The summed loss of each of this worker's blocks, and the number of correct samples in all.
 
         Appends the metrics of each block to `rows`.
         """
         losses: list[Tensor] = []
         correct = torch.zeros((), dtype=torch.int64, device=self.device)
-        lying, bf16 = memory_format(self.run), self.run.train.precision == "bf16"
-        blocks = eval_blocks(self.split, self.augment, self.block, self.device, self.own)
-        for number, (images, labels, real) in zip(self.own, blocks, strict=True):
-            seed_stream(
-                self.device, random.key("evaluate", self.run.seed, number)
-            )  # a model or loss may draw random numbers
-            with half_precision(self.device, bf16):
-                outputs = model(images.contiguous(memory_format=lying))
-            outputs, truth = first(as_float(outputs), real), first(labels, real)
+        for images, labels, real in self.seeded_blocks():
+            outputs, truth = first(as_float(self.compute(model, images)), real), first(labels, real)
             losses.append(self.loss(outputs, truth).float() * real)
             rows.append(measure_block(self.metrics, outputs, truth, real))
             if not isinstance(self.loss, WholeLoss):

@@ -1,0 +1,44 @@
+"""A mesh of workers: a group for each axis of a plan, and the one of all workers.
+
+Axes from the outermost to the innermost: pipeline, data. Workers that differ only along an axis are a group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from lockstep.comm.group import Group
+from lockstep.errors import SpecError
+from lockstep.spec.plan import Plan
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """One worker's groups: of all workers, of those with the same stage, of those with the same lanes."""
+
+    world: Group = field(default_factory=Group)
+    data: Group = field(default_factory=Group)
+    pipeline: Group = field(default_factory=Group)
+
+
+def make_mesh(world: Group, plan: Plan) -> Mesh:
+    """The groups of a plan for as many workers as there are; a collective."""
+    plan = plan.for_workers(world.size)
+    stage, number = divmod(world.rank, plan.data)
+    data = _part(world, f"data of stage {stage}", range(stage * plan.data, (stage + 1) * plan.data))
+    return Mesh(world, data, _part(world, f"pipeline {number}", range(number, world.size, plan.data)))
+
+
+def _part(world: Group, name: str, ranks: range) -> Group:
+    """The group of some workers, which lives with that of all."""
+    if len(ranks) == 1:
+        return Group()
+    if len(ranks) == world.size:
+        return world
+    if world.make_part is None:
+        raise SpecError(f"--backend {world.backend} has no groups of some workers: leave --backend out")
+    part = world.make_part(name, ranks)
+    world.parts.append(part)
+    if world.is_cut:  # while the part was formed
+        part.cut()
+    return part

@@ -1,0 +1,1 @@
+"""A plan applied to a model: which layers a worker computes, and when."""

@@ -1,0 +1,171 @@
+"""Where a model may be cut into stages, what each call costs, and the cuts that balance the stages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.errors import ModelError
+from lockstep.kernels.structure import leaves
+from lockstep.parallel.model_graph import Key, ModelGraph, Value, Values
+from lockstep.parallel.tensor_form import form_of, is_dense
+
+_PLAIN = (bool, int, float, str, type(None), torch.Size, torch.dtype, torch.device)
+_TIMES = 2  # each call is measured; the shortest time counts
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What one lane through all calls has shown."""
+
+    allowed: list[int]  # places before which the model may be cut
+    costs: list[float]  # of each call, forward and backward
+    tensors: dict[Key, Value]
+    plain: Values  # what is no tensor, and the same for every lane
+    draws: bool  # whether a call draws from torch's generator
+
+
+def try_lane(graph: ModelGraph, images: Tensor, cost: str, keeps_shared: bool) -> Trial:
+    """Compute one lane, call by call; with `keeps_shared`, parameters of several calls stay in one stage.
+
+    `cost` is "measured", a time in seconds, or "counted", multiplications and values written.
+    """
+    values: Values = {graph.input: images}
+    versions = {graph.input: images._version}
+    changed: dict[Key, int] = {}  # the last place that changed a value
+    costs, draws = [], False
+    for place, node in enumerate(graph.calls):
+        measured = _measure(graph, place, values) if cost == "measured" else 0.0
+        state = _generator(images)
+        values[node.name] = graph.call(place, values)
+        draws = draws or not torch.equal(state, _generator(images))
+        costs.append(measured or _count(graph, place, values))
+        for key, value in values.items():
+            version = sum(part._version for part in leaves(value))
+            if version != versions.setdefault(key, version):
+                changed[key], versions[key] = place, version
+    kept = _kept(graph, keeps_shared)
+    allowed = [
+        place
+        for place in range(1, len(graph.calls))
+        if not any(first < place <= last for first, last in kept)
+        and _can_go(graph.crossing(place), values)
+        and all(changed.get(key, -1) < place for key in graph.crossing(place))
+    ]
+    every = {**values, **_shared_parameters(graph)}
+    tensors = {k: Value(k, form_of(v), v.requires_grad) for k, v in every.items() if isinstance(v, Tensor)}
+    return Trial(allowed, costs, tensors, {k: v for k, v in values.items() if _is_plain(v)}, draws)
+
+
+def choose_cuts(trial: Trial, stages: int) -> list[int]:
+    """The cuts that make the most expensive stage as cheap as possible; with equal cost, the earliest."""
+    if len(trial.allowed) < stages - 1:
+        raise ModelError(
+            f"plan.pipeline={stages}: the model can be cut at {len(trial.allowed)} places only: "
+            f"use at most {len(trial.allowed) + 1} stages"
+        )
+    sums = [0.0]
+    for cost in trial.costs:
+        sums.append(sums[-1] + cost)
+    ends = [0, *trial.allowed, len(trial.costs)]
+    # best[i]: the least cost of the worst stage, and its cuts, if what comes before ends[i] is dealt with
+    best: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}
+    for stage in range(stages):
+        last = stage == stages - 1
+        found: dict[int, tuple[float, list[int]]] = {}
+        for end in range(stage + 1, len(ends)) if not last else [len(ends) - 1]:
+            ways = [
+                (max(worst, sums[ends[end]] - sums[ends[start]]), [*cuts, ends[end]])
+                for start, (worst, cuts) in best.items()
+                if start < end
+            ]
+            if ways:
+                found[end] = min(ways)
+        best = found
+    return best[len(ends) - 1][1][:-1]
+
+
+def named_cuts(graph: ModelGraph, trial: Trial, names: Sequence[str]) -> list[int]:
+    """The cuts before the layers that a user names."""
+    found = []
+    for name in names:
+        places = [n for n in range(len(graph.calls)) if f".{name}." in f".{graph.label(n)}."]
+        if not places:
+            raise ModelError(f"plan.cuts: the model has no layer '{name}'")
+        if places[0] not in trial.allowed:
+            raise ModelError(
+                f"plan.cuts: the model cannot be cut before '{name}': what goes there is changed in place "
+                "or is no tensor, or it is the first layer: name another"
+            )
+        found.append(places[0])
+    if sorted(set(found)) != found:
+        raise ModelError(f"plan.cuts={'/'.join(names)} must be in the order of the forward pass")
+    return found
+
+
+def _can_go(keys: Sequence[Key], values: Values) -> bool:
+    """Whether values can be sent: tensors without gaps, none of them under two names, or plain constants."""
+    tensors = [values[key] for key in keys if isinstance(values.get(key), Tensor)]
+    plain = [key for key in keys if key not in values or _is_plain(values[key])]
+    whole = len(tensors) + len(plain) == len(keys) and all(map(is_dense, tensors))
+    return whole and len(set(map(id, tensors))) == len(tensors)
+
+
+def _kept(graph: ModelGraph, keeps_shared: bool) -> list[tuple[int, int]]:
+    """Places of calls that must stay in one stage: those that share a buffer, or any tensor if so asked."""
+    buffers = dict(graph.model.named_buffers())
+    return [places for name, places in graph.shared.items() if keeps_shared or name in buffers]
+
+
+def _shared_parameters(graph: ModelGraph) -> Values:
+    return {name: p for name, p in graph.model.named_parameters() if name in graph.shared}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
+        return all(map(_is_plain, value))
+    return isinstance(value, _PLAIN)
+
+
+def _generator(like: Tensor) -> Tensor:
+    return torch.cuda.get_rng_state(like.device) if like.is_cuda else torch.get_rng_state()
+
+
+def _count(graph: ModelGraph, place: int, values: Values) -> float:
+    """Multiplications of a forward and a backward pass, and values written."""
+    written = sum(part.numel() for part in leaves(values[graph.calls[place].name]))
+    known = dict(graph.model.named_parameters())
+    weights = [known[name] for name in graph.tensors_of(place) if name in known]
+    return float(written + 3 * sum(w.numel() * (written // len(w)) for w in weights if w.dim() > 1))
+
+
+def _measure(graph: ModelGraph, place: int, values: Values) -> float:
+    """The seconds of one call, forward and backward, on copies of what it gets."""
+    used = {node.name for node in graph.calls[place].all_input_nodes}
+    known, state, seconds = dict(graph.model.named_parameters()), torch.get_rng_state(), []
+    weights = [known[name] for name in graph.tensors_of(place) if name in known]
+    for _ in range(_TIMES):
+        given = {key: value for key, value in values.items() if key in used and isinstance(value, Tensor)}
+        ends = {key: value.detach().requires_grad_(value.requires_grad) for key, value in given.items()}
+        copies = {key: end.clone() for key, end in ends.items()}  # a call may change what it gets
+        _wait(values[graph.input])
+        start = time.perf_counter()
+        outputs = [o for o in leaves(graph.call(place, {**values, **copies})) if o.requires_grad]
+        inputs = [tensor for tensor in (*ends.values(), *weights) if tensor.requires_grad]
+        if outputs and inputs:
+            ones = [torch.ones_like(output) for output in outputs]
+            torch.autograd.grad(outputs, inputs, ones, allow_unused=True)
+        _wait(values[graph.input])
+        seconds.append(time.perf_counter() - start)
+    torch.set_rng_state(state)
+    return min(seconds)
+
+
+def _wait(like: Tensor) -> None:
+    if like.is_cuda:
+        torch.cuda.synchronize(like.device)

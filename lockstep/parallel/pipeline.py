@@ -1,0 +1,118 @@
+"""A model cut into the stages of a pipeline, for training and for evaluation; each worker keeps its own part.
+
+The cuts are found with one lane of fixed images. Evaluation has a graph of its own, since a model may compute
+something else there; its cuts are those of training, as its layers say.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.comm.mesh import Mesh
+from lockstep.errors import ModelError
+from lockstep.kernels.numerics import half_precision
+from lockstep.models.tensors import buffers_kept
+from lockstep.parallel.cut import Trial, choose_cuts, named_cuts, try_lane
+from lockstep.parallel.model_graph import ModelGraph
+from lockstep.parallel.stage import Stage
+from lockstep.spec.plan import Plan
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """This worker's stage of a model, in training and in evaluation; and what all stages are."""
+
+    training: Stage
+    evaluation: Stage
+    schedule: str
+    draws: bool  # whether the model draws from torch's generator, whose state then goes from stage to stage
+    told: list[str]  # a line for each stage
+
+
+def cut_model(model: nn.Module, images: Tensor, bf16: bool, plan: Plan, mesh: Mesh) -> Pipeline:
+    """Cut a model; `images` are those of a lane. A collective: worker 0 chooses the cuts."""
+    number = mesh.pipeline.rank
+    graph, trial = _try(model.train(), images, bf16, plan.cost)
+    cuts = named_cuts(graph, trial, plan.cuts) if plan.cuts else choose_cuts(trial, plan.pipeline)
+    cuts = json.loads(mesh.world.broadcast_bytes(json.dumps(cuts).encode()))  # measured times differ
+    training = Stage(graph, trial, cuts, number)
+    with torch.no_grad():
+        eval_graph, eval_trial = _try(model.eval(), images, bf16, "counted")
+    places = _same_cuts(graph, cuts, eval_graph, eval_trial)
+    evaluation = Stage(eval_graph, eval_trial, places, number)
+    missing = evaluation.uses - training.names - {value.key for value in evaluation.received}
+    if missing:
+        raise ModelError(
+            f"plan.pipeline={plan.pipeline}: in evaluation stage {number} uses '{min(missing)}', which is "
+            "another stage's in training: name other cuts (--plan …,cuts=LAYER)"
+        )
+    model.train()
+    draws = trial.draws or eval_trial.draws
+    return Pipeline(training, evaluation, plan.schedule, draws, _tell(graph, trial, cuts))
+
+
+def keep_part(model: nn.Module, names: set[str]) -> None:
+    """Free the parameters and buffers with other names: they become tensors without memory, on `meta`."""
+    freed: dict[int, Tensor] = {}
+    every = [*model.named_parameters(), *model.named_buffers()]
+    mine = {id(tensor) for name, tensor in every if name in names}
+    for module in model.modules():
+        for table in (module._parameters, module._buffers):
+            for key, tensor in table.items():
+                if tensor is not None and id(tensor) not in mine:
+                    table[key] = freed.setdefault(id(tensor), _without_memory(tensor))  # type: ignore[assignment]
+
+
+def _without_memory(tensor: Tensor) -> Tensor:
+    empty = torch.empty_like(tensor, device="meta")
+    return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+
+
+def _try(model: nn.Module, images: Tensor, bf16: bool, cost: str) -> tuple[ModelGraph, Trial]:
+    """The graph of a model in its present mode, and a lane through it; nothing of the model changes."""
+    graph, device = ModelGraph(model), images.device
+    streams = [device] if device.type == "cuda" else []
+    with buffers_kept(model), torch.random.fork_rng(streams), half_precision(device, bf16):
+        # autocast casts a parameter once for all calls, so their gradients add up in half precision
+        return graph, try_lane(graph, images, cost, keeps_shared=bf16)
+
+
+def _same_cuts(graph: ModelGraph, cuts: list[int], other: ModelGraph, trial: Trial) -> list[int]:
+    """The cuts of another graph of a model: each module is in the stage that it has in the first graph."""
+    stages = {graph.label(place): sum(cut <= place for cut in cuts) for place in range(len(graph.calls))}
+    is_module = [node.op == "call_module" for node in other.calls]
+    found, least = [], 0
+    for stage in range(1, len(cuts) + 1):
+        later = [
+            place
+            for place in range(len(other.calls))
+            if is_module[place] and stages.get(other.label(place), 0) >= stage
+        ]
+        first = later[0] if later else len(other.calls)
+        ways = [p for p in trial.allowed if least < p <= first and not any(is_module[p:first])]
+        if not ways:
+            name = other.label(min(first, len(is_module) - 1))
+            raise ModelError(
+                f"plan: in evaluation the model cannot be cut before '{name}', where training has a cut: "
+                "name another (--plan …,cuts=LAYER)"
+            )
+        found.append(ways[-1])
+        least = found[-1]
+    return found
+
+
+def _tell(graph: ModelGraph, trial: Trial, cuts: list[int]) -> list[str]:
+    """What each stage begins with, its share of the cost, and what it sends."""
+    ends, total = [0, *cuts, len(graph.calls)], sum(trial.costs)
+    lines = []
+    for number, (first, stop) in enumerate(pairwise(ends)):
+        share = sum(trial.costs[first:stop]) / total if total else 0.0
+        sent = [trial.tensors[key].form.num_bytes for key in graph.crossing(stop) if key in trial.tensors]
+        told = f"{sum(sent) / 1e6:.2f} MB a lane" if stop < ends[-1] else "nothing"
+        lines.append(f"stage {number}: from {graph.label(first)}, {share:.0%} of the work, sends {told}")
+    return lines

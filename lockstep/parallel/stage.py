@@ -1,0 +1,78 @@
+"""One stage of a pipeline: a part of a model's calls, forward and backward, lane by lane.
+
+Where a tensor has several consumers, their gradients add in the order of the uncut model: from the last to
+the first. Those of later stages come first, since a stage's backward pass begins with what arrived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from lockstep.parallel.cut import Trial
+from lockstep.parallel.model_graph import ModelGraph, Value, Values
+
+
+@dataclass
+class Passed:
+    """What a lane's forward pass through a stage leaves behind for its backward pass."""
+
+    received: list[Tensor]
+    sent: list[Tensor]
+    result: Any = None  # of the model, at the last stage
+
+
+class Stage:
+    """Some of a model's calls, one after another: stage `number` of those that `cuts` make."""
+
+    def __init__(self, graph: ModelGraph, trial: Trial, cuts: Sequence[int], number: int) -> None:
+        ends = [0, *cuts, len(graph.calls)]
+        self.number, self.count = number, len(ends) - 1
+        self._graph, self._plain = graph, trial.plain
+        self._places = range(ends[number], ends[number + 1])
+        self.received = [] if self.is_first else self._tensors(trial, self._places.start)
+        self.sent = [] if self.is_last else self._tensors(trial, self._places.stop)
+        self.names = self._owned()  # of the parameters and buffers that it keeps
+        self.uses = {name for place in self._places for name in graph.tensors_of(place)}
+
+    @property
+    def is_first(self) -> bool:
+        return self.number == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.number == self.count - 1
+
+    def forward(self, given: Sequence[Tensor]) -> Passed:
+        """Compute a lane: `given` is its images at the first stage, else what the stage before sent."""
+        values: Values = dict(self._plain)
+        if self.is_first:
+            values[self._graph.input] = given[0]
+        for value, tensor in zip(self.received, () if self.is_first else given, strict=True):
+            values[value.key] = tensor.requires_grad_(value.needs_grad)
+        self._graph.run(self._places, values)
+        passed = Passed(list(() if self.is_first else given), [self._find(v, values) for v in self.sent])
+        if self.is_last:
+            passed.result = self._graph.result(values)
+        return passed
+
+    def _find(self, value: Value, values: Values) -> Tensor:
+        """A value that is sent; a parameter that a later stage uses too is this model's own."""
+        found: Tensor
+        found = values[value.key] if value.key in values else self._graph.model.get_parameter(value.key)
+        return found
+
+    def _tensors(self, trial: Trial, place: int) -> list[Value]:
+        return [trial.tensors[key] for key in self._graph.crossing(place) if key in trial.tensors]
+
+    def _owned(self) -> set[str]:
+        """Names of the tensors that it is the first to use; the first stage has those that nobody uses."""
+        users: dict[str, int] = {}
+        for place in range(len(self._graph.calls)):
+            for name in self._graph.tensors_of(place):
+                users.setdefault(name, place)
+        mine = {name for name, place in users.items() if place in self._places}
+        return mine | (self._graph.names - users.keys() if self.is_first else set())

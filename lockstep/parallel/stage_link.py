@@ -1,0 +1,84 @@
+"""How neighbouring stages of a pipeline pass tensors on, while they compute: sent and received by threads.
+
+An activation goes to the next stage, its gradient back to the one before. Tensors keep their strides, since
+kernels choose their algorithm by them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from lockstep.comm.background import BackgroundThread
+from lockstep.comm.group import Group
+from lockstep.parallel.tensor_form import Form, flat
+
+_LENGTH = 8  # bytes of a length
+
+
+class StageLink:
+    """The neighbours of one stage; every message is sent and received in the order of calls."""
+
+    def __init__(self, group: Group, device: torch.device) -> None:
+        self._group, self._device = group, device
+        self._threads: dict[str, BackgroundThread[object]] = {}
+        self._sent: list[Future[object]] = []
+        self.num_bytes = 0  # sent so far
+
+    def send(self, to: int, tensors: Sequence[Tensor]) -> None:
+        """Send tensors without gaps to another stage; returns at once, so they must not be changed later."""
+        pieces = [flat(tensor) for tensor in tensors]
+        self.num_bytes += sum(piece.numel() * piece.element_size() for piece in pieces)
+        self._queue_send(to, pieces)
+
+    def receive(self, source: int, forms: Callable[[], Sequence[Form]]) -> Future[list[Tensor]]:
+        """Tensors from another stage, received while this one computes; `forms` is asked when it is time."""
+        return self._thread(f"from {source}").submit(partial(self._receive, source, forms))  # type: ignore[return-value]
+
+    def send_text(self, to: int, text: object) -> None:
+        """Send what JSON can hold."""
+        message = json.dumps(text).encode()
+        parts = [len(message).to_bytes(_LENGTH, "little"), message]
+        pieces = [torch.frombuffer(bytearray(part), dtype=torch.uint8) for part in parts]
+        self._queue_send(to, pieces)
+
+    def receive_text(self, source: int) -> object:
+        """What `send_text` sent; inside a thread that receives."""
+        length = torch.zeros(_LENGTH, dtype=torch.uint8)
+        self._group.recv(length, source)
+        message = torch.zeros(int.from_bytes(length.numpy().tobytes(), "little"), dtype=torch.uint8)
+        self._group.recv(message, source)
+        return json.loads(message.numpy().tobytes())
+
+    def flush(self) -> None:
+        """Wait until everything is sent."""
+        while self._sent:
+            self._sent.pop(0).result()
+
+    def close(self) -> None:
+        """End the threads."""
+        for thread in self._threads.values():
+            thread.close()
+
+    def _receive(self, source: int, forms: Callable[[], Sequence[Form]]) -> list[Tensor]:
+        found = [form.empty(self._device) for form in forms()]
+        for tensor in found:
+            self._group.recv(flat(tensor), source)
+        return found
+
+    def _queue_send(self, to: int, pieces: Sequence[Tensor]) -> None:
+        def send() -> None:
+            for piece in pieces:
+                self._group.send(piece, to)
+
+        self._sent.append(self._thread(f"to {to}").submit(send))
+
+    def _thread(self, name: str) -> BackgroundThread[object]:
+        if name not in self._threads:
+            self._threads[name] = BackgroundThread(f"stage {name}", self._device)
+        return self._threads[name]

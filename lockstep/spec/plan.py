@@ -1,0 +1,116 @@
+"""A Plan: how a run is dealt to workers; it changes no bit, so it is no part of the identity.
+
+workers = data × pipeline. Along `data` every worker computes some lanes of a batch, along `pipeline` some
+layers of the model. Rank r is stage r // data of the pipeline, and number r mod data along `data`: stages
+send the fewest bytes, so neighbours in rank, which are often on one host, are along `data`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from lockstep.errors import SpecError, unknown
+from lockstep.spec.field import check_fields
+from lockstep.spec.run_file import read_toml
+
+SCHEDULES = ("1f1b", "gpipe")
+COSTS = ("measured", "counted")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The number of workers along each axis, and how a pipeline is cut and runs."""
+
+    data: int = 0  # 0: as many as there are workers for
+    pipeline: int = 1
+    schedule: str = "1f1b"
+    cost: str = "measured"  # by which stages are balanced
+    cuts: tuple[str, ...] = ()  # the layer that each stage but the first begins with; empty: by cost
+
+    def __post_init__(self) -> None:
+        check_fields(self, "plan")
+        for axis, least in (("data", 0), ("pipeline", 1)):
+            if getattr(self, axis) < least:
+                raise SpecError(f"plan.{axis}={getattr(self, axis)} must be a whole number from 1")
+        for key, known in (("schedule", SCHEDULES), ("cost", COSTS)):
+            if getattr(self, key) not in known:
+                raise SpecError(f"plan.{key}: {unknown(key, getattr(self, key), known)}")
+        if self.cuts and len(self.cuts) != self.pipeline - 1:
+            raise SpecError(
+                f"plan.cuts={'/'.join(self.cuts)} names {len(self.cuts)} cuts, and pipeline={self.pipeline} "
+                f"has {self.pipeline - 1}: name the first layer of every stage but the first"
+            )
+
+    @property
+    def workers(self) -> int | None:
+        """The number of workers that the plan asks for; None if it leaves `data` open."""
+        return self.data * self.pipeline if self.data else None
+
+    @property
+    def splits_model(self) -> bool:
+        """Whether a worker has only a part of the model."""
+        return self.pipeline > 1
+
+    def for_workers(self, workers: int) -> Plan:
+        """The same plan with `data` filled in; an error with the equation if it does not come out."""
+        data = self.data or workers // self.pipeline
+        if data * self.pipeline != workers:
+            asked = (
+                f"{data} × {self.pipeline} = {data * self.pipeline}"
+                if self.data
+                else f"data × {self.pipeline}"
+            )
+            raise SpecError(
+                f"--plan {self}: workers = data × pipeline = {asked}, and the number of workers is "
+                f"{workers}: {self._fix(workers)}"
+            )
+        return Plan(data, self.pipeline, self.schedule, self.cost, self.cuts)
+
+    def _fix(self, workers: int) -> str:
+        if self.data:
+            return f"start {self.data * self.pipeline}, or leave `data` out of the plan"
+        fewer, more = workers // self.pipeline * self.pipeline, -(-workers // self.pipeline) * self.pipeline
+        return f"start {more}" if not fewer else f"start {fewer} or {more}"
+
+    def __str__(self) -> str:
+        """As `read_plan` reads it; what is left at its default is left out."""
+        shown = {"data": self.data, "pipeline": self.pipeline}
+        shown = {key: value for key, value in shown.items() if value > (key == "pipeline")}
+        words = [f"{key}={value}" for key, value in shown.items()]
+        words += [
+            f"{key}={getattr(self, key)}"
+            for key in ("schedule", "cost")
+            if getattr(self, key) != getattr(Plan, key)
+        ]
+        words += [f"cuts={'/'.join(self.cuts)}"] if self.cuts else []
+        return ",".join(words) or "data=1"
+
+
+def read_plan(text: str) -> Plan:
+    """A plan from `data=2,pipeline=2`, or from a TOML file with such keys."""
+    if text.endswith(".toml"):
+        return _from_table(read_toml(Path(text)), text)
+    table: dict[str, Any] = {}
+    for word in text.split(","):
+        key, equals, value = (part.strip() for part in word.partition("="))
+        if not equals or not value:
+            raise SpecError(f"--plan {text}: '{word}' must be KEY=VALUE, as in data=2,pipeline=2")
+        if key in table:
+            raise SpecError(f"--plan {text}: {key} stands twice")
+        table[key] = int(value) if value.isdecimal() else value.split("/") if key == "cuts" else value
+    return _from_table(table, text)
+
+
+def _from_table(table: Mapping[str, Any], source: str) -> Plan:
+    known = [field.name for field in fields(Plan)]
+    for key in table:
+        if key not in known:
+            raise SpecError(f"--plan {source}: {unknown('key', key, known)}")
+    if table.get("data") == 0:
+        raise SpecError(
+            f"--plan {source}: data=0 must be a whole number from 1; leave it out to use all workers"
+        )
+    return Plan(**table)

@@ -1,0 +1,82 @@
+"""A run dealt to workers by a plan: the mesh, and with a pipeline this worker's stage of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from lockstep.comm.group import Group
+from lockstep.comm.mesh import Mesh, make_mesh
+from lockstep.data.loader import Lanes
+from lockstep.errors import ModelError
+from lockstep.lower.fixed_lane import fixed_values
+from lockstep.lower.lane_by_lane import LaneByLane
+from lockstep.parallel.pipeline import Pipeline, cut_model, keep_part
+from lockstep.parallel.pipelined_lanes import PipelinedLanes
+from lockstep.parallel.stage_link import StageLink
+from lockstep.parallel.stage_parts import StageParts
+from lockstep.runs.train_state import TrainState
+from lockstep.spec.plan import Plan
+from lockstep.train.evaluation.host_evaluate import Evaluator
+from lockstep.train.evaluation.pipelined_evaluate import PipelinedEvaluator
+from lockstep.train.setup import Setup
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """What one worker computes of a run."""
+
+    setup: Setup
+    mesh: Mesh
+    parts: StageParts | None = None
+    pipeline: Pipeline | None = None
+
+    def lower(self, read: Callable[[], Lanes]) -> LaneByLane:
+        """The model, or this worker's stage of it, made ready to run its lanes."""
+        setup = self.setup
+        if self.pipeline is None:
+            return setup.lower(read, self.mesh.data)
+        link = StageLink(self.mesh.pipeline, setup.device)
+        return PipelinedLanes(setup.model, setup.loss, setup.run.seed, setup.bf16, self.pipeline, link)
+
+    def evaluator(self, graph: bool) -> Evaluator:
+        """Evaluation after every epoch."""
+        if self.pipeline is None:
+            return self.setup.evaluator(self.mesh.data, graph)
+        link = StageLink(self.mesh.pipeline, self.setup.device)
+        stock = self.setup.stock_evaluator(self.mesh.data)
+        return PipelinedEvaluator(**vars(stock), pipeline=self.pipeline, stages=self.mesh.pipeline, link=link)
+
+    def make_whole(self, state: TrainState) -> None:
+        """Give every worker the whole model, at the end."""
+        if self.parts:
+            own = {k.removeprefix("model."): v for k, v in state.named().items() if k.startswith("model.")}
+            self.parts.make_whole(state.model, own, self.setup.device)
+            state.parts = None
+
+
+def deal(setup: Setup, state: TrainState, plan: Plan, world: Group) -> Dealt:
+    """Deal a run by a plan, and free what other workers have; a collective."""
+    mesh = make_mesh(world, plan)
+    if not plan.splits_model:
+        return Dealt(setup, mesh)
+    if setup.lowering:
+        raise ModelError(
+            f"--plan {plan}: {setup.lowering.program.kernels} kernels are not split over workers yet: use "
+            "kernels.set=stock, which is another run"
+        )
+    pipeline = cut_model(setup.model, _fixed_images(setup), setup.bf16, plan, mesh)
+    parts = StageParts(mesh)
+    state.take_part(parts, partial(keep_part, names=pipeline.training.names))
+    return Dealt(setup, mesh, parts, pipeline)
+
+
+def _fixed_images(setup: Setup) -> torch.Tensor:
+    """A lane of fixed images, in the memory format of training."""
+    train, shape = setup.run.train, setup.store.shape
+    empty = torch.empty(train.batch // train.lanes, *shape, device=setup.device)
+    fixed = empty.to(memory_format=setup.memory_format)
+    return fixed.copy_(fixed_values("images", fixed))
