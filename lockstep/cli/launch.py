@@ -92,7 +92,8 @@ def start_workers(launch: Launch, run: Run) -> Launch:
 def launch_script(launch: Launch, script: list[str]) -> int:
     """Start the workers of a script with a loop of its own; `script` is its path and its arguments."""
     job = _job(launch, _count(launch, 1), _MANY_LANES, "lockstep.lanes")
-    job = replace(job, advice="; a script that calls session.load goes on from its last session.save")
+    advice = "; a script with session.epochs(…, checkpoint=PATH) goes on from there when it is started again"
+    job = replace(job, advice=advice, tells_losses=True)
     return Launcher(job, _Screen(), script_command(script)).run()
 
 
@@ -155,8 +156,13 @@ class _Screen:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._told: set[str] = set()
 
     def __call__(self, worker: str, line: str) -> None:
         with self._lock:
-            named = worker and worker != "0" and not line.startswith("lockstep: ")
+            ours = line.startswith("lockstep: ")
+            if ours and line in self._told:
+                return  # every worker of a script raises the same error
+            self._told |= {line} if ours else set()
+            named = worker and worker != "0" and not ours
             print(f"[worker {worker}] {line}" if named else line, file=sys.stderr, flush=True)

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from lockstep.elastic.process_control import end_with_parent, name_process
+from lockstep.errors import LockstepError
 
 _REQUEST_BYTES = 1 << 20
 
@@ -111,10 +112,15 @@ def _live(request: dict[str, Any]) -> None:
             runpy.run_path(request["argv"][0], run_name="__main__")
     except SystemExit:
         raise
+    except KeyboardInterrupt:
+        sys.exit(130)  # the launcher says so
+    except LockstepError as error:  # one line, as from our own commands
+        sys.stderr.write(f"lockstep: {error}\n")
+        sys.exit(error.exit_code)
     except BaseException as error:
         error.__traceback__ = _own_frames(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
-        sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
+        sys.exit(1)
 
 
 def _own_frames(trace: TracebackType | None) -> TracebackType | None:

@@ -18,5 +18,6 @@ class Job:
     nodes: tuple[int, int] = (1, 1)
     token: str = ""
     advice: str = "; the same command with --resume auto goes on"
+    tells_losses: bool = False  # whether the launcher tells of lost workers; in a training, worker 0 does
     preload: str = "torch"  # the module that the fork server imports for all workers
     is_elastic: bool = True  # whether the other workers go on when one is lost

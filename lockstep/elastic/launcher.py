@@ -16,7 +16,7 @@ from contextlib import suppress
 from lockstep.elastic.coordinator_link import Link
 from lockstep.elastic.job import Job
 from lockstep.elastic.message import Message
-from lockstep.elastic.process_control import is_stopped
+from lockstep.elastic.process_control import fate, is_stopped
 from lockstep.elastic.restart import Restarts
 from lockstep.elastic.worker_process import Processes, Worker, WorkerCommand, own_command
 from lockstep.spec.launch import RESTART_CODE
@@ -138,7 +138,7 @@ class Launcher:
 
     def _ended(self, worker: Worker) -> None:
         """A worker has ended: report it, and replace it if it was killed."""
-        code, why = worker.code, _fate(worker)
+        code, why = worker.code, fate(worker.code, worker.why)
         self._link.tell("gone", worker=worker.name, why=why)
         if why and not self._job.is_elastic and not self._verdict:
             self._verdict = max(code, 1)
@@ -148,6 +148,8 @@ class Launcher:
         over = over or self._processes.fork_server_ended
         if over or not (code < 0 or code == RESTART_CODE):
             return
+        if self._job.tells_losses:
+            self._say(f"worker {worker.name} {why}; the others go on with its lanes")
         now, most = time.monotonic(), self._job.restarts
         wait_s = self._restarts.wait_s(worker.slot, now - worker.started, now)
         if wait_s is not None:
@@ -225,7 +227,7 @@ class Launcher:
         if self._signals:
             first = self._signals[0]
             left = ": this node left the job, which goes on" if not self._link.coordinator else ""
-            self._say(f"stopped by {first.name}{left or ' before the step under way was done'}")
+            self._say(f"stopped by {first.name}{left or f' in the middle of a step{self._job.advice}'}")
             return 128 + first
         if self._processes.fork_server_ended:
             trained = any(worker.beats for worker in self._processes.all())
@@ -235,16 +237,6 @@ class Launcher:
         if self._link.coordinator and self._link.coordinator.is_over:
             return 0  # the workers of other nodes finished the training
         if failed and failed.code < 0:
-            self._say(f"worker {failed.name} {_fate(failed)}, and no worker is left{self._job.advice}")
+            why = fate(failed.code, failed.why)
+            self._say(f"worker {failed.name} {why}, and no worker is left{self._job.advice}")
         return (failed.code if failed.code > 0 else 1) if failed else 0
-
-
-def _fate(worker: Worker) -> str:
-    """How a worker ended; empty if without an error."""
-    if worker.code >= 0:
-        return (worker.why or f"failed with exit code {worker.code}") if worker.code else ""
-    try:
-        name = signal.Signals(-worker.code).name
-    except ValueError:
-        name = f"signal {-worker.code}"
-    return worker.why or f"was killed by {name}"

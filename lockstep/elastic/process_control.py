@@ -1,4 +1,4 @@
-"""Linux system calls on processes, no policy: end with the parent, name a process, see if it is stopped."""
+"""Linux system calls on processes, no policy: end with the parent, name, is it stopped, how did it end."""
 
 from __future__ import annotations
 
@@ -33,3 +33,14 @@ def is_stopped(pid: int) -> bool:
     except OSError:
         return False
     return stat.rpartition(b")")[2][1:2] == b"T"
+
+
+def fate(code: int, why: str) -> str:
+    """How a process ended, by its exit code and what is known besides; empty if without an error."""
+    if code >= 0:
+        return (why or f"failed with exit code {code}") if code else ""
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return why or f"was killed by {name}"

@@ -21,7 +21,7 @@ from lockstep.kernels.keyed_seed import generators_kept, seed_all
 from lockstep.kernels.numerics import plain_torch, prepare_device
 from lockstep.kernels.structure import as_float, leaves, map_tensors
 from lockstep.lanes.lane_sampler import check_lanes
-from lockstep.lanes.objects import Buffers
+from lockstep.lanes.objects import Buffers, check_module
 from lockstep.measure.hidden_state import HiddenState
 from lockstep.measure.operation_recorder import Operation, OperationRecorder
 
@@ -46,6 +46,9 @@ def check(
     An operation that torch knows to be not deterministic is an error.
     """
     check_lanes(lanes)
+    if not isinstance(model, nn.Module) or not any(p.requires_grad for p in model.parameters()):
+        raise ModelError("lanes.check: give a module with parameters that are trained")
+    check_module(model, "lanes.check")
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     trial = _Trial(model, _split(batch, lanes), loss or _square, steps, device)
     with plain_torch(), generators_kept(device), _explain_refusal():
@@ -57,7 +60,7 @@ def check(
             if found:
                 how = f"with {number} workers" if number > 1 else "when it is computed again"
                 return f"{found} differs {how}: {again.explain(number)}"
-    return ""
+    return f"{alone.numbers[0]}; register it as a buffer" if alone.numbers else ""
 
 
 @contextmanager
@@ -77,6 +80,7 @@ class _Record:
 
     lanes: dict[tuple[int, int], list[Operation]]
     hidden: list[str]
+    numbers: list[str]  # those of `hidden` that are plain numbers, which may matter later
 
     def explain(self, workers: int) -> str:
         if self.hidden:
@@ -105,16 +109,20 @@ class _Trial:
         copies = [copy.deepcopy(self.model).train() for _ in range(workers)]
         for one in copies:
             self._fill_caches(one)
-        record, watches = _Record({}, []), [HiddenState({"model": one}) for one in copies]
+        record, watches = _Record({}, [], []), [HiddenState({"model": one}) for one in copies]
+        counts = [HiddenState({"model": one}, tensors=False) for one in copies]
         for step in range(self.steps):
             grads: list[list[Tensor]] = []
             floats: list[list[Tensor]] = []
+            ints: list[Tensor] = []
             for rank, one in enumerate(copies):
                 buffers = Buffers({"model": one})
                 before = [buffer.clone() for buffer in buffers.all()]
                 for lane in worker_lanes(len(self.parts), workers, rank):
                     record.lanes[step, lane] = self._lane(one, step, lane)
                     record.hidden += watches[rank].look()
+                    record.numbers += counts[rank].look()
+                    _check_ints(buffers, lane, ints)
                     grads.append([_gradient(p) for p in one.parameters()])
                     floats.append([buffer.clone() for buffer in buffers.floats()])
                     buffers.restore(before)
@@ -135,8 +143,12 @@ class _Trial:
         recorder = OperationRecorder()
         with recorder, recorder.modules(model):
             loss = self.loss(model, part)
-            if not isinstance(loss, Tensor) or loss.numel() != 1:
-                raise ModelError("lanes.check: loss(model, lane) must give one number, as a tensor")
+            if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+                raise ModelError(
+                    "lanes.check: loss(model, lane) must give one number, a tensor computed from the model"
+                )
+            if not loss.isfinite():
+                raise ModelError(f"lanes.check: the loss of lane {lane} is {loss.item()}: give another batch")
             loss.backward()  # type: ignore[no-untyped-call]
         return recorder.operations
 
@@ -151,6 +163,17 @@ def _first_difference(one: _Record, other: _Record) -> str:
         if len(mine) != len(theirs):
             return f"step {step}, lane {lane}: the number of operations"
     return ""
+
+
+def _check_ints(buffers: Buffers, lane: int, first: list[Tensor]) -> None:
+    """Refuse integer buffers that differ between lanes; `first` gets those of the first lane."""
+    first += [] if first else [buffer.clone() for buffer in buffers.ints()]
+    for name, mine, theirs in zip(buffers.int_names(), buffers.ints(), first, strict=True):
+        if not torch.equal(mine, theirs):
+            raise ModelError(
+                f"lanes.check: integer buffer '{name}' differs between lanes 0 and {lane}, so it has no "
+                "mean: make it a function of the step, or a float"
+            )
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from lockstep.errors import DataError
 from lockstep.kernels.keyed_seed import seed_all
 from lockstep.kernels.structure import place
 from lockstep.lanes.lane_sampler import LaneSampler
@@ -37,6 +38,11 @@ class LaneLoader:
     ) -> None:
         self._script, self._dataset, self._collate = script, dataset, collate
         self._batch, self._shuffle, self._processes = batch, shuffle, processes
+        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+            raise DataError(
+                f"session.loader: {type(dataset).__name__} lacks __len__ or __getitem__, so its samples have "
+                "no numbers: give a map-style data set"
+            )
         for text in own_generators("session.loader", dataset):
             warnings.warn(text, stacklevel=3)
         self._steps = self._sampler(1, 0).steps  # refuses a wrong batch now, and not in the first epoch

@@ -16,6 +16,7 @@ from lockstep.comm.group import Group
 from lockstep.comm.tree import worker_lanes
 from lockstep.errors import LockstepError, WorkersDiffer
 from lockstep.kernels.keyed_seed import seed_all
+from lockstep.kernels.structure import describe
 from lockstep.lanes.lane_loader import GlobalBatch
 from lockstep.lanes.lane_sums import NUMBERS, USED, LaneSums, refuse_not_finite
 from lockstep.lanes.script import Script
@@ -57,6 +58,12 @@ class LaneStep:
         """Call `loss.backward()`; a lane may have several losses, each a mean over its samples."""
         if not self._in_lane:
             raise LockstepError("step.backward: call it inside `for lane in batch`, once for each loss")
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            what = describe(loss) + (" without a gradient" if isinstance(loss, Tensor) else "")
+            raise LockstepError(
+                f"step.backward got {what}: give the loss of the lane, one number computed from the model by "
+                "torch's functions"
+            )
         scaled = self._scaler.scale(loss) if self._scaler else loss
         scaled.backward(**options)
         self._loss += loss.detach().double()
@@ -71,6 +78,10 @@ class LaneStep:
         if "loss" in values:
             raise LockstepError("step.log: 'loss' is the sum of what step.backward got; take another name")
         for name, value in values.items():
+            if not isinstance(value, Tensor | int | float) or (
+                isinstance(value, Tensor) and value.numel() != 1
+            ):
+                raise LockstepError(f"step.log: {name} is {describe(value)}: give one number")
             noted = value.detach() if isinstance(value, Tensor) else torch.tensor(float(value))
             self._logged[name] = noted.double().to(self._script.device).reshape(())
 
@@ -127,6 +138,11 @@ class LaneStep:
             yield from self._lane(number, lane, where)
             if not self._has_loss and any(p.grad is not None for p in self._params):
                 raise LockstepError("call step.backward(loss) in place of loss.backward()")
+            if not self._has_loss:
+                raise LockstepError(
+                    f"lane {number} had no step.backward(loss): every lane counts in the mean, so call it in "
+                    "each; a loss times 0 changes nothing but counts"
+                )
             sums.add(self._logged, torch.stack([self._loss, self._move(), *self._logged.values()]))
             script.objects.drop_gradients()
             script.look_for_hidden_state()

@@ -29,7 +29,7 @@ class Objects:
             raise ModelError(f"{self._caller}: {type(thing).__name__} was set up before")
         kind = _kind(thing, self._caller)
         if isinstance(thing, nn.Module):
-            _check_module(thing, self._caller)
+            check_module(thing, self._caller)
             for text in own_generators(self._caller, thing):
                 warnings.warn(text, stacklevel=3)
             thing.to(self._device)
@@ -152,7 +152,7 @@ def _kind(thing: Any, caller: str) -> str:
     )
 
 
-def _check_module(module: nn.Module, caller: str) -> None:
+def check_module(module: nn.Module, caller: str) -> None:
     for name, part in module.named_modules():
         if isinstance(part, nn.SyncBatchNorm):
             raise ModelError(

@@ -72,10 +72,16 @@ class _Trial(LaneByLane):
     """A lane that refuses outputs and losses which would not train as the user expects."""
 
     unused: tuple[str, ...] = ()  # parameters that the loss does not reach
+    samples = 0  # of the lane
 
     def _find_loss(self, outputs: Any, labels: Any) -> Tensor:
         if not isinstance(self.loss, WholeLoss):
             _check_heads(outputs, hasattr(self.model, "aux_weight"))
+        elif any(part.dim() == 0 or len(part) != self.samples for part in leaves(outputs)):
+            raise ModelError(
+                f"the model gives {describe(outputs)} for {self.samples} images: every output needs a row "
+                "for each image; compute means and sums in the loss"
+            )
         loss = super()._find_loss(outputs, labels)
         if not isinstance(loss, Tensor):
             raise ModelError(
@@ -128,6 +134,7 @@ def check_lane(model: nn.Module, loss: Loss, store: Store, run: Run, device: tor
         labels = store.train.read(torch.arange(size))[1]
     lanes = Lanes(images, place(labels, device), 1)
     trial = _Trial(model, loss, run.seed, bf16=False)
+    trial.samples = size
     try:
         (output,) = trial.run(lanes, 0)
     except ModelError:

@@ -21,7 +21,7 @@ def pace():
 
     def wait_and_step(self, *arguments):
         end = time.monotonic() + PACE_S * 2 ** (self._state.step / DOUBLED_AFTER)
-        while self._group.rank == 0 and not HURRY.exists() and time.monotonic() < end:
+        while self._mesh.world.rank == 0 and not HURRY.exists() and time.monotonic() < end:
             time.sleep(0.01)
         return step(self, *arguments)
 

@@ -120,3 +120,43 @@ def test_bad_input_is_named():
         lanes.check(net(), (X[:6], Y[:6]), loss)
     with pytest.raises(ModelError, match="must give one number"):
         lanes.check(net(), (X, Y), lambda model, lane: model(lane[0]))
+
+
+class LateCounter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.calls = nn.Linear(4, 2), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.layer(x) * (0.5 if self.calls > 1000 else 1.0)
+
+
+class DataCounter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        self.seen += int(x.sum() * 1000)
+        return self.layer(x)
+
+
+def test_a_counter_that_matters_only_later_is_told():
+    assert "'calls'" in lanes.check(LateCounter(), torch.randn(8, 4))
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "text"),
+    [
+        (DataCounter(), torch.randn(8, 4), "integer buffer"),
+        (nn.Sequential(nn.Conv2d(1, 2, 1), nn.SyncBatchNorm(2)), torch.randn(8, 1, 2, 2), "SyncBatchNorm"),
+        (nn.Linear(4, 2), torch.full((8, 4), float("nan")), "is nan"),
+        (nn.Flatten(), torch.randn(8, 4), "parameters that are trained"),
+        ("a text", torch.randn(8, 4), "give a module"),
+    ],
+)
+def test_what_a_session_refuses_is_refused(model, batch, text):
+    with pytest.raises(ModelError, match=text):
+        lanes.check(model, batch)

@@ -12,6 +12,7 @@ from lockstep import lanes
 from lockstep.elastic.worker_groups import WorkerGroups
 from lockstep.errors import (
     CheckpointError,
+    DataError,
     IdentityError,
     LockstepError,
     ModelError,
@@ -192,9 +193,11 @@ def test_wrong_use_is_refused_by_name():
     take(session, model, batch)  # nothing is left of it
     with pytest.raises(LockstepError, match="one loader at a time"):
         list(zip(session.loader(DATA, batch=16), session.loader(DATA, batch=16), strict=True))
-    with pytest.raises(LockstepError, match="no parameter"), session.step():
+    with pytest.raises(LockstepError, match=r"lane 0 had no step\.backward"), session.step():
         for _ in batch:
             pass
+    with pytest.raises(DataError, match="map-style"):
+        session.loader(iter([1]), batch=16)
     with pytest.raises(ModelError, match=r"give SGD to session\.setup first"):
         session.step(torch.optim.SGD(model.parameters()))
     session, model, _ = make()
@@ -256,6 +259,25 @@ def test_a_file_does_not_fit_a_script_that_was_changed(tmp_path):
     train(session, model, epochs=1)
     with pytest.raises(LockstepError, match="one loop over epochs"):
         train(session, model, epochs=2)
+
+
+@pytest.mark.parametrize(
+    ("use", "text"),
+    [
+        (lambda step: step.backward(1.0), "got float"),
+        (lambda step: step.backward(torch.ones(3)), "float32 3 without"),
+        (lambda step: step.backward(torch.ones(())), "without a gradient"),
+        (lambda step: step.backward(torch.ones((), requires_grad=True) * 2), "no parameter"),
+        (lambda step: step.log(a="text"), "a is str: give one number"),
+        (lambda step: step.log(a=torch.ones(3)), "float32 3: give one number"),
+    ],
+)
+def test_wrong_use_in_a_lane_is_refused(use, text):
+    session, _, _ = make()
+    batch = next(iter(session.loader(DATA, batch=16)))
+    with pytest.raises(LockstepError, match=text), session.step() as step:
+        for _ in batch:
+            use(step)
 
 
 def test_leftovers_of_a_plain_loop_are_refused():

@@ -132,7 +132,7 @@ def dies(self, lanes, *wishes):
     if world.name == "1" and self._state.step == 7 and not mark.exists():
         mark.touch()
         os.kill(os.getpid(), signal.SIGKILL)
-    if self._group.size == 1:
+    if self._mesh.world.size == 1:
         time.sleep(0.2)  # until the other is replaced
     return step(self, lanes, *wishes)
 Step.__call__ = dies

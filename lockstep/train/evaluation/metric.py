@@ -7,6 +7,7 @@ all blocks before they are divided, as for the IoU of each class.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,19 +30,26 @@ def measure_block(metrics: Metrics, outputs: Any, targets: Any, samples: int) ->
     row = {}
     for name, function in metrics.items():
         found = function(outputs, targets)
-        pair = found if isinstance(found, tuple) else (torch.as_tensor(found).double() * samples, samples)
-        above, below = (torch.as_tensor(part).detach().double().flatten().tolist() for part in pair)
+        try:
+            pair = found if isinstance(found, tuple) else (torch.as_tensor(found).double() * samples, samples)
+            above, below = (torch.as_tensor(part).detach().double().flatten().tolist() for part in pair)
+        except (TypeError, ValueError, RuntimeError):
+            above = below = []
         if len(above) != len(below) or not above or (len(above) > 1 and not isinstance(found, tuple)):
+            what = f"{len(above)} values" if above else f"a {type(found).__name__}"
             raise ModelError(
-                f"metrics: '{name}' gives {len(above)} values: it must give one number, the mean over the "
-                "block's samples; or a pair (numerators, denominators) of equal length"
+                f"metrics: '{name}' gives {what}: it must give one number, the mean over the block's "
+                "samples; or a pair (numerators, denominators) of equal length"
             )
         row[name] = [above, below]
     return row
 
 
 def sum_blocks(group: Group, rows: list[Row], num_blocks: int) -> dict[str, float]:
-    """The metrics over all blocks, summed in a fixed order; a collective. Worker r has every W-th block."""
+    """The metrics over all blocks, summed in a fixed order; a collective. Worker r has every W-th block.
+
+    One that is not finite is left out.
+    """
     every = [json.loads(text) for text in group.all_gather_bytes(json.dumps(rows).encode())]
     ordered = [every[number % group.size][number // group.size] for number in range(num_blocks)]
     found = {}
@@ -49,7 +57,7 @@ def sum_blocks(group: Group, rows: list[Row], num_blocks: int) -> dict[str, floa
         above, below = tree_sum(torch.tensor([row[name] for row in ordered], dtype=torch.float64))
         there = below != 0  # a class that no sample has does not count
         found[name] = float((above[there] / below[there]).mean()) if there.any() else 0.0
-    return found
+    return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
 @torch.no_grad()
