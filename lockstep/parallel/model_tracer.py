@@ -17,6 +17,8 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 class ModelTracer(fx.Tracer):
     """Looks into modules as deep as it can, down to those of torch.nn and our own kernels."""
 
+    proxy_buffer_attributes = True  # else what a forward does to a buffer would be done once, now
+
     def __init__(self) -> None:
         super().__init__()
         self._opaque: set[nn.Module] = set()
@@ -25,7 +27,7 @@ class ModelTracer(fx.Tracer):
         """The calls of a forward pass in the model's present mode; only its first argument is given."""
         others = list(inspect.signature(model.forward).parameters.values())[1:]
         fixed = {p.name: p.default for p in others if p.default is not p.empty}
-        before = _generators()
+        before = _side_effects(model)
         try:
             graph = self.trace(model, concrete_args=fixed or None)
         except Exception as error:  # whatever the user's code raises when it gets a stand-in for a tensor
@@ -35,10 +37,10 @@ class ModelTracer(fx.Tracer):
                 f"and functions on tensors ({reason}): make it an nn.Sequential, or put what depends on "
                 "values into a module of its own"
             ) from None
-        if _generators() != before:
+        if _side_effects(model) != before:
             raise ModelError(
-                f"{type(model).__name__} cannot be cut into stages: its forward draws random numbers that "
-                "decide what is computed: put this into a module of its own"
+                f"{type(model).__name__} cannot be cut into stages: its forward draws random numbers or "
+                "changes tensors in a way that decides what is computed: put this into a module of its own"
             )
         return graph
 
@@ -50,13 +52,13 @@ class ModelTracer(fx.Tracer):
         return own or super().is_leaf_module(m, module_qualified_name)
 
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        """Look into a module; if that fails, or draws random numbers, it is one call."""
+        """Look into a module; if that fails, draws random numbers or changes a tensor, it is one call."""
         name = self.path_of_module(m)
         if not self.is_leaf_module(m, name):
-            count, stack, before = len(self.graph.nodes), self.module_stack.copy(), _generators()
+            count, stack, before = len(self.graph.nodes), self.module_stack.copy(), _side_effects(m)
             try:
                 found = super().call_module(m, forward, args, kwargs)
-                if _generators() == before:
+                if _side_effects(m) == before:
                     return found
             except Exception:  # whatever the module raises when it gets a stand-in for a tensor
                 self.module_stack = stack
@@ -66,5 +68,7 @@ class ModelTracer(fx.Tracer):
         return super().call_module(m, forward, args, kwargs)
 
 
-def _generators() -> tuple[bytes, object]:
-    return torch.get_rng_state().numpy().tobytes(), random.getstate()
+def _side_effects(module: nn.Module) -> tuple[object, ...]:
+    """What differs if a forward pass with stand-ins has done something real."""
+    versions = [tensor._version for tensor in (*module.parameters(), *module.buffers())]
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), versions

@@ -75,9 +75,10 @@ def _without_memory(tensor: Tensor) -> Tensor:
 
 def _try(model: nn.Module, images: Tensor, bf16: bool, cost: str) -> tuple[ModelGraph, Trial]:
     """The graph of a model in its present mode, and a lane through it; nothing of the model changes."""
-    graph, device = ModelGraph(model), images.device
+    device = images.device
     streams = [device] if device.type == "cuda" else []
     with buffers_kept(model), torch.random.fork_rng(streams), half_precision(device, bf16):
+        graph = ModelGraph(model)
         # autocast casts a parameter once for all calls, so their gradients add up in half precision
         return graph, try_lane(graph, images, cost, keeps_shared=bf16)
 

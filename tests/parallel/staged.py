@@ -16,8 +16,8 @@ from lockstep.parallel.stage import Stage
 
 def trace(model: nn.Module, images: Tensor, cost: str = "counted") -> tuple[ModelGraph, Trial]:
     """The graph of a model, and a lane through it."""
-    graph = ModelGraph(model)
     with buffers_kept(model), torch.random.fork_rng():
+        graph = ModelGraph(model)
         return graph, try_lane(graph, images, cost, keeps_shared=False)
 
 
