@@ -37,6 +37,7 @@ WORKERS += ["lanes/step_reduction.py"]
 TIMING = ["gpu_step", "case", "timing", "time_job", "peers", "own_step", "flax_peer"]
 # records by name → the files of lockstep/ and the scripts of benchmarks/ that they depend on
 DEPENDS_ON: dict[str, tuple[list[str], list[str]]] = {
+    "pipeline-timm.json": (["parallel"], ["pipeline_timm"]),
     "accuracy-*": (TRAINING, ["accuracy"]),
     "matrix-*": ([*TRAINING, "elastic"], ["matrix"]),
     "kills-*": ([*TRAINING, "runs"], ["kills"]),
