@@ -8,10 +8,11 @@ from functools import partial
 
 import torch
 
+from lockstep.comm.everywhere import everywhere
 from lockstep.comm.group import Group
 from lockstep.comm.mesh import Mesh, make_mesh
 from lockstep.data.loader import Lanes
-from lockstep.errors import ModelError
+from lockstep.errors import LockstepError, ModelError
 from lockstep.lower.fixed_lane import fixed_values
 from lockstep.lower.lane_by_lane import LaneByLane
 from lockstep.parallel.pipeline import Pipeline, cut_model, keep_part
@@ -19,6 +20,7 @@ from lockstep.parallel.pipelined_lanes import PipelinedLanes
 from lockstep.parallel.stage_link import StageLink
 from lockstep.parallel.stage_parts import StageParts
 from lockstep.runs.train_state import TrainState
+from lockstep.spec.generation import Generation
 from lockstep.spec.plan import Plan
 from lockstep.train.evaluation.host_evaluate import Evaluator
 from lockstep.train.evaluation.pipelined_evaluate import PipelinedEvaluator
@@ -50,6 +52,11 @@ class Dealt:
         stock = self.setup.stock_evaluator(self.mesh.data)
         return PipelinedEvaluator(**vars(stock), pipeline=self.pipeline, stages=self.mesh.pipeline, link=link)
 
+    def take_part(self, state: TrainState) -> None:
+        """Keep only this worker's part of the state, and free the rest."""
+        if self.parts and self.pipeline:
+            state.take_part(self.parts, partial(keep_part, names=self.pipeline.training.names))
+
     def make_whole(self, state: TrainState) -> None:
         """Give every worker the whole model, at the end."""
         if self.parts:
@@ -58,20 +65,29 @@ class Dealt:
             state.parts = None
 
 
-def deal(setup: Setup, state: TrainState, plan: Plan, world: Group) -> Dealt:
-    """Deal a run by a plan, and free what other workers have; a collective."""
-    mesh = make_mesh(world, plan)
+def deal(setup: Setup, plan: Plan, world: Group, generation: Generation | None = None) -> Dealt:
+    """Deal a run by a plan; every worker still has all of it. A collective."""
     if not plan.splits_model:
-        return Dealt(setup, mesh)
+        return Dealt(setup, Mesh(world, world))  # as many workers as are left
+    if generation and generation.halt:
+        error = LockstepError(
+            f"{world.size} workers are too few for --plan {plan}: the same command with --resume auto goes on "
+            "from the last checkpoint"
+        )
+        error.everywhere = True
+        raise error
+    return everywhere(world, lambda: _split(setup, plan, world))
+
+
+def _split(setup: Setup, plan: Plan, world: Group) -> Dealt:
     if setup.lowering:
         raise ModelError(
             f"--plan {plan}: {setup.lowering.program.kernels} kernels are not split over workers yet: use "
             "kernels.set=stock, which is another run"
         )
+    mesh = make_mesh(world, plan)
     pipeline = cut_model(setup.model, _fixed_images(setup), setup.bf16, plan, mesh)
-    parts = StageParts(mesh)
-    state.take_part(parts, partial(keep_part, names=pipeline.training.names))
-    return Dealt(setup, mesh, parts, pipeline)
+    return Dealt(setup, mesh, StageParts(mesh), pipeline)
 
 
 def _fixed_images(setup: Setup) -> torch.Tensor:

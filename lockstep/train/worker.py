@@ -160,6 +160,7 @@ class _Worker:
         knows = bool(self.journal and self.journal.found)
         roll = call_roll(group, answer_roll(identity, self.launch, self.state, keeps, knows))
         setup = self.setup if roll.agrees and self.setup else self._agree_on_setup(group)
+        dealt = deal(setup, self.launch.plan, group, self.groups.generation)
         state = self.state or TrainState.begin(setup.model, self.run.optimizer, self.run.train.ema)
         journal = self.journal = self.journal or Journal(self._tell, setup.about(), self.launch.trace)
         if not roll.has_directory:
@@ -167,7 +168,7 @@ class _Worker:
         if not roll.is_even:
             share_state(group, state, roll.source or 0)
         self.state = state
-        dealt = everywhere(group, lambda: deal(setup, state, self.launch.plan, group))
+        dealt.take_part(state)
         return Loop(dealt, state, self.launch, journal, interrupt, self.groups).run()
 
     def _agree_on_setup(self, group: Group) -> Setup:

@@ -1,7 +1,12 @@
 """The promise under plans: the weights of one worker, whatever the stages, the schedule and the lanes."""
 
+import os
+import signal
+
+import forked
 import pytest
-from small import call, small_run, summary, train, train_command
+from job import Job
+from small import small_run, summary, train, train_command
 
 EVERYTHING = ("train.lanes=8", "train.epochs=1", "data.augment=flip,crop", "train.ema=0.9", "train.clip=1.0")
 SMALL = ("train.batch=16", "data.num_train=40", "data.num_test=21")
@@ -43,9 +48,61 @@ def reference(tmp_path_factory):
     return find
 
 
+def run(tmp_path, *arguments, overrides):
+    done = forked.call(train_command(tmp_path, *arguments, overrides=overrides), launches=True)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
 @pytest.mark.gloo
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("model", "plan"), COVERING)
 def test_a_plan_gives_the_bits_of_one_worker(model, plan, reference, tmp_path):
-    done = call(train_command(tmp_path, "--plan", plan, "--name", "run", overrides=MODELS[model]))
-    assert done.returncode == 0, done.stderr
+    run(tmp_path, "--plan", plan, overrides=MODELS[model])
     assert hashes(tmp_path / "run") == reference(model)
+
+
+@pytest.mark.gloo
+def test_a_run_goes_on_under_another_plan(reference, tmp_path):
+    overrides = (*MODELS["lenet5"], "checkpoint.keep=99")
+    run(tmp_path, "--workers", "4", overrides=overrides)
+    saved = tmp_path / "run" / "checkpoints"
+    for step, plan in ((3, ["--plan", "pipeline=2"]), (6, ["--plan", "data=2,pipeline=2"]), (9, [])):
+        later = [path for path in saved.glob("step-*") if int(path.stem[5:]) > step]
+        for path in (*later, tmp_path / "run" / "summary.json"):
+            path.unlink()
+        run(tmp_path, *plan, "--resume", str(tmp_path / "run"), overrides=overrides)
+        assert hashes(tmp_path / "run") == reference("lenet5") | {
+            "identity": hashes(tmp_path / "run")["identity"]
+        }
+
+
+@pytest.mark.gloo
+@pytest.mark.parametrize("victim", ["0", "1"])
+def test_a_lost_stage_costs_no_bit(victim, reference, tmp_path):
+    with Job(tmp_path, "--plan", "pipeline=2", overrides=MODELS["lenet5"], paced=True) as job:
+        job.wait_for_steps(4)
+        os.kill(job.workers()[victim], signal.SIGKILL)
+        job.wait_for(lambda: victim not in job.workers(), "the loss")
+        job.hurry()
+        job.process.communicate()
+        assert job.process.returncode == 0, job.errors()
+    assert hashes(tmp_path / "run") == reference("lenet5")
+
+
+def test_what_a_plan_cannot_do_is_refused_before_it_starts(tmp_path):
+    for flags, text in (
+        (
+            ["--plan", "pipeline=2", "--workers", "3"],
+            "workers = data × pipeline = data × 2, and the number of",
+        ),
+        (["--plan", "data=2,pipeline=2", "--workers", "2"], "= 2 × 2 = 4, and the number of workers is 2"),
+        (["--plan", "pipeline=2", "--audit", "3"], "--audit needs the whole model"),
+        (["--plan", "pipeline=2", "-o", "kernels.set=fused"], "kernels.set=fused is not split"),
+        (["--plan", "pipeline=2,cuts=nothing"], "no layer 'nothing'"),
+        (["--plan", "rows=2"], "unknown key 'rows'"),
+    ):
+        done = forked.call(train_command(tmp_path, *flags), launches=True)
+        assert done.returncode == 2 and text in done.stderr, done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert not (tmp_path / "run").exists()
