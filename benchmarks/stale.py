@@ -38,6 +38,7 @@ TIMING = ["gpu_step", "case", "timing", "time_job", "peers", "own_step", "flax_p
 # records by name → the files of lockstep/ and the scripts of benchmarks/ that they depend on
 DEPENDS_ON: dict[str, tuple[list[str], list[str]]] = {
     "pipeline-timm.json": (["parallel"], ["pipeline_timm"]),
+    "pipeline-cpu.json": (["parallel", "comm", "train"], ["pipeline"]),
     "accuracy-*": (TRAINING, ["accuracy"]),
     "matrix-*": ([*TRAINING, "elastic"], ["matrix"]),
     "kills-*": ([*TRAINING, "runs"], ["kills"]),

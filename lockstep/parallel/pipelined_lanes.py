@@ -23,6 +23,7 @@ from lockstep.lower.lane_by_lane import LaneByLane, LaneOutput, OnGradient, own_
 from lockstep.parallel.pipeline import Pipeline
 from lockstep.parallel.schedule import make_schedule
 from lockstep.parallel.stage import Passed
+from lockstep.parallel.stage_clock import StageClock
 from lockstep.parallel.stage_link import StageLink
 from lockstep.parallel.stage_turn import StageTurns
 from lockstep.parallel.tensor_form import Form, form_of, is_dense
@@ -53,7 +54,7 @@ class PipelinedLanes(LaneByLane):
     ) -> None:
         super().__init__(model, loss, seed, bf16)
         self.stage, self._schedule, self._draws = pipeline.training, pipeline.schedule, pipeline.draws
-        self._link = link
+        self._link, self._clock = link, StageClock()
         # the form of each gradient that comes back, or None if there is none; known after the first lane
         self._grad_forms: list[Form | None] | None = None
         self._told_forms: list[Form | None] | None = None
@@ -66,11 +67,20 @@ class PipelinedLanes(LaneByLane):
         arriving, waiting = self._expect(turns, count), {}
         for turn in make_schedule(self._schedule, stage.number, stage.count, count):
             if turn.kind == "forward":
-                waiting[turn.lane] = self._forward(turns, lanes, turn.lane, step, arriving)
+                with self._clock.busy():
+                    waiting[turn.lane] = self._forward(turns, lanes, turn.lane, step, arriving)
+                self._clock.in_flight = max(self._clock.in_flight, len(waiting))
             else:
                 last = turn.lane == count - 1
-                yield self._backward(waiting.pop(turn.lane), arriving, early if last else None)
+                with self._clock.busy():
+                    output = self._backward(waiting.pop(turn.lane), arriving, early if last else None)
+                yield output
         self._link.flush()
+        self._clock.end_step()
+
+    def report(self, device: torch.device) -> dict[str, Any]:
+        """How this stage spent its time, per step."""
+        return self._clock.report(self.stage.number, self._link.num_bytes, device)
 
     def first_bad(self, lanes: Lanes, step: int) -> str | None:
         """Where a value is first not finite, as far as this stage can tell: the images or a parameter."""
@@ -96,7 +106,7 @@ class PipelinedLanes(LaneByLane):
         self, turns: StageTurns, lanes: Lanes, lane: int, step: int, arriving: _Arriving
     ) -> _InFlight:
         stage, (images, labels) = self.stage, lanes.lane(lane)
-        given = [images] if stage.is_first else arriving.inputs[lane].result()
+        given = [images] if stage.is_first else self._clock.wait(arriving.inputs[lane])
         self._step, self._lane = step, lanes.first + lane
         seed_stream(images.device, random.key("lane", self._seed, step, lanes.first + lane))
         before = [*self.float_buffers(), *self.int_buffers()]
@@ -133,7 +143,8 @@ class PipelinedLanes(LaneByLane):
         """Where the backward pass begins: the loss, or what was sent and its gradients."""
         if flight.loss is not None:
             return ([flight.loss], None) if flight.loss.requires_grad else ([], None)
-        found = iter(arriving.grads.pop(0).result())
+        arrived: list[Tensor] = self._clock.wait(arriving.grads.pop(0))
+        found = iter(arrived)
         sent = [t for t, v in zip(flight.passed.sent, self.stage.sent, strict=True) if v.needs_grad]
         assert self._grad_forms is not None
         pairs = [(t, next(found)) for t, form in zip(sent, self._grad_forms, strict=True) if form]

@@ -131,13 +131,13 @@ class Journal:
             self._emit(done)
 
     def summarize(
-        self, state: TrainState, group: Group, hashes: dict[str, str], tested: dict[str, Any]
+        self, state: TrainState, group: Group, hashes: dict[str, str], told: dict[str, Any]
     ) -> dict[str, Any]:
-        """The summary of a finished run; `tested` is its result on images that no epoch was evaluated on."""
+        """The summary of a finished run; `told` is its test on other images, and its plan, if any."""
         return {
             **state.results(),
             "split": self._about.split,
-            **tested,
+            **told,
             "epochs": state.epoch,
             "steps": state.step,
             "img_s": self._pace.img_s,

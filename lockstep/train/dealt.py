@@ -71,8 +71,8 @@ def deal(setup: Setup, plan: Plan, world: Group, generation: Generation | None =
         return Dealt(setup, Mesh(world, world))  # as many workers as are left
     if generation and generation.halt:
         error = LockstepError(
-            f"{world.size} workers are too few for --plan {plan}: the same command with --resume auto goes on "
-            "from the last checkpoint"
+            f"{world.size} workers are too few for --plan {plan}: the same command with --resume auto goes "
+            "on from the last checkpoint"
         )
         error.everywhere = True
         raise error

@@ -5,14 +5,16 @@ A batch's path ends here: store → order → augment → loader → step. Both 
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lockstep.comm.tree import worker_lanes
 from lockstep.data.loader import Lanes, TrainLoader
+from lockstep.parallel.pipelined_lanes import PipelinedLanes
 from lockstep.runs.train_state import TrainState
 from lockstep.spec import Launch
 from lockstep.train.audit import Audit
@@ -29,7 +31,7 @@ class Engine:
     def __init__(self, dealt: Dealt, state: TrainState, launch: Launch) -> None:
         setup, group = dealt.setup, dealt.mesh.data
         self._setup, self._state, self._launch, self._group = setup, state, launch, group
-        self._is_alone = dealt.mesh.world.size == 1
+        self._world = dealt.mesh.world
         self._loader = self._make_loader(worker_lanes(setup.run.train.lanes, group.size, group.rank))
         self._lowered = dealt.lower(lambda: next(self._loader.epoch(0)))
         self._step = Step(
@@ -84,9 +86,16 @@ class Engine:
 
     def _through_host(self, lanes: Lanes, requests: Requests) -> StepResult:
         result = self._step(lanes, *requests())
-        if self._is_alone and requests()[0]:  # requested during the step, so stop now
+        if self._world.size == 1 and requests()[0]:  # requested during the step, so stop now
             result = replace(result, stop=True)
         return result
+
+    def stages(self) -> list[dict[str, Any]]:
+        """How each worker's stage of a pipeline spent its time; empty without a pipeline. A collective."""
+        if not isinstance(self._lowered, PipelinedLanes):
+            return []
+        mine = json.dumps(self._lowered.report(self._setup.device)).encode()
+        return [json.loads(row) for row in self._world.all_gather_bytes(mine)]
 
     def close(self) -> None:
         """End the background threads, and restore the model."""

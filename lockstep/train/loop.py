@@ -85,6 +85,8 @@ class Loop:
             return self._finish(journal.found["summary"], write=False)
         changes = self._generation.changes if self._generation else ()
         journal.start(state, self._steps, self._group.size, takes_over=bool(changes))
+        for line in self._dealt.pipeline.told if self._dealt.pipeline and not changes else ():
+            journal.notice(line)
         if self._is_due() and self._is_unsaved():
             journal.save(state)  # from here on a run that dies can be resumed
         if self._generation and self._generation.halt:
@@ -99,7 +101,7 @@ class Loop:
                 while state.epoch < self._setup.run.train.epochs:
                     self._train_epoch(engine)
                     self._end_epoch()
-                tested = self._test()
+                told = self._test() | self._tell_plan(engine)
         except (NumericsError, AuditFailed):
             prove_state(self._group, self._state)  # the fault may be in the state itself
             self._journal.save(self._state)
@@ -107,7 +109,7 @@ class Loop:
         self._report_generation()
         hashes = prove_state(self._group, self._state)
         self._dealt.make_whole(state)
-        return self._finish(self._journal.summarize(self._state, self._group, hashes, tested), write=True)
+        return self._finish(self._journal.summarize(self._state, self._group, hashes, told), write=True)
 
     def _train_epoch(self, engine: Engine) -> None:
         state, run, journal = self._state, self._setup.run, self._journal
@@ -181,6 +183,12 @@ class Loop:
             found = replace(self._evaluate, split=store.test)(state.model)
         tested = {"test_accuracy": found.accuracy, "test_loss": found.loss, "test_metrics": found.metrics}
         return {name: value for name, value in tested.items() if value not in (None, {})}
+
+    def _tell_plan(self, engine: Engine) -> dict[str, Any]:
+        """The plan, and how the stages of a pipeline spent their time; nothing if the model is not split."""
+        stages = engine.stages()
+        plan = self._launch.plan
+        return {"plan": str(plan.for_workers(self._group.size)), "stages": stages} if stages else {}
 
     def _is_unsaved(self) -> bool:
         """Whether there is no checkpoint of the present step; the same on every worker."""
