@@ -74,7 +74,11 @@ def train(model: str, flags: list[str]) -> dict[str, Any]:
 def middle(runs: list[dict[str, Any]], stage: int) -> dict[str, float]:
     """The median of each number of a stage."""
     rows = [run["stages"][stage] for run in runs]
-    return {key: statistics.median(row[key] for row in rows) for key in rows[0] if key != "stage"}
+    return {
+        key: statistics.median(row[key] for row in rows)
+        for key in rows[0]
+        if key not in ("stage", "timeline")
+    }
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from lockstep.cli.progress import Progress, tell_warnings
 from lockstep.elastic.worker_groups import WorkerGroups
 from lockstep.errors import GroupLost, LockstepError
 from lockstep.report.plot import draw_curves
+from lockstep.report.timeline import draw_timeline
 from lockstep.runs.event import EpochDone, Event, Finished, Listener, Started
 from lockstep.spec import Launch, Run
 from lockstep.train.interrupt import Interrupt
@@ -110,6 +111,7 @@ class _Curves:
         try:
             if self._directory:
                 draw_curves(self._directory)
+                draw_timeline(self._directory)
         except (OSError, ValueError, KeyError, TypeError) as error:
             print(f"lockstep: curves.png not drawn: {error}", file=sys.stderr)
 

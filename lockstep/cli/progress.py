@@ -156,7 +156,7 @@ class Progress:
                 f"a step ({stage['bubble']:.0%}), sends {stage['sent_mb']:.2f} MB, at most "
                 f"{_count(stage['lanes_in_flight'], 'lane')} at once, {stage['peak_mb']:,.0f} MB at its peak"
             )
-        names = "summary.json", "curves.png", "metrics.jsonl", "checkpoints/"
+        names = "summary.json", "curves.png", "pipeline.png", "metrics.jsonl", "checkpoints/"
         there = [name for name in names if (event.directory / name).exists()]
         self._print(f"in {event.directory}: {', '.join(there)}", "dim")
 

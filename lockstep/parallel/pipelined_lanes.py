@@ -67,12 +67,12 @@ class PipelinedLanes(LaneByLane):
         arriving, waiting = self._expect(turns, count), {}
         for turn in make_schedule(self._schedule, stage.number, stage.count, count):
             if turn.kind == "forward":
-                with self._clock.busy():
+                with self._clock.busy(turn):
                     waiting[turn.lane] = self._forward(turns, lanes, turn.lane, step, arriving)
                 self._clock.in_flight = max(self._clock.in_flight, len(waiting))
             else:
                 last = turn.lane == count - 1
-                with self._clock.busy():
+                with self._clock.busy(turn):
                     output = self._backward(waiting.pop(turn.lane), arriving, early if last else None)
                 yield output
         self._link.flush()

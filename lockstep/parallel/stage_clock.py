@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from lockstep.parallel.schedule import Turn
+
 T = TypeVar("T")
 
 
@@ -18,17 +20,20 @@ class StageClock:
     """Adds up seconds over the steps of a run; the first step is left out, as it warms up."""
 
     def __init__(self) -> None:
-        self._steps, self._busy_s, self._waited_s, self._now = 0, 0.0, 0.0, 0.0
+        self._steps, self._busy_s, self._waited_s = 0, 0.0, 0.0
+        self._events: list[tuple[str, int, float, float]] = []  # kind, lane, Unix times of beginning and end
+        self._timeline = self._events  # of the last step
         self.in_flight = 0  # the most lanes whose activations waited at one time
 
     @contextmanager
-    def busy(self) -> Iterator[None]:
-        """Count the time of this block, without what `wait` counts in it."""
-        start, waited = time.perf_counter(), self._waited_s
-        try:
-            yield
-        finally:
-            self._busy_s += time.perf_counter() - start - (self._waited_s - waited)
+    def busy(self, turn: Turn) -> Iterator[None]:
+        """Count the time of a turn, which may begin with a `wait` that does not count."""
+        start, waited = time.time(), self._waited_s
+        yield
+        end = time.time()
+        start += self._waited_s - waited
+        self._busy_s += end - start
+        self._events.append((turn.kind, turn.lane, round(start, 6), round(end, 6)))
 
     def wait(self, future: Future[T]) -> T:
         """The result of a future; the time until it is there counts as waiting."""
@@ -39,6 +44,7 @@ class StageClock:
 
     def end_step(self) -> None:
         """Count a step."""
+        self._timeline, self._events = self._events, []
         self._steps += 1
         if self._steps == 1:
             self._busy_s = self._waited_s = 0.0
@@ -56,6 +62,7 @@ class StageClock:
             "sent_mb": round(sent_bytes / max(self._steps, 1) / 1e6, 3),
             "lanes_in_flight": self.in_flight,
             "peak_mb": round(peak / 1e6, 1),
+            "timeline": self._timeline,
         }
 
 
