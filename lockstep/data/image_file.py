@@ -49,7 +49,7 @@ class FolderSplit:
     ) -> None:
         number = {name: i for i, name in enumerate(classes)}
         self._paths = [file.path for file in files]
-        self._labels = torch.tensor([number[file.label] for file in files])
+        self.labels = torch.tensor([number[file.label] for file in files])
         self._shape, self._folder = shape, folder
         self._kept: Tensor | None = None
         if len(files) * math.prod(shape) <= IN_MEMORY_BYTES:
@@ -61,12 +61,12 @@ class FolderSplit:
 
     def read(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         if self._kept is None:
-            return self._decode(ids), self._labels[ids]
+            return self._decode(ids), self.labels[ids]
         absent = torch.tensor(sorted(set(ids[~self._is_kept[ids]].tolist())), dtype=torch.int64)
         if len(absent):
             self._kept[absent] = self._decode(absent)
             self._is_kept[absent] = True  # set last: another thread must not read a half-written image
-        return self._kept[ids], self._labels[ids]
+        return self._kept[ids], self.labels[ids]
 
     def _decode(self, ids: Tensor) -> Tensor:
         paths = [self._paths[i] for i in ids.tolist()]

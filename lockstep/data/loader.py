@@ -54,6 +54,14 @@ class Lanes:
         return Lanes(self.images[part], map_tensors(lambda labels: labels[part], self.labels), count, first)
 
 
+@dataclass(frozen=True)
+class Needs:
+    """What a worker needs of its samples: of a pipeline, the first stage images, the last one labels."""
+
+    images: bool = True
+    labels: bool = True
+
+
 class TrainLoader:
     """Yields a worker's own lanes of each step, and reads no others; `epoch` can start at any step."""
 
@@ -68,7 +76,7 @@ class TrainLoader:
         device: torch.device,
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
-        self._memory_format = memory_format
+        self._memory_format, self.needs = memory_format, Needs()
         self._split, self._augment, self._device = split, augment, device
         self._batch, self._lanes, self._own = batch, lanes, range(lanes) if own is None else own
 
@@ -98,11 +106,20 @@ class TrainLoader:
         every = lane_positions(step, self._batch, self._lanes)
         positions = every[self._own.start : self._own.stop].flatten()
         ids = sample_ids(self._augment.seed, epoch, positions, len(self._split))
-        return ids, *self._split.read(ids)
+        if self.needs.images:
+            return ids, *self._split.read(ids)
+        known = getattr(self._split, "labels", None)
+        if not self.needs.labels:
+            labels: Any = torch.zeros(len(ids), dtype=torch.int64)
+        else:
+            labels = known[ids] if isinstance(known, Tensor) else self._split.read(ids)[1]
+        return ids, torch.zeros(len(ids), 0), labels
 
     def _finish(self, epoch: int, ids: Tensor, images: Tensor, labels: Any) -> Lanes:
-        images = self._augment.apply(images.to(self._device), ids.to(self._device), epoch)
-        images = images.contiguous(memory_format=self._memory_format)
+        images = images.to(self._device)
+        if self.needs.images:
+            images = self._augment.apply(images, ids.to(self._device), epoch)
+            images = images.contiguous(memory_format=self._memory_format)
         return Lanes(images, place(labels, self._device), len(self._own), self._own.start)
 
 

@@ -11,7 +11,7 @@ import torch
 from lockstep.comm.everywhere import everywhere
 from lockstep.comm.group import Group
 from lockstep.comm.mesh import Mesh, make_mesh
-from lockstep.data.loader import Lanes
+from lockstep.data.loader import Lanes, Needs
 from lockstep.errors import LockstepError, ModelError
 from lockstep.lower.fixed_lane import fixed_values
 from lockstep.lower.lane_by_lane import LaneByLane
@@ -35,6 +35,12 @@ class Dealt:
     mesh: Mesh
     parts: StageParts | None = None
     pipeline: Pipeline | None = None
+
+    @property
+    def needs(self) -> Needs:
+        """What this worker needs of its samples."""
+        stage = self.pipeline.training if self.pipeline else None
+        return Needs(stage.is_first, stage.is_last) if stage else Needs()
 
     def lower(self, read: Callable[[], Lanes]) -> LaneByLane:
         """The model, or this worker's stage of it, made ready to run its lanes."""

@@ -31,7 +31,7 @@ class Engine:
     def __init__(self, dealt: Dealt, state: TrainState, launch: Launch) -> None:
         setup, group = dealt.setup, dealt.mesh.data
         self._setup, self._state, self._launch, self._group = setup, state, launch, group
-        self._world = dealt.mesh.world
+        self._world, self._needs = dealt.mesh.world, dealt.needs
         self._loader = self._make_loader(worker_lanes(setup.run.train.lanes, group.size, group.rank))
         self._lowered = dealt.lower(lambda: next(self._loader.epoch(0)))
         self._step = Step(
@@ -106,7 +106,7 @@ class Engine:
 
     def _make_loader(self, lanes: range) -> TrainLoader:
         setup, train = self._setup, self._setup.run.train
-        return TrainLoader(
+        loader = TrainLoader(
             setup.store.train,
             setup.augment(),
             batch=train.batch,
@@ -115,6 +115,8 @@ class Engine:
             device=setup.device,
             memory_format=setup.memory_format,
         )
+        loader.needs = self._needs
+        return loader
 
     def _read(self, loader: TrainLoader) -> Lanes:
         """The lanes of the current step."""

@@ -9,13 +9,15 @@ from job import Job
 from small import small_run, summary, train, train_command
 
 EVERYTHING = ("train.lanes=8", "train.epochs=1", "data.augment=flip,crop", "train.ema=0.9", "train.clip=1.0")
+PLAIN = ("train.lanes=8", "train.epochs=1", "train.clip=1.0", "optimizer.name=sgd")
 SMALL = ("train.batch=16", "data.num_train=40", "data.num_test=21")
 MODELS = {
     "lenet5": EVERYTHING,
     "resnet18": (*EVERYTHING, *SMALL, "model.name=resnet18", "train.channels_last=true"),
     "googlenet": (*EVERYTHING, *SMALL, "model.name=googlenet"),
-    "alexnet": (*EVERYTHING, *SMALL, "model.name=alexnet", "data.size=64"),
-    "vgg11": (*EVERYTHING, *SMALL, "model.name=vgg11", "data.size=32"),
+    # the largest, without what makes their state larger still
+    "alexnet": (*PLAIN, *SMALL, "model.name=alexnet", "data.size=64"),
+    "vgg11": (*PLAIN, *SMALL, "model.name=vgg11", "data.size=32"),
 }
 COVERING = [
     ("lenet5", "pipeline=2"),
@@ -31,7 +33,7 @@ HASHES = ("weights_sha256", "optimizer_sha256", "ema_sha256", "loss", "accuracy"
 
 def hashes(directory):
     found = summary(directory)
-    return {key: found[key] for key in HASHES}
+    return {key: found.get(key) for key in HASHES}
 
 
 @pytest.fixture(scope="module")
