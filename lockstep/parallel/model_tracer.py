@@ -25,6 +25,11 @@ class ModelTracer(fx.Tracer):
 
     def find_calls(self, model: nn.Module) -> fx.Graph:
         """The calls of a forward pass in the model's present mode; only its first argument is given."""
+        if any(getattr(model, hooks) for hooks in _HOOKS):
+            raise ModelError(
+                f"{type(model).__name__} cannot be cut into stages: it has hooks, which see the whole model: "
+                "put them on a module inside it"
+            )
         others = list(inspect.signature(model.forward).parameters.values())[1:]
         fixed = {p.name: p.default for p in others if p.default is not p.empty}
         before = _side_effects(model)

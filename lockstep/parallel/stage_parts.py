@@ -39,14 +39,15 @@ class StageParts:
         for name, owner, like in self._listed(own):
             arrived[name] = own[name].detach() if name in own else like.to(device)
             world.broadcast(arrived[name], owner)
+        made: dict[int, Tensor] = {}  # by what takes its place, so that a shared tensor is shared again
         for path, module in model.named_modules():
             for table in (module._parameters, module._buffers):
                 for key, tensor in table.items():
-                    name = f"{path}.{key}" if path else key
                     if tensor is not None and tensor.is_meta:
-                        whole = arrived[name]
-                        is_parameter = isinstance(tensor, nn.Parameter)
-                        table[key] = nn.Parameter(whole, tensor.requires_grad) if is_parameter else whole
+                        whole = arrived[f"{path}.{key}" if path else key]
+                        if isinstance(tensor, nn.Parameter):
+                            whole = nn.Parameter(whole, tensor.requires_grad)
+                        table[key] = made.setdefault(id(tensor), whole)
 
     def _listed(self, own: Mapping[str, Tensor]) -> list[tuple[str, int, Tensor]]:
         """Every tensor in order of names: the first worker that has it, and an empty tensor like it."""
