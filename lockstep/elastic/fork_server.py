@@ -90,7 +90,10 @@ def _fork(line: socket.socket, request: dict[str, Any], fds: list[int]) -> bool:
     os.setsid()  # only the launcher gets the terminal's signals, and forwards each once
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+    except KeyboardInterrupt:  # one that came before this process began
+        os._exit(130)
     null = os.open(os.devnull, os.O_RDWR)
     speaks = bool(request["speaks"])
     for source, target in ((null, 0), (stdout if speaks else null, 1), (stderr, 2)):
