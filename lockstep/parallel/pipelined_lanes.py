@@ -106,7 +106,7 @@ class PipelinedLanes(LaneByLane):
         self, turns: StageTurns, lanes: Lanes, lane: int, step: int, arriving: _Arriving
     ) -> _InFlight:
         stage, (images, labels) = self.stage, lanes.lane(lane)
-        given = [images] if stage.is_first else self._clock.wait(arriving.inputs[lane])
+        given = [images] if stage.is_first else self._clock.wait(arriving.inputs.pop(0))
         self._step, self._lane = step, lanes.first + lane
         seed_stream(images.device, random.key("lane", self._seed, step, lanes.first + lane))
         before = [*self.float_buffers(), *self.int_buffers()]
@@ -133,11 +133,11 @@ class PipelinedLanes(LaneByLane):
         if outputs and (self.params or inputs):
             found = self._gradients(outputs, early, given, inputs)
             grads, back = found[: len(grads)], found[len(grads) :]
-        if not stage.is_first:
-            self._send_back(back)
+        sent = [] if stage.is_first else self._send_back(back)
+        grads = own_gradients([*sent, *grads])[len(sent) :]  # what is being sent must not be changed
         loss = passed.sent[0].new_zeros((), dtype=torch.float32) if flight.loss is None else flight.loss
         logits = loss.new_zeros(0, 1) if flight.loss is None else leaves(passed.result)[0].detach()
-        return LaneOutput(loss.detach().float().clone(), logits, own_gradients(grads), *flight.buffers)
+        return LaneOutput(loss.detach().float().clone(), logits, grads, *flight.buffers)
 
     def _ends(self, flight: _InFlight, arriving: _Arriving) -> tuple[list[Tensor], list[Tensor] | None]:
         """Where the backward pass begins: the loss, or what was sent and its gradients."""
@@ -150,19 +150,18 @@ class PipelinedLanes(LaneByLane):
         pairs = [(t, next(found)) for t, form in zip(sent, self._grad_forms, strict=True) if form]
         return [tensor for tensor, _ in pairs], [grad for _, grad in pairs]
 
-    def _send_back(self, grads: Sequence[Tensor | None]) -> None:
+    def _send_back(self, grads: Sequence[Tensor | None]) -> list[Tensor]:
         """Send the gradients of what arrived; before the first lane's, which there are and their form."""
         dense = [grad if grad is None or is_dense(grad) else grad.contiguous() for grad in grads]
         forms = [None if grad is None else form_of(grad) for grad in dense]
         before = self.stage.number - 1
         if self._told_forms is None:
             self._told_forms = forms
-            told = [
-                form and [form.shape, form.stride, str(form.dtype).removeprefix("torch.")] for form in forms
-            ]
-            self._link.send_text(before, told)
+            self._link.send_text(before, [form and form.dump() for form in forms])
         assert forms == self._told_forms, "gradients of another form than in the first lane"
-        self._link.send(before, [grad for grad in dense if grad is not None])
+        sent = [grad for grad in dense if grad is not None]
+        self._link.send(before, sent)
+        return sent
 
     def _ask_grad_forms(self) -> list[Form]:
         """The forms of the gradients that come back; the next stage tells them before the first lane's."""

@@ -36,7 +36,7 @@ def suffer(point):
 
 def wait_for_company():
     """A worker that is alone gives a new one the time to come, so that there is somebody to be killed."""
-    rounds, end = current[-1].script.rounds, time.monotonic() + 10
+    rounds, end = current[-1].script.rounds, time.monotonic() + 60
     while FAULTS and rounds._group and rounds._group.size == 1 and not rounds.wants_to_move:
         if time.monotonic() > end:
             return

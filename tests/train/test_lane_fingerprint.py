@@ -108,6 +108,7 @@ def test_a_worker_whose_lane_differs_is_refused_by_name(tmp_path):
     path = tmp_path / "other.py"
     path.write_text(OTHER.format(keys=[*OVERRIDES, *KEYS, "model.name=emotion48"]))
     done = forked.call([sys.executable, str(path)], cwd=tmp_path, launches=True)
-    assert done.returncode == 1, done.stderr  # the code of a script that raises
+    assert done.returncode == 2, done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr  # for both workers
     assert f"worker 1 on {socket.gethostname()} has numerics.lane=" in done.stderr, done.stderr
     assert not (tmp_path / "run" / "checkpoints").exists()
