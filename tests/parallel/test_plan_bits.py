@@ -22,11 +22,11 @@ MODELS = {
 COVERING = [
     ("lenet5", "pipeline=2"),
     ("lenet5", "data=2,pipeline=2,schedule=gpipe"),
-    ("lenet5", "data=3,pipeline=2,cost=counted"),
-    ("resnet18", "pipeline=3"),
-    ("googlenet", "pipeline=4,schedule=gpipe"),
+    ("lenet5", "data=3,pipeline=2"),
+    ("resnet18", "pipeline=3,cost=counted"),
+    ("googlenet", "pipeline=4,schedule=gpipe,cost=counted"),
     ("alexnet", "pipeline=2,cost=counted"),
-    ("vgg11", "data=2,pipeline=2"),
+    ("vgg11", "data=2,pipeline=2,cost=counted"),
 ]
 HASHES = ("weights_sha256", "optimizer_sha256", "ema_sha256", "loss", "accuracy", "identity")
 
