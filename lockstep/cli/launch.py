@@ -157,13 +157,12 @@ class _Screen:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._told: set[str] = set()
+        self._told: dict[str, str] = {}  # the worker that said each line of ours first
 
     def __call__(self, worker: str, line: str) -> None:
         with self._lock:
             ours = line.startswith("lockstep: ")
-            if ours and line in self._told:
+            if ours and worker and self._told.setdefault(line, worker) != worker:
                 return  # every worker of a script raises the same error
-            self._told |= {line} if ours else set()
             named = worker and worker != "0" and not ours
             print(f"[worker {worker}] {line}" if named else line, file=sys.stderr, flush=True)

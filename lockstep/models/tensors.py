@@ -6,8 +6,9 @@ Tensors on torch's `meta` device are not this worker's: it keeps a part of the m
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +47,24 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
             for name, buffer in model.named_buffers():
                 if name in before:
                     buffer.copy_(before[name])
+
+
+@torch.no_grad()
+def replace_tensors(model: nn.Module, choose: Callable[[str, Tensor], Tensor | None]) -> None:
+    """Put other tensors in the place of parameters and buffers, where `choose(name, tensor)` gives one.
+
+    What was shared by several modules is shared again.
+    """
+    made: dict[int, Tensor] = {}  # by the tensor that was there
+    for path, module in model.named_modules():
+        tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for table in tables:
+            for key, tensor in table.items():
+                new = None if tensor is None else choose(f"{path}.{key}" if path else key, tensor)
+                if new is not None:
+                    is_parameter = isinstance(tensor, nn.Parameter)
+                    new = nn.Parameter(new, tensor.requires_grad) if is_parameter else new
+                    table[key] = made.setdefault(id(tensor), new)
 
 
 def _is_elsewhere(value: object) -> bool:

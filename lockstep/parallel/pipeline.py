@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lockstep.comm.mesh import Mesh
 from lockstep.errors import ModelError
 from lockstep.kernels.numerics import half_precision
-from lockstep.models.tensors import buffers_kept
+from lockstep.models.tensors import buffers_kept, replace_tensors
 from lockstep.parallel.cut import Trial, choose_cuts, named_cuts, try_lane
 from lockstep.parallel.model_graph import ModelGraph
 from lockstep.parallel.stage import Stage
@@ -58,19 +58,22 @@ def cut_model(model: nn.Module, images: Tensor, bf16: bool, plan: Plan, mesh: Me
 
 def keep_part(model: nn.Module, names: set[str]) -> None:
     """Free the parameters and buffers with other names: they become tensors without memory, on `meta`."""
-    freed: dict[int, Tensor] = {}
-    every = [*model.named_parameters(), *model.named_buffers()]
-    mine = {id(tensor) for name, tensor in every if name in names}
-    for module in model.modules():
-        for table in (module._parameters, module._buffers):
-            for key, tensor in table.items():
-                if tensor is not None and id(tensor) not in mine:
-                    table[key] = freed.setdefault(id(tensor), _without_memory(tensor))  # type: ignore[assignment]
+    mine = {
+        id(tensor) for name, tensor in [*model.named_parameters(), *model.named_buffers()] if name in names
+    }
+    replace_tensors(model, lambda _, t: None if id(t) in mine else torch.empty_like(t, device="meta"))
 
 
-def _without_memory(tensor: Tensor) -> Tensor:
-    empty = torch.empty_like(tensor, device="meta")
-    return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+def forget_values(model: nn.Module, device: torch.device) -> None:
+    """Give a model of which a part was kept memory for all of it; NaN stands for what is not known."""
+
+    def unknown(name: str, tensor: Tensor) -> Tensor | None:
+        if not tensor.is_meta:
+            return None
+        value = float("nan") if tensor.is_floating_point() else 0
+        return torch.full_like(tensor, value, device=device)
+
+    replace_tensors(model, unknown)
 
 
 def _try(model: nn.Module, images: Tensor, bf16: bool, cost: str) -> tuple[ModelGraph, Trial]:

@@ -32,15 +32,6 @@ def make_schedule(name: str, stage: int, stages: int, lanes: int) -> list[Turn]:
     return turns
 
 
-def lanes_in_flight(turns: list[Turn]) -> int:
-    """The most lanes whose activations wait for their backward pass at one time."""
-    waiting = most = 0
-    for turn in turns:
-        waiting += 1 if turn.kind == "forward" else -1
-        most = max(most, waiting)
-    return most
-
-
 def bubble(stages: int, lanes: int) -> float:
     """The share of time that a stage of a balanced pipeline waits: (P − 1) / (M + P − 1), by any schedule."""
     return (stages - 1) / (lanes + stages - 1)

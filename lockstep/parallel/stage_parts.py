@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from lockstep.comm.group import Group
 from lockstep.comm.mesh import Mesh
+from lockstep.models.tensors import replace_tensors
 
 
 class StageParts:
@@ -39,15 +39,7 @@ class StageParts:
         for name, owner, like in self._listed(own):
             arrived[name] = own[name].detach() if name in own else like.to(device)
             world.broadcast(arrived[name], owner)
-        made: dict[int, Tensor] = {}  # by what takes its place, so that a shared tensor is shared again
-        for path, module in model.named_modules():
-            for table in (module._parameters, module._buffers):
-                for key, tensor in table.items():
-                    if tensor is not None and tensor.is_meta:
-                        whole = arrived[f"{path}.{key}" if path else key]
-                        if isinstance(tensor, nn.Parameter):
-                            whole = nn.Parameter(whole, tensor.requires_grad)
-                        table[key] = made.setdefault(id(tensor), whole)
+        replace_tensors(model, lambda name, tensor: arrived[name] if tensor.is_meta else None)
 
     def _listed(self, own: Mapping[str, Tensor]) -> list[tuple[str, int, Tensor]]:
         """Every tensor in order of names: the first worker that has it, and an empty tensor like it."""
@@ -55,7 +47,7 @@ class StageParts:
             name: [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
             for name, tensor in own.items()
         }
-        world: Group = self._mesh.world
+        world = self._mesh.world
         found: dict[str, tuple[int, Tensor]] = {}
         for rank, text in enumerate(world.all_gather_bytes(json.dumps(mine).encode())):
             for name, (shape, dtype) in json.loads(text).items():

@@ -8,7 +8,7 @@ send the fewest bytes, so neighbours in rank, which are often on one host, are a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ class Plan:
                 f"--plan {self}: workers = data × pipeline = {asked}, and the number of workers is "
                 f"{workers}: {self._fix(workers)}"
             )
-        return Plan(data, self.pipeline, self.schedule, self.cost, self.cuts)
+        return replace(self, data=data)
 
     def _fix(self, workers: int) -> str:
         if self.data:

@@ -15,7 +15,7 @@ from lockstep.data.loader import Lanes, Needs
 from lockstep.errors import LockstepError, ModelError
 from lockstep.lower.fixed_lane import fixed_values
 from lockstep.lower.lane_by_lane import LaneByLane
-from lockstep.parallel.pipeline import Pipeline, cut_model, keep_part
+from lockstep.parallel.pipeline import Pipeline, cut_model, forget_values, keep_part
 from lockstep.parallel.pipelined_lanes import PipelinedLanes
 from lockstep.parallel.stage_link import StageLink
 from lockstep.parallel.stage_parts import StageParts
@@ -24,7 +24,7 @@ from lockstep.spec.generation import Generation
 from lockstep.spec.plan import Plan
 from lockstep.train.evaluation.host_evaluate import Evaluator
 from lockstep.train.evaluation.pipelined_evaluate import PipelinedEvaluator
-from lockstep.train.setup import Setup
+from lockstep.train.setup import Given, Setup
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,17 @@ def deal(setup: Setup, plan: Plan, world: Group, generation: Generation | None =
         error.everywhere = True
         raise error
     return everywhere(world, lambda: _split(setup, plan, world))
+
+
+def forget_part(setup: Setup | None, given: Given) -> Setup | None:
+    """The setup for another generation, whose state comes from a checkpoint; None if it is built anew.
+
+    A script's module cannot be built again, so it stays, with all of its memory.
+    """
+    if given.model is None or setup is None:
+        return None
+    forget_values(setup.model, setup.device)
+    return setup
 
 
 def _split(setup: Setup, plan: Plan, world: Group) -> Dealt:

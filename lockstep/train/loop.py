@@ -85,7 +85,11 @@ class Loop:
             return self._finish(journal.found["summary"], write=False)
         changes = self._generation.changes if self._generation else ()
         journal.start(state, self._steps, self._group.size, takes_over=bool(changes))
-        for line in self._dealt.pipeline.told if self._dealt.pipeline and not changes else ():
+        if self._dealt.pipeline and changes:
+            journal.notice(
+                f"nobody else had the lost layers: going on from the checkpoint of step {state.step}"
+            )
+        for line in self._dealt.pipeline.told if self._dealt.pipeline else ():
             journal.notice(line)
         if self._is_due() and self._is_unsaved():
             journal.save(state)  # from here on a run that dies can be resumed

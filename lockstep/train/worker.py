@@ -32,7 +32,7 @@ from lockstep.runs.train_state import TrainState
 from lockstep.spec import Launch, Run
 from lockstep.spec.identity import Identity
 from lockstep.spec.world import World
-from lockstep.train.dealt import deal
+from lockstep.train.dealt import deal, forget_part
 from lockstep.train.handshake import (
     RollCall,
     answer_roll,
@@ -141,7 +141,7 @@ class _Worker:
     def _forget_part(self) -> None:
         """Start the next generation from the last checkpoint, if this worker has only a part of the state."""
         if self.state and self.state.parts:
-            self.setup = self.state = None
+            self.setup, self.state = forget_part(self.setup, self.given), None
             if self.journal:
                 self.journal.close()
 

@@ -2,10 +2,11 @@
 
 import os
 import signal
+import sys
 
 import forked
 import pytest
-from job import Job
+from job import Job, assert_no_step_lost
 from small import small_run, summary, train, train_command
 
 EVERYTHING = ("train.lanes=8", "train.epochs=1", "data.augment=flip,crop", "train.ema=0.9", "train.clip=1.0")
@@ -89,7 +90,66 @@ def test_a_lost_stage_costs_no_bit(victim, reference, tmp_path):
         job.hurry()
         job.process.communicate()
         assert job.process.returncode == 0, job.errors()
+    assert_no_step_lost(tmp_path / "run")
     assert hashes(tmp_path / "run") == reference("lenet5")
+
+
+OWN = """
+import os, signal, torch, lockstep
+from pathlib import Path
+from torch import nn
+
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Linear(4, 1)
+
+    def forward(self, x):
+        h = torch.relu(self.norm(self.first(x)))
+        number = self.last(nn.functional.dropout(h, 0.2, self.training).mean((2, 3)))
+        return {"mask": h[:, :1], "number": number}
+
+class Images:
+    def __len__(self):
+        return 96
+
+    def __getitem__(self, i):
+        x = torch.rand(1, 8, 8, generator=torch.Generator().manual_seed(i))
+        return x, {"mask": x * 2, "number": x.mean()}
+
+def loss(outputs, targets):
+    Path("calls").open("a").write(".")
+    if Path("calls").stat().st_size == 60 and not Path("killed").exists():
+        Path("killed").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    differ = outputs["mask"] - targets["mask"], outputs["number"][:, 0] - targets["number"]
+    return sum(part.square().mean() for part in differ)
+
+torch.manual_seed(0)
+train = lockstep.Train(epochs=4, batch=16, lanes=4, clip=1.0, ema=0.9)
+run = lockstep.Run(train=train, checkpoint=lockstep.spec.Checkpoint(every_steps=2))
+launch = lockstep.Launch(name="run", runs_dir=Path(), device="cpu", plan=os.environ["PLAN"], quiet=True)
+result = lockstep.train(run, Own(), Images(), loss, launch=launch)
+if lockstep.is_main():
+    print(result.summary["weights_sha256"], sum(p.isfinite().all().item() for p in result.model.parameters()))
+"""
+
+
+@pytest.mark.gloo
+def test_a_module_of_a_script_survives_the_loss_of_a_stage(tmp_path):
+    printed = []
+    for plan in ("data=1", "pipeline=2"):
+        folder = tmp_path / plan
+        folder.mkdir()
+        (folder / "own.py").write_text(OWN)
+        if plan == "data=1":
+            (folder / "killed").touch()
+        env = {**os.environ, "PLAN": plan}
+        done = forked.call([sys.executable, "own.py"], env=env, cwd=folder, launches=True)
+        assert done.returncode == 0, done.stderr
+        assert (folder / "killed").exists()
+        printed.append(done.stdout.splitlines()[-1])
+    assert printed[0] == printed[1] and printed[0].endswith(" 6")
 
 
 def test_what_a_plan_cannot_do_is_refused_before_it_starts(tmp_path):

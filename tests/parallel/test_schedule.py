@@ -2,7 +2,7 @@
 
 import pytest
 
-from lockstep.parallel.schedule import bubble, lanes_in_flight, make_schedule
+from lockstep.parallel.schedule import bubble, make_schedule
 
 CASES = [(stages, lanes) for stages in (1, 2, 3, 4, 7) for lanes in (1, 2, 3, 8)]
 
@@ -17,6 +17,15 @@ def test_every_lane_passes_every_stage_in_order(name, stages, lanes):
         most = lanes if name == "gpipe" else min(stages - stage, lanes)
         assert lanes_in_flight(own) == most
     assert finishes(turns)
+
+
+def lanes_in_flight(turns):
+    """The most lanes whose activations wait for their backward pass at one time."""
+    waiting = most = 0
+    for turn in turns:
+        waiting += 1 if turn.kind == "forward" else -1
+        most = max(most, waiting)
+    return most
 
 
 def finishes(turns):
