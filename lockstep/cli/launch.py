@@ -78,13 +78,13 @@ def start_workers(launch: Launch, run: Run) -> Launch:
     if launch.world:
         return launch
     plan = launch.plan
-    most = plan.workers if plan.splits_model and plan.workers else run.train.lanes * plan.pipeline
+    most = plan.workers if plan.splits_state and plan.workers else run.train.lanes * plan.pipeline
     size = min(_count(launch, run.train.threads), most)
     if not launch.rdzv:
         size = launch.plan.for_workers(size).workers or size
     if size == 1 and not launch.rdzv:
         return launch
-    if launch.plan.splits_model:  # with fewer, a part of the model would be missing
+    if launch.plan.splits_state:  # with fewer, a part of the state would be missing
         launch = replace(launch, min_workers=max(launch.min_workers, plan.workers or size))
     job = _job(launch, size, most, "lockstep.cli.listeners")
     raise SystemExit(Launcher(job, _Screen()).run())

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lockstep.comm.exchange import ExchangeShape, make_exchange
 from lockstep.comm.group import Group
-from lockstep.comm.tree import LaneTree, Leaf, subtrees, worker_lanes
+from lockstep.comm.tree import LaneTree, Leaf, all_heights, worker_lanes
 
 
 @dataclass(frozen=True)
@@ -60,25 +60,32 @@ class Bucket:
         self.begin()
         if self._alone:
             return
-        heights = [
-            [height for _, height in subtrees(worker_lanes(lanes, group.size, rank))]
-            for rank in range(group.size)
-        ]
-        like = entries[0].like
-        length = sum(entry.like.numel() for entry in entries)
-        shape = ExchangeShape(heights, length, like.dtype, entries[0].wire, like.device)
-        self._exchange = make_exchange(group, shape)
-        self._slots = [self._views(root) for root in self._exchange.roots]
-        self._means = self._views(self._exchange.result)
+        self._prepare(group, lanes)
         if self._on_gpu:
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
             self._filled, self._done = torch.cuda.Event(), torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def _prepare(self, group: Group, lanes: int) -> None:
+        """Make the exchange and its buffers, which stay."""
+        like = self._entries[0].like
+        length = sum(entry.like.numel() for entry in self._entries)
+        shape = ExchangeShape(
+            all_heights(lanes, group.size), length, like.dtype, self._entries[0].wire, like.device
+        )
+        self._exchange = make_exchange(group, shape)
+        self._slots = [self._views(root) for root in self._exchange.roots]
+        self._means = self._views(self._exchange.result)
 
     def begin(self) -> None:
         """Start a step."""
         self.leaf.clear()
         self.watched: int | None = None  # for an audit: the worker whose slice is summed twice
         self._tree, self._left = LaneTree(self._own.start, self._entries[0].wire), len(self._own)
+
+    @property
+    def num_lanes(self) -> int:
+        """How many of this worker's lanes are summed so far."""
+        return len(self._own) - self._left
 
     def is_whole(self) -> bool:
         """Whether all of this worker's lanes are summed."""
@@ -103,6 +110,9 @@ class Bucket:
             torch._foreach_copy_(slots, tensors)
         if self.watched is not None:
             self._kept = self._exchange.slice_roots(self.watched)
+        self._mark_filled()
+
+    def _mark_filled(self) -> None:
         if self._on_gpu:
             self._filled.record(torch.cuda.current_stream(self._device))
 
@@ -111,13 +121,16 @@ class Bucket:
         """The means over all lanes of all workers, after `pack`."""
         if self._alone:
             return self._tree.mean()
-        if self._on_gpu:
-            with torch.cuda.stream(self._stream):
-                self._stream.wait_event(self._filled)
-                self._exchange.run()
-                self._done.record(self._stream)
-        else:
-            self._exchange.run()
+        if not self._on_gpu:
+            return self._exchange_means()
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(self._filled)
+            found = self._exchange_means()
+            self._done.record(self._stream)
+        return found
+
+    def _exchange_means(self) -> Leaf:
+        self._exchange.run()
         return self._means
 
     def find_slice(self, group: Group) -> tuple[int, Tensor, Tensor]:

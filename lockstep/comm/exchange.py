@@ -44,6 +44,16 @@ class ExchangeShape:
         return self.slice * len(self.heights)
 
 
+def write_mean(rows: list[Tensor], heights: list[int], output: Tensor, shape: ExchangeShape) -> None:
+    """Write the mean over all lanes, in lane-tree order, from sums over subtrees, which are overwritten."""
+    step = _CHUNK if output.device.type == "cpu" else max(len(output), 1)
+    for first in range(0, len(output), step):
+        tree = LaneTree(wire=shape.wire)
+        for row, height in zip(rows, heights, strict=True):
+            tree.add([row[first : first + step].to(shape.dtype)], height)
+        tree.write_mean([output[first : first + step]])
+
+
 def make_exchange(group: Group, shape: ExchangeShape) -> Exchange:
     """An exchange through shared memory if all workers are on one host, else over the group."""
     own = max(map(len, shape.heights))
@@ -138,15 +148,8 @@ class Exchange:
         self.result = torch.zeros(shape.whole, dtype=shape.dtype, device=shape.device)
 
     def _sum(self, rows: list[Tensor], output: Tensor) -> None:
-        """The mean of one slice, in lane-tree order, from one row for each subtree; rows are overwritten."""
-        shape = self._shape
-        heights = [height for worker in shape.heights for height in worker]
-        step = _CHUNK if output.device.type == "cpu" else shape.slice
-        for first in range(0, shape.slice, step):
-            tree = LaneTree(wire=shape.wire)
-            for row, height in zip(rows, heights, strict=True):
-                tree.add([row[first : first + step].to(shape.dtype)], height)
-            tree.write_mean([output[first : first + step]])
+        """The mean of one slice from one row for each subtree of all workers."""
+        write_mean(rows, [height for worker in self._shape.heights for height in worker], output, self._shape)
 
     def _host(self, length: int) -> Tensor:
         """A buffer in memory that the group can reach."""

@@ -10,9 +10,12 @@ from torch import Tensor
 from lockstep.comm.background import BackgroundThread
 from lockstep.comm.bucket import Bucket, ReducedTensor, split
 from lockstep.comm.group import Group
+from lockstep.comm.shard.block import Block
+from lockstep.comm.shard.scatter import ScatteredBucket
 from lockstep.comm.tree import Leaf
 
 BUCKET_MB = 25.0
+Shard = tuple[Block, Sequence[int]]  # a block, and the indices of its entries
 
 
 class Reducer:
@@ -30,13 +33,20 @@ class Reducer:
         entries: Sequence[ReducedTensor],
         bucket_mb: float = BUCKET_MB,
         overlap: bool = True,
+        shards: Sequence[Shard] = (),
     ) -> None:
+        """Of the entries of a shard each worker gets only pieces; they are exchanged before the others."""
         self.overlaps = overlap and group.size > 1
         self._count, self._group = len(entries), group
-        self._buckets = [
-            Bucket(group, lanes, [entries[i] for i in indices], indices)
-            for indices in split(entries, bucket_mb * 1e6)
+        self._buckets: list[Bucket] = [
+            ScatteredBucket(group, lanes, [entries[i] for i in indices], list(indices), block)
+            for block, indices in shards
         ]
+        shared = {i for bucket in self._buckets for i in bucket.indices}
+        rest = [i for i in range(len(entries)) if i not in shared]
+        for places in split([entries[i] for i in rest], bucket_mb * 1e6):
+            indices = [rest[place] for place in places]
+            self._buckets.append(Bucket(group, lanes, [entries[i] for i in indices], indices))
         self._home = {i: (bucket, n) for bucket in self._buckets for n, i in enumerate(bucket.indices)}
         self._background: BackgroundThread[Leaf] | None = (
             BackgroundThread("reduce", entries[0].like.device) if self.overlaps else None
@@ -46,7 +56,7 @@ class Reducer:
 
     def begin(self) -> None:
         """Start a step, and drop what is left of an unfinished one."""
-        self._ready, self._futures = 0, []
+        self._ready, self._futures, self._added = 0, [], 0
         for bucket in self._buckets:
             bucket.begin()
 
@@ -60,23 +70,28 @@ class Reducer:
         """The watched slice, after `finish`: its owner, the means that arrived, the means summed again."""
         return self._watched.find_slice(self._group)
 
-    def put(self, index: int, tensor: Tensor) -> None:
-        """Take one tensor of the last lane or subtree before its `add`; the tensor is only read."""
+    def put(self, index: int, tensor: Tensor, height: int | None = None) -> None:
+        """Take one tensor of the next lane or subtree before its `add`; the tensor is only read.
+
+        Without a `height` it is the last lane or subtree. With one, its bucket must be of a shard.
+        """
         bucket, place = self._home[index]
         assert not bucket.is_whole() and place not in bucket.leaf, "a tensor was put twice"
         bucket.leaf[place] = tensor
         if len(bucket.leaf) == len(bucket.indices):
-            bucket.add_leaf(bucket.rest_height())
-            self._send()
+            bucket.add_leaf(bucket.rest_height() if height is None else height)
+            if self.overlaps:
+                self._send()
 
     def add(self, tensors: Sequence[Tensor], height: int = 0) -> None:
         """Take all tensors of the next lane or subtree; those that `put` already took are skipped."""
+        self._added += 1 << height
         for bucket in self._buckets:
-            if not bucket.is_whole():
+            if bucket.num_lanes < self._added:
                 for place, index in enumerate(bucket.indices):
                     bucket.leaf.setdefault(place, tensors[index])
                 bucket.add_leaf(height)
-        if self.overlaps and all(bucket.is_whole() for bucket in self._buckets):
+        if self.overlaps:
             self._send()
 
     def finish(self) -> list[Tensor]:

@@ -30,6 +30,12 @@ def subtrees(lanes: range) -> list[tuple[int, int]]:
     return found
 
 
+def all_heights(lanes: int, workers: int) -> list[list[int]]:
+    """The heights of every worker's maximal aligned subtrees."""
+    every = [worker_lanes(lanes, workers, rank) for rank in range(workers)]
+    return [[height for _, height in subtrees(own)] for own in every]
+
+
 class LaneTree:
     """Sums lists of tensors, one list per lane, in the order of the lane tree.
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from lockstep.comm.exchange import ExchangeShape, exchange_over
 from lockstep.comm.group import Group
 from lockstep.comm.transport import TorchTransport
-from lockstep.comm.tree import LaneTree, subtrees, worker_lanes
+from lockstep.comm.tree import LaneTree, all_heights, subtrees, worker_lanes
 from lockstep.errors import SpecError
 
 
@@ -41,8 +41,7 @@ class TreeReduce:
                 "worker needs a lane of its own"
             )
         self.own = worker_lanes(lanes, self._group.size, self._group.rank)  # this worker's lanes
-        every = [worker_lanes(lanes, self._group.size, rank) for rank in range(self._group.size)]
-        heights = [[height for _, height in subtrees(own)] for own in every]
+        heights = all_heights(lanes, self._group.size)
         self._shape, self._like = ExchangeShape(heights, like.numel(), like.dtype, None, like.device), like
         self._exchange = exchange_over(self._group, self._shape)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from lockstep.comm.group import Group
 from lockstep.errors import LockstepError, NumericsError, WorkersDiffer
 from lockstep.lanes.objects import Buffers
-from lockstep.lanes.step_reduction import Means, StepReduction, read_finite
+from lockstep.lanes.step_reduction import Buckets, Means, StepReduction, read_finite
 
 USED, NUMBERS = 0, 1  # places in `Means.numbers`: which parameters got a gradient, and what lanes note
 
@@ -48,7 +48,9 @@ class Reductions:
             for old in [k for k in self._made if k[0] != entered]:
                 self._made.pop(old).close()
             # no overlap: a lane may have several backward passes
-            self._made[key] = StepReduction(group, self._lanes, like, buffers.int_names(), overlap=False)
+            self._made[key] = StepReduction(
+                group, self._lanes, like, buffers.int_names(), Buckets(overlap=False)
+            )
         return self._made[key]
 
     def close(self) -> None:

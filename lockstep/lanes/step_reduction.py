@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lockstep.comm.bucket import ReducedTensor
 from lockstep.comm.group import Group
-from lockstep.comm.reducer import BUCKET_MB, Reducer
+from lockstep.comm.reducer import BUCKET_MB, Reducer, Shard
 from lockstep.errors import LockstepError
 from lockstep.models.tensors import tensors_sha256
 
@@ -36,6 +36,16 @@ class Means:
     ints: list[Tensor]  # the integer buffers, which are the same in every lane
 
 
+@dataclass(frozen=True)
+class Buckets:
+    """How gradients travel: those in fp32 as `wire`, as many at once, or of `shards` only pieces, flat."""
+
+    wire: torch.dtype | None = None
+    mb: float = BUCKET_MB
+    overlap: bool = True
+    shards: Sequence[Shard] = ()
+
+
 class StepReduction:
     """Sums lanes in the order of the lane tree, in one worker and between workers.
 
@@ -49,27 +59,25 @@ class StepReduction:
         lanes: int,
         like: Means,
         int_names: Sequence[str],
-        *,
-        wire: torch.dtype | None = None,
-        bucket_mb: float = BUCKET_MB,
-        overlap: bool = True,
+        buckets: Buckets | None = None,
     ) -> None:
-        """`like` has an example of each tensor, its gradients in the order of the parameters.
-
-        Gradients in fp32 travel as `wire`.
-        """
+        """`like` has an example of each tensor, its gradients in the order of the parameters."""
+        buckets = buckets or Buckets()
         self._group, self._int_names = group, list(int_names)
         self._num_params, self._num_numbers = len(like.grads), len(like.numbers)
         self._checks_ints = self._ints_checked = False
         # from the last layer to the first, since a backward pass ends with the first
-        grads = [ReducedTensor(p, wire if p.dtype == torch.float32 else None) for p in reversed(like.grads)]
+        grads = [
+            ReducedTensor(p, buckets.wire if p.dtype == torch.float32 else None) for p in reversed(like.grads)
+        ]
         self.reducer = Reducer(
             # floating buffers beside the gradients, as their type is often the same: fewer buckets
             group,
             lanes,
             [*grads, *map(ReducedTensor, [*like.floats, *like.numbers])],
-            bucket_mb,
-            overlap,
+            buckets.mb,
+            buckets.overlap,
+            [(block, [len(grads) - 1 - i for i in indices]) for block, indices in reversed(buckets.shards)],
         )
 
     @property
@@ -83,9 +91,12 @@ class StepReduction:
         self._ints: list[Tensor] | None = None
         self.reducer.begin()
 
-    def put(self, index: int, grad: Tensor) -> None:
-        """Take the gradient of one parameter of the last lane or subtree before its `add`."""
-        self.reducer.put(self._num_params - 1 - index, grad)
+    def put(self, index: int, grad: Tensor, height: int | None = None) -> None:
+        """Take the gradient of one parameter of the next lane or subtree before its `add`.
+
+        Without a `height` it is the last one.
+        """
+        self.reducer.put(self._num_params - 1 - index, grad, height)
 
     def add(
         self,

@@ -53,18 +53,20 @@ class LaneByLane:
         self._int_slots = _buffer_slots(model, floating=False)
         self._seed, self._bf16 = seed, bf16
         self._step, self._lane = 0, 0
+        self.hands_over = False  # give every lane's gradients to `early`, and keep none
         self._keyed_modules: list[nn.Module] = []
         self._key_dropout()
 
     def run(self, lanes: Lanes, step: int, early: OnGradient | None = None) -> Iterator[LaneOutput]:
         """Yield the output of each lane in order; the model's buffers end as they were at the step's start.
 
-        During the last lane, `early` gets each gradient as soon as it is known.
+        During the last lane, `early` gets each gradient as soon as it is known. If it `hands_over`, this
+        holds for every lane, and the gradients that it yields are zeros without memory.
         """
         self.model.train()
         before = [b.clone() for b in self.buffers()]
         for lane in range(lanes.num_lanes):
-            last = lane == lanes.num_lanes - 1
+            last = self.hands_over or lane == lanes.num_lanes - 1
             try:
                 output = self._run_lane(*lanes.lane(lane), step, lanes.first + lane, early if last else None)
             finally:
@@ -110,7 +112,7 @@ class LaneByLane:
         return LaneOutput(
             loss.detach().float().clone(),
             leaves(outputs)[0].detach(),
-            own_gradients(grads),
+            grads if self.hands_over else own_gradients(grads),
             [b.clone() for b in self.float_buffers()],
             [b.clone() for b in self.int_buffers()],
         )
@@ -133,14 +135,19 @@ class LaneByLane:
         own hooks.
         """
         params: list[Any] = list(self.params.values())
-        handles = [p.register_hook(partial(_hand_over, early, i)) for i, p in enumerate(params) if early]
+        give = partial(_hand_over, early, self.hands_over) if early else None
+        handles = [p.register_hook(partial(give, i)) for i, p in enumerate(params) if give]
         try:
             found = torch.autograd.grad(outputs, [*params, *inputs], given, allow_unused=True)
         finally:
             for handle in handles:
                 handle.remove()
-        grads = [torch.zeros_like(p) if g is None else g for p, g in zip(params, found, strict=False)]
+        grads = [self._unused(p) if g is None else g for p, g in zip(params, found, strict=False)]
         return [*grads, *found[len(params) :]]
+
+    def _unused(self, parameter: Tensor) -> Tensor:
+        """The gradient of a parameter that the loss does not depend on."""
+        return _ghost(parameter) if self.hands_over else torch.zeros_like(parameter)
 
     def buffers(self) -> list[Tensor]:
         """The model's buffers, floating ones first."""
@@ -205,9 +212,15 @@ def own_gradients(grads: Sequence[Tensor]) -> list[Tensor]:
     return owned
 
 
-def _hand_over(early: OnGradient, index: int, grad: Tensor | None) -> None:
+def _hand_over(early: OnGradient, and_forget: bool, index: int, grad: Tensor | None) -> Tensor | None:
     if grad is not None:
         early(index, grad.detach())
+    return _ghost(grad) if grad is not None and and_forget else None
+
+
+def _ghost(like: Tensor) -> Tensor:
+    """Zeros of the same shape that take the memory of one element."""
+    return like.new_zeros(()).expand(like.shape)
 
 
 def _note_bad(bad: list[str], name: str, module: nn.Module, inputs: object, output: object) -> None:

@@ -67,16 +67,37 @@ def replace_tensors(model: nn.Module, choose: Callable[[str, Tensor], Tensor | N
                     table[key] = made.setdefault(id(tensor), new)
 
 
+def has_values(tensor: Tensor) -> bool:
+    """Whether a tensor has memory for its elements: not on `meta`, and not one element for all of them."""
+    return not tensor.is_meta and (tensor.numel() < 2 or any(tensor.stride()))
+
+
 def _is_elsewhere(value: object) -> bool:
     return isinstance(value, Tensor) and value.is_meta
 
 
-def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 over (name, dtype, shape, bytes) in name order, bytes in logical order."""
-    sha = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
+class TensorHash:
+    """SHA-256 over (name, dtype, shape, bytes) of tensors, one after another; bytes in logical order."""
+
+    def __init__(self) -> None:
+        self._sha, self.count = hashlib.sha256(), 0
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Take the next tensor."""
+        tensor = tensor.detach().cpu().contiguous()
         dtype = str(tensor.dtype).removeprefix("torch.")
-        sha.update(f"{name}\0{dtype}\0{tuple(tensor.shape)}\0".encode())
-        sha.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
-    return sha.hexdigest()
+        self._sha.update(f"{name}\0{dtype}\0{tuple(tensor.shape)}\0".encode())
+        self._sha.update(tensor.flatten().view(torch.uint8).numpy().data)
+        self.count += 1
+
+    def hexdigest(self) -> str:
+        """The hash of all tensors so far."""
+        return self._sha.hexdigest()
+
+
+def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
+    """The SHA-256 of tensors in the order of their names."""
+    found = TensorHash()
+    for name in sorted(tensors):
+        found.add(name, tensors[name])
+    return found.hexdigest()

@@ -6,7 +6,7 @@ What one part computes and a later one uses goes along; also a parameter that bo
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,9 +59,12 @@ class ModelGraph:
         """Names of the parameters and buffers that a call uses."""
         return list(dict.fromkeys(self._tensors[place].values()))
 
-    def run(self, places: Iterable[int], values: Values) -> None:
+    def run(
+        self, places: Iterable[int], values: Values, before: Callable[[int], None] = lambda place: None
+    ) -> None:
         """Compute some calls; adds what they give to `values`, and drops what no later call uses."""
         for place in places:
+            before(place)
             node = self.calls[place]
             values[node.name] = self.call(place, values)
             for key in [key for key in values if self.last_uses.get(key, -1) <= place]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lockstep.comm.mesh import Mesh
 from lockstep.errors import ModelError
 from lockstep.kernels.numerics import half_precision
-from lockstep.models.tensors import buffers_kept, replace_tensors
+from lockstep.models.tensors import buffers_kept, has_values, replace_tensors
 from lockstep.parallel.cut import Trial, choose_cuts, named_cuts, try_lane
 from lockstep.parallel.model_graph import ModelGraph
 from lockstep.parallel.stage import Stage
@@ -37,7 +37,7 @@ class Pipeline:
 def cut_model(model: nn.Module, images: Tensor, bf16: bool, plan: Plan, mesh: Mesh) -> Pipeline:
     """Cut a model; `images` are those of a lane. A collective: worker 0 chooses the cuts."""
     number = mesh.pipeline.rank
-    graph, trial = _try(model.train(), images, bf16, plan.cost)
+    graph, trial = _try(model.train(), images, bf16, plan.cost if plan.pipeline > 1 else "counted")
     cuts = named_cuts(graph, trial, plan.cuts) if plan.cuts else choose_cuts(trial, plan.pipeline)
     cuts = json.loads(mesh.world.broadcast_bytes(json.dumps(cuts).encode()))  # measured times differ
     training = Stage(graph, trial, cuts, number)
@@ -68,7 +68,7 @@ def forget_values(model: nn.Module, device: torch.device) -> None:
     """Give a model of which a part was kept memory for all of it; NaN stands for what is not known."""
 
     def unknown(name: str, tensor: Tensor) -> Tensor | None:
-        if not tensor.is_meta:
+        if has_values(tensor):
             return None
         value = float("nan") if tensor.is_floating_point() else 0
         return torch.full_like(tensor, value, device=device)

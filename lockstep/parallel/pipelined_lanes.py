@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from lockstep.kernels.numerics import half_precision, seed_stream
 from lockstep.kernels.structure import leaves
 from lockstep.lower.lane_by_lane import LaneByLane, LaneOutput, OnGradient, own_gradients
 from lockstep.parallel.pipeline import Pipeline
-from lockstep.parallel.schedule import make_schedule
+from lockstep.parallel.schedule import Turn, make_schedule
 from lockstep.parallel.stage import Passed
 from lockstep.parallel.stage_clock import StageClock
 from lockstep.parallel.stage_link import StageLink
@@ -55,6 +56,7 @@ class PipelinedLanes(LaneByLane):
         super().__init__(model, loss, seed, bf16)
         self.stage, self._schedule, self._draws = pipeline.training, pipeline.schedule, pipeline.draws
         self._link, self._clock = link, StageClock()
+        self.rounds = 0  # the most lanes of a worker along `data`, if its parameters are gathered
         # the form of each gradient that comes back, or None if there is none; known after the first lane
         self._grad_forms: list[Form | None] | None = None
         self._told_forms: list[Form | None] | None = None
@@ -65,18 +67,39 @@ class PipelinedLanes(LaneByLane):
         stage, count = self.stage, lanes.num_lanes
         turns = StageTurns(stage, self._link, self._draws, lanes.images.device)
         arriving, waiting = self._expect(turns, count), {}
-        for turn in make_schedule(self._schedule, stage.number, stage.count, count):
-            if turn.kind == "forward":
+        schedule = make_schedule(self._schedule, stage.number, stage.count, max(self.rounds, count))
+        self._begin_gathering(schedule)
+        for turn in schedule:
+            if turn.lane >= count:
+                self._pass_over(turn)
+            elif turn.kind == "forward":
                 with self._clock.busy(turn):
                     waiting[turn.lane] = self._forward(turns, lanes, turn.lane, step, arriving)
                 self._clock.in_flight = max(self._clock.in_flight, len(waiting))
             else:
-                last = turn.lane == count - 1
+                last = self.hands_over or turn.lane == count - 1
                 with self._clock.busy(turn):
                     output = self._backward(waiting.pop(turn.lane), arriving, early if last else None)
                 yield output
+        if stage.gathered:
+            stage.gathered.use_nothing()
         self._link.flush()
         self._clock.end_step()
+
+    def _begin_gathering(self, schedule: Sequence[Turn]) -> None:
+        """Say in which order this step will need which blocks; the first step finds it out."""
+        gathered = self.stage.gathered
+        if gathered:
+            known = {"forward": self.stage.block_uses, "backward": gathered.backward_uses}
+            uses = [use for turn in schedule for use in known[turn.kind] or ()]
+            gathered.begin(uses if gathered.backward_uses is not None else ())
+
+    def _pass_over(self, turn: Turn) -> None:
+        """Gather for a lane that only other workers along `data` have."""
+        gathered = self.stage.gathered
+        assert gathered
+        backward = gathered.backward_uses or []
+        gathered.pass_over(self.stage.block_uses if turn.kind == "forward" else backward)
 
     def report(self, device: torch.device) -> dict[str, Any]:
         """How this stage spent its time, per step."""
@@ -128,13 +151,15 @@ class PipelinedLanes(LaneByLane):
         stage, passed = self.stage, flight.passed
         inputs = [tensor for tensor in passed.received if tensor.requires_grad]
         outputs, given = self._ends(flight, arriving)
-        grads = [torch.zeros_like(parameter) for parameter in self.params.values()]
+        grads = [self._unused(parameter) for parameter in self.params.values()]
         back: list[Tensor | None] = [None] * len(inputs)
         if outputs and (self.params or inputs):
-            found = self._gradients(outputs, early, given, inputs)
+            with stage.gathered.backward_pass() if stage.gathered else nullcontext():
+                found = self._gradients(outputs, early, given, inputs)
             grads, back = found[: len(grads)], found[len(grads) :]
         sent = [] if stage.is_first else self._send_back(back)
-        grads = own_gradients([*sent, *grads])[len(sent) :]  # what is being sent must not be changed
+        if not self.hands_over:
+            grads = own_gradients([*sent, *grads])[len(sent) :]  # what is being sent must not be changed
         loss = passed.sent[0].new_zeros((), dtype=torch.float32) if flight.loss is None else flight.loss
         logits = loss.new_zeros(0, 1) if flight.loss is None else leaves(passed.result)[0].detach()
         return LaneOutput(loss.detach().float().clone(), logits, grads, *flight.buffers)

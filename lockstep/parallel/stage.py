@@ -6,7 +6,7 @@ the first. Those of later stages come first, since a stage's backward pass begin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lockstep.parallel.cut import Trial
 from lockstep.parallel.model_graph import ModelGraph, Value, Values
+from lockstep.parallel.shard.gathered_model import GatheredModel, Use
 
 
 @dataclass
@@ -36,6 +37,7 @@ class Stage:
         self.received = [] if self.is_first else self._tensors(trial, self._places.start)
         self.sent = [] if self.is_last else self._tensors(trial, self._places.stop)
         self.names = self._owned()  # of the parameters and buffers that it keeps
+        self.gathered: GatheredModel | None = None  # if its parameters are gathered block by block
         self.uses = {name for place in self._places for name in graph.tensors_of(place)}
 
     @property
@@ -53,7 +55,34 @@ class Stage:
             values[self._graph.input] = given[0]
         for value, tensor in zip(self.received, () if self.is_first else given, strict=True):
             values[value.key] = tensor.requires_grad_(value.needs_grad)
-        self._graph.run(self._places, values)
+        gathered = self.gathered
+        if gathered is None:
+            return self._pass(given, values)
+        with gathered.forward_pass():
+            return self._pass(given, values, lambda place: gathered.use(self._blocks(place)))
+
+    @property
+    def calls(self) -> list[list[str]]:
+        """The parameters and buffers that each call uses."""
+        return [self._graph.tensors_of(place) for place in self._places]
+
+    @property
+    def block_uses(self) -> list[Use]:
+        """The blocks of parameters that a forward pass uses, one call after another."""
+        if self.gathered is None:
+            return []
+        sent = self.gathered.blocks_of(value.key for value in self.sent)
+        return [use for use in [*map(self._blocks, self._places), sent] if use]
+
+    def _blocks(self, place: int) -> Use:
+        return self.gathered.blocks_of(self._graph.tensors_of(place)) if self.gathered else ()
+
+    def _pass(
+        self, given: Sequence[Tensor], values: Values, before: Callable[[int], None] = lambda place: None
+    ) -> Passed:
+        self._graph.run(self._places, values, before)
+        if self.gathered:  # parameters that later stages use too
+            self.gathered.use(self.gathered.blocks_of(value.key for value in self.sent))
         passed = Passed(list(() if self.is_first else given), [self._find(v, values) for v in self.sent])
         if self.is_last:
             passed.result = self._graph.result(values)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from lockstep.comm.group import Group
 
@@ -18,20 +19,22 @@ class StageNumbers(NamedTuple):
     stops: float
     moves: float
     is_finite: bool
-    chunks: dict[str, Any]  # tensors; lists on the way
+    chunks: dict[tuple[str, int], Tensor]  # by name and first element
 
 
-def merge_stages(pipeline: Group, mine: StageNumbers) -> StageNumbers:
-    """The numbers of the whole model: loss and right answers of the last stage; a collective."""
+def merge_stages(group: Group, mine: StageNumbers) -> StageNumbers:
+    """The numbers of the whole model: loss and right answers of the last stage; a collective.
+
+    `group` are workers that have all parts of the model together, those of the last stage at the end.
+    """
     device = next((sums.device for sums in mine.chunks.values()), torch.device("cpu"))
-    told = mine._replace(chunks={name: sums.tolist() for name, sums in mine.chunks.items()})
-    stages = [
-        StageNumbers(*json.loads(text)) for text in pipeline.all_gather_bytes(json.dumps(told).encode())
-    ]
+    told = [*mine[:-1], [[*place, sums.tolist()] for place, sums in mine.chunks.items()]]
+    every = [json.loads(text) for text in group.all_gather_bytes(json.dumps(told).encode())]
+    stages = [mine._replace(**dict(zip(StageNumbers._fields[:-1], found, strict=False))) for found in every]
     chunks = {
-        name: torch.tensor(sums, dtype=torch.float32, device=device)
-        for stage in stages
-        for name, sums in stage.chunks.items()
+        (name, first): torch.tensor(sums, dtype=torch.float32, device=device)
+        for *_, found in every
+        for name, first, sums in found
     }
     return StageNumbers(
         stages[-1].loss,

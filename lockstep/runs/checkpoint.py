@@ -11,18 +11,16 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load as parse_tensors
-from safetensors.torch import save as format_tensors
-from torch import Tensor
 
 from lockstep.errors import CheckpointError
-from lockstep.runs.train_state import TrainState, state_hashes
+from lockstep.runs.tensor_file import TensorFile, file_sha256
+from lockstep.runs.train_state import TrainState, hash_state
 
 _FORMAT = 1
 _MANIFEST = re.compile(r"step-(\d{9,})\.json")
@@ -34,40 +32,52 @@ class Saved:
 
     path: Path
     manifest: dict[str, Any]
-    tensors: dict[str, Tensor]
+    tensors: TensorFile  # read when they are asked for
 
     def restore(self, state: TrainState) -> None:
-        """Copy the checkpoint into a state of the same model and optimizer."""
+        """Copy the checkpoint into a state of the same model and optimizer, of which this worker has all."""
         try:
             state.load_tensors(self.tensors)
             state.load_cursor(self.manifest["cursor"])
         except (KeyError, TypeError, RuntimeError) as error:
             raise CheckpointError(f"{self.path}: does not fit this model or optimizer: {error}") from None
 
+    def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Refuse a checkpoint whose tensors have other names or shapes."""
+        found = {name: self.tensors.shape(name) for name in self.tensors}
+        differ = sorted(name for name, _ in found.items() ^ shapes.items())
+        if differ:
+            raise CheckpointError(f"{self.path}: does not fit this model or optimizer: {differ[0]}")
 
-def save_checkpoint(
-    folder: Path, state: TrainState, identity: str, keep: int, tensors: dict[str, Tensor] | None = None
-) -> Path:
+
+def save_checkpoint(folder: Path, state: TrainState, identity: str, keep: int, writes: bool = True) -> Path:
     """Write a checkpoint, then keep only the newest `keep` and the best; OSError if the disk is full.
 
-    `tensors` are those of the whole state, if this worker has only a part of it.
+    A collective if the state is in parts; only worker 0 `writes` more than its part, and gets errors.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = state.tensors() if tensors is None else tensors
-    data = format_tensors(tensors)
     tensors_path = folder / f"step-{state.step:09d}.safetensors"
-    manifest = {
-        "format": _FORMAT,
-        "file": tensors_path.name,
-        "bytes": len(data),
-        "sha256": hashlib.sha256(data).hexdigest(),
-        "identity": identity,
-        "cursor": state.cursor(),
-        **state_hashes(tensors),
-    }
-    manifest["seal"] = _seal(manifest)
-    write_durably(tensors_path, data)
     path = tensors_path.with_suffix(".json")
+    temporary = tensors_path.with_name(f".{tensors_path.name}.{os.getpid()}.tmp")
+    try:
+        if writes:
+            folder.mkdir(parents=True, exist_ok=True)
+        state.write_tensors(temporary if writes else None)
+        if not writes:
+            return path
+        manifest = {
+            "format": _FORMAT,
+            "file": tensors_path.name,
+            "bytes": temporary.stat().st_size,
+            "sha256": file_sha256(temporary),
+            "identity": identity,
+            "cursor": state.cursor(),
+            **hash_state(sorted(TensorFile(temporary).items())),
+        }
+        manifest["seal"] = _seal(manifest)
+        temporary.replace(tensors_path)
+        sync_folder(folder)
+    finally:
+        temporary.unlink(missing_ok=True)
     write_durably(path, (json.dumps(manifest, indent=1) + "\n").encode())
     prune(folder, keep, state.step, state.best_step)
     return path
@@ -81,7 +91,8 @@ def load_checkpoint(path: Path) -> Saved:
         name = manifest["file"]
         if name != Path(name).name:  # a manifest from elsewhere must not make us read other files
             raise ValueError(f"file='{name}' must be the name of a file beside it, without a folder")
-        data = (path.parent / name).read_bytes()
+        file = path.parent / name
+        found, size = file_sha256(file), file.stat().st_size
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
     if manifest.get("format") != _FORMAT:
@@ -90,14 +101,13 @@ def load_checkpoint(path: Path) -> Saved:
         )
     if manifest.pop("seal", None) != _seal(manifest):
         raise CheckpointError(f"{path}: damaged: its SHA-256 is not the one that was written with it")
-    found = hashlib.sha256(data).hexdigest()
     if found != manifest.get("sha256"):
         raise CheckpointError(
-            f"{path.parent / manifest['file']}: damaged: {len(data)} of {manifest.get('bytes')} bytes, "
+            f"{path.parent / manifest['file']}: damaged: {size} of {manifest.get('bytes')} bytes, "
             f"SHA-256 {found[:12]}… where the manifest says {str(manifest.get('sha256'))[:12]}…"
         )
     try:
-        return Saved(path, manifest, parse_tensors(data))
+        return Saved(path, manifest, TensorFile(file))
     except (SafetensorError, KeyError) as error:
         raise CheckpointError(f"{path.parent / manifest['file']}: not a safetensors file: {error}") from None
 
@@ -135,7 +145,12 @@ def write_durably(path: Path, data: bytes) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    handle = os.open(path.parent, os.O_RDONLY)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names of files in a folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -191,14 +191,18 @@ class Journal:
             self._add(_TRACE, {"step": state.step, "tensors": hashes})
 
     def save(self, state: TrainState) -> bool:
-        """Write a checkpoint; if that fails, warn, keep the old checkpoints and return False."""
-        tensors = state.tensors() if state.parts else None  # a collective
+        """Write a checkpoint; if that fails, warn, keep the old checkpoints and return False.
+
+        A collective if the state is in parts.
+        """
         if not self._directory:
+            if state.parts:
+                checkpoint.save_checkpoint(Path(), state, self.identity, 0, writes=False)
             return True
         folder = self._directory.checkpoints
         try:
             keep = self._about.run.checkpoint.count(finished=False)
-            path = checkpoint.save_checkpoint(folder, state, self.identity, keep, tensors)
+            path = checkpoint.save_checkpoint(folder, state, self.identity, keep)
         except OSError as error:
             goes_on = "training goes on and " if state.epoch < self._about.run.train.epochs else ""
             self.warn(

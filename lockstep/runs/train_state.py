@@ -5,28 +5,21 @@ The commit of a step changes all of it together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lockstep.comm.group import Group
-from lockstep.models.tensors import float_state, model_tensors, tensors_sha256, trainable
+from lockstep.comm.shard.share import Share
+from lockstep.models.tensors import TensorHash, float_state, has_values, model_tensors, trainable
+from lockstep.runs.state_parts import StateParts, StatePiece
 from lockstep.spec import Optimizer
 from lockstep.spec.optimizer_rule import RULES
 
 Memory = dict[str, list[Tensor]]  # an optimizer's tensors, such as velocity: one per parameter
-
-
-class Parts(Protocol):
-    """The parts of a state that is dealt to workers: which are alike, and how to get the others'."""
-
-    same: Group  # the workers that have this worker's part
-
-    def collect(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors of all parts at worker 0, and this worker's own elsewhere; a collective."""
 
 
 def init_memory(optimizer: Optimizer, params: list[Tensor]) -> Memory:
@@ -58,32 +51,64 @@ class TrainState:
     best_step: int = -1
     evaluation: tuple[float, float | None] | None = None  # loss and accuracy of the last one
     metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation
-    parts: Parts | None = None  # None: this worker has all of it
+    parts: StateParts | None = None  # None: this worker has all of it
+    share: Share | None = None  # of the trained parameters; None: this worker has whole ones
+    averaged: Share | None = None  # the same of their averages, whose pieces are in `ema`
 
     @classmethod
-    def begin(cls, model: nn.Module, optimizer: Optimizer, ema: float) -> TrainState:
-        """The state before the first step."""
-        known = dict(model.named_parameters())
-        params: list[Tensor] = [known[name].detach() for name in trainable(model)]
-        return cls(model, init_memory(optimizer, params), float_state(model, copy=True) if ema else {})
+    def begin(
+        cls,
+        model: nn.Module,
+        optimizer: Optimizer,
+        ema: float,
+        parts: StateParts | None = None,
+        share: Share | None = None,
+    ) -> TrainState:
+        """The state before the first step, of a model of which this worker may have only a part."""
+        state = cls(model, {}, {}, parts=parts, share=share)
+        state.memory = init_memory(optimizer, list(state.trained().values()))
+        if ema and share:
+            state.averaged = share.copy()
+            floats = float_state(model).items()
+            state.ema = {name: value.clone() for name, value in floats if name not in share.shapes}
+            state.ema |= state.averaged.pieces
+        elif ema:
+            state.ema = float_state(model, copy=True)
+        return state
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Contiguous CPU copies of all tensors of the state, by name; a collective if it is in parts."""
-        if self.parts:
-            return self.parts.collect(self.named())
-        return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in self.named().items()}
+    def trained(self) -> dict[str, Tensor]:
+        """What is updated here: the trained parameters of the model, or this worker's pieces of them."""
+        if self.share:
+            return self.share.pieces
+        known = dict(self.model.named_parameters())
+        return {name: known[name].detach() for name in trainable(self.model)}
 
-    def take_part(self, parts: Parts, free: Callable[[nn.Module], None]) -> None:
-        """Keep one part from now on; `free` frees the model's tensors of the other parts."""
-        before = trainable(self.model)
-        free(self.model)
-        kept, floats = set(trainable(self.model)), set(float_state(self.model))
-        self.memory = {
-            key: [tensor for name, tensor in zip(before, values, strict=True) if name in kept]
-            for key, values in self.memory.items()
-        }
-        self.ema = {name: tensor for name, tensor in self.ema.items() if name in floats}
-        self.parts = parts
+    def floats(self) -> dict[str, Tensor]:
+        """What the averages in `ema` are of, by the same names."""
+        pieces = self.share.pieces if self.share else {}
+        found = float_state(self.model) | pieces
+        return {name: found[name] for name in self.ema}
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """All tensors of the state in order of names, on the CPU and contiguous, to be used at once.
+
+        If the state is in parts it is a collective, and only worker 0 gets values.
+        """
+        return (self.parts or StateParts()).collect(self.pieces())
+
+    def write_tensors(self, path: Path | None) -> None:
+        """Write all tensors to a new file, whose path worker 0 has; a collective if the state is in parts."""
+        (self.parts or StateParts()).write(self.pieces(), path)
+
+    def pieces(self) -> list[StatePiece]:
+        """What this worker has of every tensor of the state."""
+        starts, shapes = (self.share.starts, self.share.shapes) if self.share else ({}, {})
+        found = []
+        for name, tensor in self.named().items():
+            own = name.split(".", 2 if name.startswith("optimizer.") else 1)[-1]
+            shape = tuple(shapes.get(own, tensor.shape))
+            found.append(StatePiece(name, shape, starts.get(own, 0), tensor))
+        return found
 
     @torch.no_grad()
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
@@ -128,24 +153,52 @@ class TrainState:
         return {name: value for name, value in found.items() if value is not None}
 
     def hashes(self) -> dict[str, str]:
-        """The current state's `weights_sha256` and other hashes, as in `state_hashes`."""
-        return state_hashes(self.tensors())
+        """`weights_sha256` of the state; `optimizer_sha256` and `ema_sha256` if it has such tensors.
+
+        A collective if the state is in parts; then only worker 0's are right.
+        """
+        return hash_state(self.tensors())
+
+    def common(self) -> dict[str, Tensor]:
+        """What all workers with the same layers have: everything, or what they do not share."""
+        if self.share is None:
+            return self.named()
+        whole = {f"model.{name}": value for name, value in model_tensors(self.model).items()}
+        return {name: value for name, value in whole.items() if has_values(value)}
 
     def named(self) -> dict[str, Tensor]:
-        """All tensors of the state by name, not copied."""
-        named: dict[str, Tensor] = {f"model.{k}": v for k, v in model_tensors(self.model).items()}
+        """All tensors of the state by name, not copied; of those that workers share, this one's pieces."""
+        pieces = self.share.pieces if self.share else {}
+        cut = self.share.shapes if self.share else {}
+        whole = {name: value for name, value in model_tensors(self.model).items() if name not in cut}
+        named = {f"model.{name}": value for name, value in (whole | pieces).items()}
         named |= {f"ema.{name}": tensor for name, tensor in self.ema.items()}
-        names = trainable(self.model)
+        names = self.trained()
         for memory, values in self.memory.items():
             named |= {f"optimizer.{memory}.{n}": v for n, v in zip(names, values, strict=True)}
         return named
 
 
-def state_hashes(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """`weights_sha256` of a state's tensors; `optimizer_sha256` and `ema_sha256` if it has such tensors."""
-    groups = {"weights": "model.", "optimizer": "optimizer.", "ema": "ema."}
-    parts = {
-        name: {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
-        for name, start in groups.items()
-    }
-    return {f"{name}_sha256": tensors_sha256(part) for name, part in parts.items() if part}
+class StateHash:
+    """Hashes the tensors of a state, one after another in the order of names."""
+
+    def __init__(self) -> None:
+        self._kinds = {"model": TensorHash(), "optimizer": TensorHash(), "ema": TensorHash()}
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Take the next tensor."""
+        kind, _, rest = name.partition(".")
+        self._kinds[kind].add(rest, tensor)
+
+    def found(self) -> dict[str, str]:
+        """The hashes of all tensors so far, of each kind of which there are any."""
+        names = {"model": "weights", "optimizer": "optimizer", "ema": "ema"}
+        return {f"{names[kind]}_sha256": h.hexdigest() for kind, h in self._kinds.items() if h.count}
+
+
+def hash_state(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
+    """The hashes of the tensors of a state, which come in the order of names."""
+    found = StateHash()
+    for name, tensor in tensors:
+        found.add(name, tensor)
+    return found.found()

@@ -141,18 +141,18 @@ class Launch:
     @property
     def num_workers(self) -> int | str | None:
         """The number of workers to start: as given, else as the plan says."""
-        least = self.plan.workers or (self.plan.pipeline if self.plan.splits_model else None)
+        least = self.plan.workers or (self.plan.pipeline if self.plan.splits_state else None)
         return least if self.workers is None else self.workers
 
     def _check_plan(self, run: Run, size: int | str | None) -> None:
         if isinstance(size, int) and not self.rdzv:  # else it is the number on one node
             self.plan.for_workers(size)
-        if not self.plan.splits_model:
+        if not self.plan.splits_state:
             return
         for flag, value in (("--audit", self.audit), ("--trace", self.trace)):
             if value:
                 raise SpecError(
-                    f"{flag} needs the whole model, and --plan {self.plan} splits it: leave it out"
+                    f"{flag} needs the whole state, and --plan {self.plan} splits it: leave it out"
                 )
         if run.kernels.set in ("fused", "compiled"):
             raise SpecError(
@@ -170,7 +170,7 @@ class Launch:
             )
         size, most = world.size if world else self.num_workers, lanes * self.plan.pipeline
         if isinstance(size, int) and size > most:
-            what = f"train.lanes={lanes}" + f" × pipeline={self.plan.pipeline}" * self.plan.splits_model
+            what = f"train.lanes={lanes}" + f" × pipeline={self.plan.pipeline}" * (self.plan.pipeline > 1)
             raise SpecError(
                 f"{size} workers are more than {what}: every worker needs a lane of its own; "
                 f"use at most {most} workers, or more lanes (a power of two), which is another run"

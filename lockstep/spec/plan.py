@@ -2,7 +2,8 @@
 
 workers = data × pipeline. Along `data` every worker computes some lanes of a batch, along `pipeline` some
 layers of the model. Rank r is stage r // data of the pipeline, and number r mod data along `data`: stages
-send the fewest bytes, so neighbours in rank, which are often on one host, are along `data`.
+send the fewest bytes, so neighbours in rank, which are often on one host, are along `data`. With `shard` the
+workers along `data` also share what they would all keep: each has a part of it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from lockstep.spec.run_file import read_toml
 
 SCHEDULES = ("1f1b", "gpipe")
 COSTS = ("measured", "counted")
+SHARDS = ("none", "optimizer", "gradients", "parameters")  # each shares what those before it share, too
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Plan:
 
     data: int = 0  # 0: as many as there are workers for
     pipeline: int = 1
+    shard: str = "none"  # what the workers along `data` share instead of keeping it each
     schedule: str = "1f1b"
     cost: str = "measured"  # by which stages are balanced
     cuts: tuple[str, ...] = ()  # the layer that each stage but the first begins with; empty: by cost
@@ -35,7 +38,7 @@ class Plan:
         for axis, least in (("data", 0), ("pipeline", 1)):
             if getattr(self, axis) < least:
                 raise SpecError(f"plan.{axis}={getattr(self, axis)} must be a whole number from 1")
-        for key, known in (("schedule", SCHEDULES), ("cost", COSTS)):
+        for key, known in (("shard", SHARDS), ("schedule", SCHEDULES), ("cost", COSTS)):
             if getattr(self, key) not in known:
                 raise SpecError(f"plan.{key}: {unknown(key, getattr(self, key), known)}")
         if self.cuts and len(self.cuts) != self.pipeline - 1:
@@ -50,9 +53,14 @@ class Plan:
         return self.data * self.pipeline if self.data else None
 
     @property
-    def splits_model(self) -> bool:
-        """Whether a worker has only a part of the model."""
-        return self.pipeline > 1
+    def splits_state(self) -> bool:
+        """Whether a worker has only a part of the run's state: some layers, or a share of what they keep."""
+        return self.pipeline > 1 or self.shard != "none"
+
+    @property
+    def shards_gradients(self) -> bool:
+        """Whether gradients are shared, and given away as soon as they are known."""
+        return self.shard in ("gradients", "parameters")
 
     def for_workers(self, workers: int) -> Plan:
         """The same plan with `data` filled in; an error with the equation if it does not come out."""
@@ -66,6 +74,11 @@ class Plan:
             raise SpecError(
                 f"--plan {self}: workers = data × pipeline = {asked}, and the number of workers is "
                 f"{workers}: {self._fix(workers)}"
+            )
+        if data == 1 and self.shard != "none":
+            raise SpecError(
+                f"--plan {self}: shard={self.shard} shares over the workers along data, and there is one: "
+                "give more workers, or leave shard out"
             )
         return replace(self, data=data)
 
@@ -82,7 +95,7 @@ class Plan:
         words = [f"{key}={value}" for key, value in shown.items()]
         words += [
             f"{key}={getattr(self, key)}"
-            for key in ("schedule", "cost")
+            for key in ("shard", "schedule", "cost")
             if getattr(self, key) != getattr(Plan, key)
         ]
         words += [f"cuts={'/'.join(self.cuts)}"] if self.cuts else []

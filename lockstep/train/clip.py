@@ -22,12 +22,12 @@ def clip_gradients(grads: list[Tensor], norm: Tensor, limit: float) -> None:
 @torch.no_grad()
 def gradient_norm(grads: Mapping[str, Tensor]) -> Tensor:
     """√Σg²: squares summed over chunks of 2¹⁶ elements of each parameter, then over chunks in name order."""
-    return norm_of_chunks({name: chunk_sums(grad) for name, grad in grads.items()})
+    return norm_of_chunks({(name, 0): chunk_sums(grad) for name, grad in grads.items()})
 
 
 @torch.no_grad()
-def norm_of_chunks(chunks: Mapping[str, Tensor]) -> Tensor:
-    """The same from the `chunk_sums` of each gradient by name."""
+def norm_of_chunks(chunks: Mapping[tuple[str, int], Tensor]) -> Tensor:
+    """The same from the `chunk_sums` of each gradient, or piece of one, by name and first element."""
     return tree_sum(torch.cat([chunks[name] for name in sorted(chunks)])).double().sqrt().float()
 
 

@@ -1,40 +1,44 @@
-"""A run dealt to workers by a plan: the mesh, and with a pipeline this worker's stage of the model."""
+"""A run dealt to workers by a plan: the mesh, this worker's stage, its share of the parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
 from lockstep.comm.everywhere import everywhere
 from lockstep.comm.group import Group
 from lockstep.comm.mesh import Mesh, make_mesh
+from lockstep.comm.tree import worker_lanes
 from lockstep.data.loader import Lanes, Needs
 from lockstep.errors import LockstepError, ModelError
 from lockstep.lower.fixed_lane import fixed_values
 from lockstep.lower.lane_by_lane import LaneByLane
 from lockstep.parallel.pipeline import Pipeline, cut_model, forget_values, keep_part
 from lockstep.parallel.pipelined_lanes import PipelinedLanes
+from lockstep.parallel.shard.gathered_model import GatheredModel
+from lockstep.parallel.shard.sharded_model import ShardedModel, blocks_by_size, blocks_by_use
 from lockstep.parallel.stage_link import StageLink
-from lockstep.parallel.stage_parts import StageParts
+from lockstep.runs.state_parts import StateParts
 from lockstep.runs.train_state import TrainState
 from lockstep.spec.generation import Generation
 from lockstep.spec.plan import Plan
-from lockstep.train.evaluation.host_evaluate import Evaluator
+from lockstep.train.evaluation.host_evaluate import Evaluator, averaged_weights
 from lockstep.train.evaluation.pipelined_evaluate import PipelinedEvaluator
 from lockstep.train.setup import Given, Setup
 
 
-@dataclass(frozen=True)
+@dataclass
 class Dealt:
     """What one worker computes of a run."""
 
     setup: Setup
     mesh: Mesh
-    parts: StageParts | None = None
-    pipeline: Pipeline | None = None
+    plan: Plan
+    pipeline: Pipeline | None = None  # also of one stage, whose parameters are gathered block by block
+    sharded: ShardedModel | None = None  # once the state has begun
 
     @property
     def needs(self) -> Needs:
@@ -44,11 +48,16 @@ class Dealt:
 
     def lower(self, read: Callable[[], Lanes]) -> LaneByLane:
         """The model, or this worker's stage of it, made ready to run its lanes."""
-        setup = self.setup
+        setup, lanes, data = self.setup, self.setup.run.train.lanes, self.mesh.data
         if self.pipeline is None:
-            return setup.lower(read, self.mesh.data)
-        link = StageLink(self.mesh.pipeline, setup.device)
-        return PipelinedLanes(setup.model, setup.loss, setup.run.seed, setup.bf16, self.pipeline, link)
+            lowered = setup.lower(read, data)
+        else:
+            link = StageLink(self.mesh.pipeline, setup.device)
+            lowered = PipelinedLanes(setup.model, setup.loss, setup.run.seed, setup.bf16, self.pipeline, link)
+            if self.pipeline.training.gathered:
+                lowered.rounds = max(len(worker_lanes(lanes, data.size, rank)) for rank in range(data.size))
+        lowered.hands_over = self.plan.shards_gradients
+        return lowered
 
     def evaluator(self, graph: bool) -> Evaluator:
         """Evaluation after every epoch."""
@@ -58,23 +67,48 @@ class Dealt:
         stock = self.setup.stock_evaluator(self.mesh.data)
         return PipelinedEvaluator(**vars(stock), pipeline=self.pipeline, stages=self.mesh.pipeline, link=link)
 
-    def take_part(self, state: TrainState) -> None:
-        """Keep only this worker's part of the state, and free the rest."""
-        if self.parts and self.pipeline:
-            state.take_part(self.parts, partial(keep_part, names=self.pipeline.training.names))
+    def begin(self, bucket_mb: float) -> TrainState:
+        """The state before the first step: this worker's part of it, if the plan splits it."""
+        setup, plan, mesh = self.setup, self.plan, self.mesh
+        options = setup.run.optimizer, setup.run.train.ema
+        if not plan.splits_state:
+            return TrainState.begin(setup.model, *options)
+        if self.pipeline:
+            keep_part(setup.model, self.pipeline.training.names)
+        if plan.shard == "parameters":
+            assert self.pipeline
+            calls = self.pipeline.training.calls
+            gathered = GatheredModel(setup.model, blocks_by_use(setup.model, calls, bucket_mb), mesh.shard)
+            self.sharded = gathered
+            self.pipeline.training.gathered = self.pipeline.evaluation.gathered = gathered
+        elif plan.shard != "none":
+            self.sharded = ShardedModel(setup.model, blocks_by_size(setup.model, bucket_mb), mesh.shard)
+        share = self.sharded.share if self.sharded else None
+        return TrainState.begin(setup.model, *options, StateParts(mesh.world, mesh.data), share)
+
+    def averaged(self, state: TrainState) -> AbstractContextManager[None]:
+        """The model with its averaged weights, if the run keeps them."""
+        if self.sharded:
+            return self.sharded.averaged(state.averaged, state.ema)
+        return averaged_weights(state.model, state.ema)
 
     def make_whole(self, state: TrainState) -> None:
         """Give every worker the whole model, at the end."""
-        if self.parts:
-            own = {k.removeprefix("model."): v for k, v in state.named().items() if k.startswith("model.")}
-            self.parts.make_whole(state.model, own, self.setup.device)
-            state.parts = None
+        if state.parts:
+            shared = state.share.shapes if state.share else {}
+            state.parts.make_whole(state.model, state.pieces(), shared, self.setup.device)
+            state.parts = state.share = None
+
+    def close(self) -> None:
+        """End what gathers parameters."""
+        if self.sharded:
+            self.sharded.close()
 
 
 def deal(setup: Setup, plan: Plan, world: Group, generation: Generation | None = None) -> Dealt:
     """Deal a run by a plan; every worker still has all of it. A collective."""
-    if not plan.splits_model:
-        return Dealt(setup, Mesh(world, world))  # as many workers as are left
+    if not plan.splits_state:
+        return Dealt(setup, Mesh(world, world), plan)  # as many workers as are left
     if generation and generation.halt:
         error = LockstepError(
             f"{world.size} workers are too few for --plan {plan}: the same command with --resume auto goes "
@@ -103,8 +137,10 @@ def _split(setup: Setup, plan: Plan, world: Group) -> Dealt:
             "kernels.set=stock, which is another run"
         )
     mesh = make_mesh(world, plan)
+    if plan.pipeline == 1 and plan.shard != "parameters":
+        return Dealt(setup, mesh, plan)
     pipeline = cut_model(setup.model, _fixed_images(setup), setup.bf16, plan, mesh)
-    return Dealt(setup, mesh, StageParts(mesh), pipeline)
+    return Dealt(setup, mesh, plan, pipeline)
 
 
 def _fixed_images(setup: Setup) -> torch.Tensor:

@@ -43,6 +43,7 @@ class Engine:
             bucket_mb=launch.bucket_mb,
             overlap=launch.overlap,
         )
+        self._step.sharded = dealt.sharded
         self._step.audit = self._make_audit() if launch.audit else None
         self._device_epochs = self._make_device_epochs()
 

@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 import lockstep
+from lockstep.comm.everywhere import everywhere
 from lockstep.comm.group import Group
 from lockstep.errors import WorkersDiffer
-from lockstep.runs.train_state import TrainState, state_hashes
+from lockstep.models.tensors import model_tensors
+from lockstep.runs.checkpoint import Saved
+from lockstep.runs.train_state import TrainState, hash_state
 from lockstep.spec import Launch
 from lockstep.spec.identity import HISTORY, INITIAL_WEIGHTS, Identity, digest
 
@@ -108,13 +113,35 @@ def share_state(group: Group, state: TrainState, source: int) -> None:
     prove_state(group, state)
 
 
+def begin_parts(
+    group: Group, model: nn.Module, begin: Callable[[], TrainState], saved: Saved | None
+) -> TrainState:
+    """A state of which each worker has a part: from the checkpoint that worker 0 found, or from its model.
+
+    `begin` keeps this worker's part of the model.
+    """
+    cursor = json.loads(group.broadcast_bytes(json.dumps(saved and saved.manifest["cursor"]).encode()))
+    if cursor is None:
+        for tensor in model_tensors(model).values():
+            group.broadcast(tensor.detach())
+    state = begin()
+    assert state.parts
+    if cursor:
+        own = state.pieces()
+        shapes = state.parts.shapes(own)
+        everywhere(group, lambda: saved.check(shapes) if saved else None)
+        state.parts.hand_out(own, saved.tensors if saved else None)
+        state.load_cursor(cursor)
+    return state
+
+
 def prove_state(group: Group, state: TrainState) -> dict[str, str]:
     """The hashes of the state; an error if they differ between workers that have the same part of it."""
     if not state.parts:
         hashes = state.hashes()
         _compare_hashes(group, hashes, state.step)
         return hashes
-    _compare_hashes(state.parts.same, state_hashes(state.named()), state.step)
+    _compare_hashes(state.parts.same, hash_state(sorted(state.common().items())), state.step)
     found: dict[str, str] = json.loads(group.broadcast_bytes(json.dumps(state.hashes()).encode()))
     return found
 

@@ -25,7 +25,6 @@ from lockstep.spec import Launch
 from lockstep.spec.generation import Generation
 from lockstep.train.dealt import Dealt
 from lockstep.train.engine import Engine
-from lockstep.train.evaluation.host_evaluate import averaged_weights
 from lockstep.train.handshake import prove_state
 from lockstep.train.interrupt import Interrupt
 from lockstep.train.preflight import explain_memory
@@ -154,7 +153,7 @@ class Loop:
     def _end_epoch(self) -> None:
         """Evaluate, move the cursor to the next epoch, report and save."""
         state, totals = self._state, self._state.totals
-        with averaged_weights(state.model, state.ema):
+        with self._dealt.averaged(state):
             evaluation = self._evaluate(state.model)
         state.evaluation, state.metrics = (evaluation.loss, evaluation.accuracy), evaluation.metrics
         score = -evaluation.loss if evaluation.accuracy is None else evaluation.accuracy
@@ -183,7 +182,7 @@ class Loop:
         state, store = self._state, self._setup.store
         if store.val is None:
             return {}
-        with averaged_weights(state.model, state.ema):
+        with self._dealt.averaged(state):
             found = replace(self._evaluate, split=store.test)(state.model)
         tested = {"test_accuracy": found.accuracy, "test_loss": found.loss, "test_metrics": found.metrics}
         return {name: value for name, value in tested.items() if value not in (None, {})}

@@ -5,7 +5,6 @@ Bad input is found here, before a directory is made or a step computed.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +29,7 @@ from lockstep.models import build_model, load_weights
 from lockstep.models.source_hash import describe_loss, describe_module
 from lockstep.models.tensors import model_tensors, tensors_sha256
 from lockstep.runs.about import About
+from lockstep.runs.tensor_file import file_sha256
 from lockstep.spec import Run
 from lockstep.spec.identity import Identity, is_scripted, make_identity
 from lockstep.train.evaluation.evaluate import place_evaluator
@@ -227,9 +227,3 @@ def _start_from(model: nn.Module, path: Path) -> list[str]:
     if renewed:
         notices.append(f"the head has another size and starts anew: {', '.join(renewed)}")
     return notices
-
-
-def file_sha256(path: Path) -> str:
-    """SHA-256 of a file's bytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

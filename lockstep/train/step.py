@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -18,9 +18,9 @@ from lockstep.comm.reducer import BUCKET_MB
 from lockstep.data.loader import Lanes
 from lockstep.errors import NumericsError
 from lockstep.kernels.loss import WholeLoss
-from lockstep.lanes.step_reduction import Means, StepReduction, read_finite
-from lockstep.lower.lane_by_lane import LaneByLane
-from lockstep.models.tensors import float_state
+from lockstep.lanes.step_reduction import Buckets, Means, StepReduction, read_finite
+from lockstep.lower.lane_by_lane import LaneByLane, OnGradient
+from lockstep.parallel.shard.sharded_model import ShardedModel
 from lockstep.parallel.stage_numbers import StageNumbers, merge_stages
 from lockstep.runs.train_state import TrainState
 from lockstep.spec import Run
@@ -69,6 +69,7 @@ class Step:
         self._steps_per_epoch = steps_per_epoch
         self._total_steps = steps_per_epoch * run.train.epochs
         self._mesh = mesh or Mesh()
+        self.sharded: ShardedModel | None = None  # if the workers along `data` share the parameters
         self._options = bucket_mb, overlap
         self.audit: Audit | None = None
 
@@ -81,7 +82,9 @@ class Step:
             audit.begin(self._state.step, reduction.reducer)
         seen, lane = 0, lanes.first
         requests = [torch.tensor(float(request), device=lanes.images.device) for request in (stop, move)]
-        early = reduction.put if reduction.overlaps else None
+        early: OnGradient | None = reduction.put if reduction.overlaps else None
+        if self._lowered.hands_over:
+            early = partial(reduction.put, height=0)
         for output in self._lowered.run(lanes, self._state.step, early):
             correct = requests[0].new_zeros(())
             if not isinstance(self._lowered.loss, WholeLoss):
@@ -98,25 +101,27 @@ class Step:
             audit.check(self._state.step)
         reduction.check_ints()
         clip, norm = self._run.train.clip, means.numbers[0]
-        chunks = {n: chunk_sums(g) for n, g in zip(self._lowered.params, means.grads, strict=True) if clip}
-        if clip and self._mesh.pipeline.size == 1:
+        found = dict(zip(self._lowered.params, means.grads, strict=True))
+        grads = {name: found[name] for name in self._state.trained()}
+        starts = self._state.share.starts if self._state.share else {}
+        chunks = {(name, starts.get(name, 0)): chunk_sums(grad) for name, grad in grads.items() if clip}
+        if clip and not self._state.parts:
             norm = norm_of_chunks(chunks)
         (loss, right, stops, moves, _), is_finite = read_finite(
-            [*means.numbers, norm], [*means.grads, *means.floats]
+            [*means.numbers, norm], [*grads.values(), *means.floats]
         )
         self._mesh.data.check()
-        if self._mesh.pipeline.size > 1:
-            told = merge_stages(
-                self._mesh.pipeline, StageNumbers(loss, right, stops, moves, is_finite, chunks)
-            )
+        if self._state.parts:
+            others = self._mesh.world if self.sharded else self._mesh.pipeline
+            told = merge_stages(others, StageNumbers(loss, right, stops, moves, is_finite, chunks))
             loss, right, stops, moves, is_finite, chunks = told
             norm = norm_of_chunks(chunks) if clip else norm
             is_finite = is_finite and bool(norm.isfinite())
         if not is_finite:
             raise self.not_finite(loss, lanes)
         if clip:
-            clip_gradients(means.grads, norm, clip)
-        lr = self._commit(means.grads, [*means.floats, *means.ints])
+            clip_gradients(list(grads.values()), norm, clip)
+        lr = self._commit(list(grads.values()), [*means.floats, *means.ints])
         return StepResult(loss, round(right * self._run.train.lanes), lr, stops > 0, moves > 0)
 
     @cached_property
@@ -124,15 +129,16 @@ class Step:
         """Made by the first step through the host; steps that stay on the device use another reducer."""
         params = [p.detach() for p in self._lowered.params.values()]
         numbers = [torch.zeros((), device=self._device)] * 4
-        bucket_mb, overlap = self._options
         return StepReduction(
             self._mesh.data,
             self._run.train.lanes,
             Means(params, numbers, self._lowered.float_buffers(), self._lowered.int_buffers()),
             self._lowered.int_names(),
-            wire=torch.bfloat16 if self._run.train.wire == "bf16" else None,
-            bucket_mb=bucket_mb,
-            overlap=overlap,
+            Buckets(
+                torch.bfloat16 if self._run.train.wire == "bf16" else None,
+                *self._options,
+                self.sharded.shards(list(self._lowered.params)) if self.sharded else (),
+            ),
         )
 
     def close(self) -> None:
@@ -147,12 +153,14 @@ class Step:
         # not `state.step`: epochs may have been longer before the data was changed
         done = state.epoch * steps + state.step_in_epoch
         lr = run.schedule.rate(run.optimizer.lr, done, self._total_steps, steps)
-        params = [p.detach() for p in self._lowered.params.values()]
+        params = list(state.trained().values())
         rules.update_params(run.optimizer, lr, state.step, params, grads, state.memory)
         for buffer, value in zip(self._lowered.buffers(), buffers, strict=True):
             buffer.copy_(value)
         if run.train.ema:
             self._average(run.train.ema)
+        if self.sharded:
+            self.sharded.publish()
         state.step += 1
         state.step_in_epoch += 1
         return lr
@@ -164,9 +172,7 @@ class Step:
         if not averages:  # a stage of a pipeline may have no tensors
             return
         torch._foreach_mul_(averages, decay)
-        torch._foreach_add_(
-            averages, torch._foreach_mul(list(float_state(self._state.model).values()), 1.0 - decay)
-        )
+        torch._foreach_add_(averages, torch._foreach_mul(list(self._state.floats().values()), 1.0 - decay))
 
     def not_finite(self, loss: float, lanes: Lanes) -> NumericsError:
         """The error of a step that was not taken because a value is not finite."""

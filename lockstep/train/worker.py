@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from lockstep.comm.group_source import GroupSource, LeftOut
 from lockstep.data.map_style import from_map_style
 from lockstep.errors import GroupLost, LockstepError, SpecError
 from lockstep.kernels.numerics import plain_torch, prepare_device
+from lockstep.runs.checkpoint import Saved
 from lockstep.runs.event import Event, Listener, Notice
 from lockstep.runs.journal import Journal
 from lockstep.runs.resume import (
@@ -36,6 +38,7 @@ from lockstep.train.dealt import deal, forget_part
 from lockstep.train.handshake import (
     RollCall,
     answer_roll,
+    begin_parts,
     call_roll,
     compare_identities,
     prove_identity,
@@ -161,15 +164,18 @@ class _Worker:
         roll = call_roll(group, answer_roll(identity, self.launch, self.state, keeps, knows))
         setup = self.setup if roll.agrees and self.setup else self._agree_on_setup(group)
         dealt = deal(setup, self.launch.plan, group, self.groups.generation)
-        state = self.state or TrainState.begin(setup.model, self.run.optimizer, self.run.train.ema)
         journal = self.journal = self.journal or Journal(self._tell, setup.about(), self.launch.trace)
-        if not roll.has_directory:
-            self._open(group, state, journal, roll)
-        if not roll.is_even:
-            share_state(group, state, roll.source or 0)
-        self.state = state
-        dealt.take_part(state)
-        return Loop(dealt, state, self.launch, journal, interrupt, self.groups).run()
+        saved = None if roll.has_directory else self._open(group, journal, roll)
+        if self.launch.plan.splits_state:
+            self.state = begin_parts(group, setup.model, lambda: dealt.begin(self.launch.bucket_mb), saved)
+        else:
+            state = self.state or dealt.begin(self.launch.bucket_mb)
+            everywhere(group, lambda: saved.restore(state) if saved else None)
+            if not roll.is_even:
+                share_state(group, state, roll.source or 0)
+            self.state = state
+        with closing(dealt):
+            return Loop(dealt, self.state, self.launch, journal, interrupt, self.groups).run()
 
     def _agree_on_setup(self, group: Group) -> Setup:
         mine = self.setup
@@ -202,22 +208,28 @@ class _Worker:
             compare_identities(theirs, self.setup.identity)
             self.setup.identity = theirs  # with the fields that only worker 0 knows
 
-    def _open(self, group: Group, state: TrainState, journal: Journal, roll: RollCall) -> None:
-        """Let worker 0 open the run's directory, and tell all workers its path."""
+    def _open(self, group: Group, journal: Journal, roll: RollCall) -> Saved | None:
+        """Let worker 0 open the run's directory, and tell all workers its path.
+
+        Returns the checkpoint to go on from, at worker 0 and if no worker has a state.
+        """
         if group.rank:
             journal.close()
-        everywhere(group, lambda: None if journal.is_open or group.rank else self._take(state, journal, roll))
+        saved = everywhere(
+            group, lambda: None if journal.is_open or group.rank else self._take(journal, roll)
+        )
         journal.found = json.loads(group.broadcast_bytes(json.dumps(journal.found).encode()))
         if group.rank == 0:
             self._announce(journal.path)
+        return saved
 
     def _announce(self, path: Path) -> None:
         """Tell the coordinator where the run's files are, for a worker that may have to take over."""
         assert self.setup
         self.groups.tell_job(str(path.resolve()), dict(self.setup.identity))
 
-    def _take(self, state: TrainState, journal: Journal, roll: RollCall) -> None:
-        """Open the run's directory; if no worker has a state, restore it from there."""
+    def _take(self, journal: Journal, roll: RollCall) -> Saved | None:
+        """Open the run's directory; if no worker has a state, find one there."""
         assert self.setup
         is_lost = roll.source is None
         known = journal.found.get("path") or self.groups.run
@@ -225,13 +237,8 @@ class _Worker:
             directory, saved = reopen_directory(Path(known), self.setup.about(), self._tell, is_lost)
         else:
             directory, saved = open_directory(self.setup.about(), self.launch, self._tell, self._announce)
-        try:
-            if saved:
-                saved.restore(state)
-        except BaseException:
-            directory.close()
-            raise
         journal.open(directory)
+        return saved
 
 
 def _crowded(launch: Launch, run: Run, device: torch.device) -> list[str]:

@@ -80,7 +80,7 @@ def test_hashes_of_what_a_run_does_not_keep_are_absent() -> None:
 def test_tensors_are_copies_in_logical_order() -> None:
     whole = state()
     whole.model.to(memory_format=torch.channels_last)
-    tensors = whole.tensors()
+    tensors = dict(whole.tensors())
     assert all(tensor.is_contiguous() for tensor in tensors.values())
     tensors["model.0.weight"].zero_()
     assert whole.model[0].weight.abs().sum() > 0
@@ -94,7 +94,7 @@ def test_tensors_come_back() -> None:
         other.memory["square"][1].zero_()
         other.ema["3.bias"].zero_()
     assert other.hashes() != whole.hashes()
-    other.load_tensors(whole.tensors())
+    other.load_tensors(dict(whole.tensors()))
     assert other.hashes() == whole.hashes()
 
 
@@ -103,25 +103,25 @@ def test_tensors_come_back_into_another_memory_format() -> None:
     other.model.to(memory_format=torch.channels_last)
     with torch.no_grad():
         other.model[0].weight.zero_()
-    other.load_tensors(whole.tensors())
+    other.load_tensors(dict(whole.tensors()))
     assert other.hashes() == whole.hashes()
     assert other.model[0].weight.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_a_missing_or_further_tensor_is_named() -> None:
     whole = state()
-    tensors = whole.tensors()
+    tensors = dict(whole.tensors())
     del tensors["model.0.bias"]
     with pytest.raises(KeyError, match=r"model\.0\.bias"):
         whole.load_tensors(tensors)
     with pytest.raises(KeyError, match=r"model\.extra"):
-        whole.load_tensors(whole.tensors() | {"model.extra": torch.zeros(1)})
+        whole.load_tensors(dict(whole.tensors()) | {"model.extra": torch.zeros(1)})
 
 
 def test_a_tensor_of_another_shape_is_refused_and_nothing_is_loaded() -> None:
     whole = state()
     before = whole.hashes()
-    tensors = {name: tensor * 0 for name, tensor in whole.tensors().items()}
+    tensors = {name: tensor * 0 for name, tensor in whole.tensors()}
     tensors["model.3.bias"] = torch.zeros(1)  # would spread over both elements
     with pytest.raises(KeyError, match=r"model\.3\.bias"):
         whole.load_tensors(tensors)
@@ -142,7 +142,7 @@ def test_the_cursor_comes_back_through_json() -> None:
 def test_frozen_parameters_have_no_memory() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[0].weight.requires_grad_(False)
-    names = TrainState.begin(model, Optimizer("momentum"), 0.0).tensors().keys()
+    names = TrainState.begin(model, Optimizer("momentum"), 0.0).named()
     assert {name for name in names if name.startswith("optimizer.")} == {
         "optimizer.velocity.0.bias",
         "optimizer.velocity.1.weight",

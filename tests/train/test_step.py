@@ -58,7 +58,7 @@ class Training:
         self.step = Step(self.run, self.state, self.lowered, STEPS_PER_EPOCH)
 
     def sha(self) -> str:
-        return tensors_sha256(self.state.tensors())
+        return tensors_sha256(dict(self.state.tensors()))
 
 
 def tree(values: list[Tensor]) -> Tensor:

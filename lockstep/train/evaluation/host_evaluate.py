@@ -76,6 +76,7 @@ class Evaluator:
         if own:
             with buffers_kept(model):
                 mine[: len(own)], correct = self.measure(model, rows)
+        self.catch_up()
         every, counts = mine.new_zeros(size, len(mine)), correct.new_zeros(size)
         self.group.all_gather(every, mine)
         self.group.all_gather(counts, correct)
@@ -84,6 +85,9 @@ class Evaluator:
         found = sum_blocks(self.group, rows, self.num_blocks) if self.metrics else {}
         self.group.check()  # what was gathered is wrong if NCCL was aborted
         return Evaluation(total, correct_everywhere, len(self.split), found)
+
+    def catch_up(self) -> None:
+        """Do what other workers need for blocks that this one does not have."""
 
     def seeded_blocks(self) -> Iterator[tuple[Tensor, Any, int]]:
         """Images, labels and the number of real samples of each of this worker's blocks.

@@ -30,7 +30,9 @@ class PipelinedEvaluator(Evaluator):
     @torch.no_grad()
     def __call__(self, model: nn.Module) -> Evaluation:
         """Evaluate in blocks of one shape; the last stage counts, and tells the others."""
-        found = ""
+        found, gathered = "", self.pipeline.evaluation.gathered
+        if gathered:
+            gathered.begin(self.pipeline.evaluation.block_uses * -(-self.num_blocks // self.group.size))
         if self.pipeline.evaluation.is_last:
             found = json.dumps(asdict(super().__call__(model)))
         else:
@@ -39,13 +41,23 @@ class PipelinedEvaluator(Evaluator):
             with buffers_kept(model):
                 for images, _, _ in self.seeded_blocks():
                     self.compute(forward, images)
+            self.catch_up()
         self.link.flush()
+        if gathered:
+            gathered.use_nothing()
         last = self.stages.size - 1
         return Evaluation(**json.loads(self.stages.broadcast_bytes(found.encode(), last)))
 
     def measure(self, model: Any, rows: list[Row]) -> tuple[Tensor, Tensor]:
         """As for a whole model, with what arrives from the stage before in place of images."""
         return super().measure(self._stage_forward(), rows)
+
+    def catch_up(self) -> None:
+        """Gather for blocks of images that only other workers along `data` have."""
+        stage = self.pipeline.evaluation
+        left = -(-self.num_blocks // self.group.size) - len(self.own)
+        if stage.gathered:
+            stage.gathered.pass_over(stage.block_uses * left)
 
     def _stage_forward(self) -> Callable[[Tensor], Any]:
         stage = self.pipeline.evaluation

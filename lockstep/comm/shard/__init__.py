@@ -1,0 +1,1 @@
+"""State that workers share instead of keeping it each: how it is cut, summed into shares, and gathered."""

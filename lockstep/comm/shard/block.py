@@ -1,0 +1,95 @@
+"""A block: tensors in one flat buffer, cut into a share for each worker.
+
+Shares are cut at multiples of 2¹⁶ elements of a tensor, as they count in its logical order. So sums over such
+chunks, by which gradients are clipped, need one worker each.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+_CHUNK = 1 << 16
+_ALIGN = 16  # elements: 64 bytes of fp32, since kernels may choose other algorithms by alignment
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Elements `start` to `stop` of a tensor, which begin at `offset` in a worker's share."""
+
+    index: int  # of the tensor in its block
+    start: int
+    stop: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Block:
+    """Tensors of these shapes, one after another, for so many workers."""
+
+    shapes: tuple[torch.Size, ...]
+    workers: int
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """Where each tensor begins, and the end of the block."""
+        found = [0]
+        for shape in self.shapes:
+            found.append(found[-1] + -(-shape.numel() // _ALIGN) * _ALIGN)
+        return found
+
+    @property
+    def length(self) -> int:
+        """Elements of the flat buffer."""
+        return self.starts[-1]
+
+    @cached_property
+    def bounds(self) -> list[int]:
+        """Where each worker's share begins, and the end: of all places allowed, the nearest to equal ones."""
+        places = sorted(
+            {s + first for s, n in zip(self.starts, self.shapes, strict=False) for first in _firsts(n)}
+        )
+        places.append(self.length)
+        found = [0]
+        for worker in range(1, self.workers):
+            wanted = self.length * worker / self.workers
+            at = bisect_left(places, wanted)
+            near = [places[i] for i in (at - 1, at) if 0 <= i < len(places)]
+            found.append(max(found[-1], min(near, key=lambda place: (abs(place - wanted), place))))
+        return [*found, self.length]
+
+    def share(self, worker: int) -> slice:
+        """The elements of the flat buffer that are a worker's."""
+        return slice(self.bounds[worker], self.bounds[worker + 1])
+
+    def size(self, worker: int) -> int:
+        """How many these are."""
+        return self.bounds[worker + 1] - self.bounds[worker]
+
+    def pieces(self, worker: int) -> list[Piece]:
+        """The pieces of tensors that a worker's share holds."""
+        share, found = self.share(worker), []
+        for index, (first, shape) in enumerate(zip(self.starts, self.shapes, strict=False)):
+            start, stop = max(share.start, first), min(share.stop, first + shape.numel())
+            if start < stop:
+                found.append(Piece(index, start - first, stop - first, start - share.start))
+        return found
+
+    def fill(self, flat: Tensor, tensors: list[Tensor]) -> Tensor:
+        """Copy tensors into a flat buffer, in their logical order."""
+        for place, tensor in zip(self.views(flat), tensors, strict=True):
+            place.copy_(tensor)
+        return flat
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """The tensors in a flat buffer."""
+        pairs = zip(self.starts, self.shapes, strict=False)
+        return [flat[first : first + shape.numel()].view(shape) for first, shape in pairs]
+
+
+def _firsts(shape: torch.Size) -> range:
+    return range(0, max(shape.numel(), 1), _CHUNK)

@@ -1,0 +1,64 @@
+"""One worker's share of the parameters of a model: flat tensors by block, and a view for each piece."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from lockstep.comm.shard.block import Block
+
+
+class Share:
+    """A worker's pieces of named tensors; `names` are those of each block, in its order."""
+
+    def __init__(
+        self, names: Sequence[Sequence[str]], blocks: Sequence[Block], worker: int, flats: list[Tensor]
+    ) -> None:
+        self.names, self.blocks, self.worker, self.flats = names, blocks, worker, flats
+        self.shapes = {
+            name: shape
+            for own, block in zip(names, blocks, strict=True)
+            for name, shape in zip(own, block.shapes, strict=True)
+        }
+
+    @classmethod
+    def cut(
+        cls, names: Sequence[Sequence[str]], tensors: Mapping[str, Tensor], workers: int, worker: int
+    ) -> Share:
+        """A worker's share of tensors that it has whole."""
+        blocks, flats = [], []
+        for own in names:
+            block = Block(tuple(tensors[name].shape for name in own), workers)
+            like = tensors[own[0]]
+            flat = torch.zeros(block.size(worker), dtype=like.dtype, device=like.device)
+            for piece in block.pieces(worker):
+                source = tensors[own[piece.index]].detach().reshape(-1)[piece.start : piece.stop]
+                flat[piece.offset : piece.offset + len(source)] = source
+            blocks.append(block)
+            flats.append(flat)
+        return cls(names, blocks, worker, flats)
+
+    @cached_property
+    def starts(self) -> dict[str, int]:
+        """Where the piece of each tensor of which there is one begins, in the order of names."""
+        return {
+            own[piece.index]: piece.start
+            for own, block in zip(self.names, self.blocks, strict=True)
+            for piece in block.pieces(self.worker)
+        }
+
+    @cached_property
+    def pieces(self) -> dict[str, Tensor]:
+        """The pieces, as views."""
+        return {
+            own[piece.index]: flat[piece.offset : piece.offset + piece.stop - piece.start]
+            for own, block, flat in zip(self.names, self.blocks, self.flats, strict=True)
+            for piece in block.pieces(self.worker)
+        }
+
+    def copy(self) -> Share:
+        """Another share of the same values."""
+        return Share(self.names, self.blocks, self.worker, [flat.clone() for flat in self.flats])
