@@ -42,8 +42,25 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
         default="pipeline=1",
         metavar="SPEC|FILE",
         help="how the model is dealt to workers: pipeline=2 gives each half of them half of the layers, "
-        "data=2,pipeline=2 needs 4 workers (workers = data × pipeline); also schedule=gpipe, cost=counted, "
+        "data=2,pipeline=2 needs 4 workers (workers = data × pipeline), shard=optimizer, gradients or "
+        "parameters shares these over data; also replicas=2 (of shares), schedule=gpipe, cost=counted, "
         "cuts=LAYER/LAYER; or a TOML file with such keys",
+    )
+    group.add_argument(
+        "--or",
+        dest="fallbacks",
+        action="append",
+        default=[],
+        metavar="SPEC|FILE",
+        help="a plan for when workers are lost; may be given several times: the first that the workers that "
+        "are left come out for",
+    )
+    group.add_argument(
+        "--replicas",
+        type=int,
+        default=1,
+        metavar="N",
+        help="how many workers keep each share of a plan with shard, so that N - 1 may be lost (default 1)",
     )
     group.add_argument(
         "--backend",

@@ -77,16 +77,17 @@ def start_workers(launch: Launch, run: Run) -> Launch:
         raise
     if launch.world:
         return launch
-    plan = launch.plan
-    most = plan.workers if plan.splits_state and plan.workers else run.train.lanes * plan.pipeline
+    each = [plan.workers if plan.splits_state else None for plan in launch.plans]
+    most = max(n or run.train.lanes * plan.pipeline for n, plan in zip(each, launch.plans, strict=True))
     size = min(_count(launch, run.train.threads), most)
     if not launch.rdzv:
         size = launch.plan.for_workers(size).workers or size
     if size == 1 and not launch.rdzv:
         return launch
-    if launch.plan.splits_state:  # with fewer, a part of the state would be missing
-        launch = replace(launch, min_workers=max(launch.min_workers, plan.workers or size))
-    job = _job(launch, size, most, "lockstep.cli.listeners")
+    sizes = launch.sizes(most)
+    if sizes:  # with fewer there is no plan
+        launch = replace(launch, min_workers=max(launch.min_workers, min(sizes)))
+    job = replace(_job(launch, size, most, "lockstep.cli.listeners"), sizes=sizes)
     raise SystemExit(Launcher(job, _Screen()).run())
 
 

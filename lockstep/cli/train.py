@@ -14,7 +14,7 @@ from lockstep.errors import BadInput, SpecError
 from lockstep.recipes import RECIPES, recipe
 from lockstep.spec import Launch, Run
 from lockstep.spec.identity import is_scripted
-from lockstep.spec.plan import read_plan
+from lockstep.spec.plan import read_plans
 from lockstep.spec.run_file import (
     dump_toml,
     from_table,
@@ -91,6 +91,7 @@ def run_train(options: argparse.Namespace) -> int:
         from lockstep.cli.tensorboard import check_tensorboard
 
         check_tensorboard()
+    plan, *fallbacks = read_plans([options.plan, *options.fallbacks], options.replicas)
     launch = Launch(
         options.name,
         options.runs_dir,
@@ -112,7 +113,8 @@ def run_train(options: argparse.Namespace) -> int:
         audit=options.audit,
         data_changed=options.data_changed,
         quiet=options.quiet,
-        plan=read_plan(options.plan),
+        plan=plan,
+        fallbacks=tuple(fallbacks),
     )
     run, name = resolve(options, launch)
     with named_file(options):

@@ -47,7 +47,7 @@ class Coordinator:
 
     def __init__(self, job: Job, say: Callable[[str], None]) -> None:
         self._min_nodes, self._most_nodes = job.nodes
-        self._membership = Membership(job.lanes, job.min_workers, self._min_nodes)
+        self._membership = Membership(job.lanes, job.min_workers, self._min_nodes, job.sizes)
         self._token, self._wait_s, self._say = job.token, job.wait_s, say
         self._nodes: dict[int, Node] = {}
         self._count = self._strangers = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -11,6 +11,9 @@ class Job:
 
     workers: int
     lanes: int
+    # the only numbers of workers that can train, the most wanted first; of each worker then, its part of the
+    # state, which others may have, too; empty: any number, and all have all of it
+    sizes: dict[int, tuple[int, ...]] = field(default_factory=dict)
     min_workers: int = 1
     wait_s: float = 60.0
     restarts: int = 3

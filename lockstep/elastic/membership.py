@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lockstep.spec.generation import Change, Generation
@@ -22,7 +23,15 @@ class Member:
 class Membership:
     """The workers of all nodes; `next` returns a new generation if the current one no longer fits them."""
 
-    def __init__(self, lanes: int, min_workers: int = 1, min_nodes: int = 1) -> None:
+    def __init__(
+        self,
+        lanes: int,
+        min_workers: int = 1,
+        min_nodes: int = 1,
+        sizes: Mapping[int, tuple[int, ...]] | None = None,
+    ) -> None:
+        """`sizes` are as in a Job."""
+        self._sizes = sizes or {}
         self._lanes, self._min_workers, self._min_nodes = lanes, min_workers, min_nodes
         self._members: dict[str, Member] = {}
         self._changes: list[tuple[int, float, Change]] = []  # (first generation with it, time, change)
@@ -106,7 +115,21 @@ class Membership:
         """Workers that can take part, by rank; the coordinator's node first, as the run's files are there."""
         training = self._training
         able = [m for m in self._members.values() if m.training == training and not m.leaves]
-        return sorted(able, key=lambda m: (m.node, m.age))[: self._lanes]
+        able = sorted(able, key=lambda m: (m.node, m.age))[: self._lanes]
+        size = next((size for size in self._sizes if size <= len(able)), len(able))
+        first = self._with_other_parts(able) if size < len(able) else []
+        wanted = [*first, *(m for m in able if m not in first)][:size]
+        return [m for m in able if m in wanted]
+
+    def _with_other_parts(self, able: list[Member]) -> list[Member]:
+        """A worker for each part of the state that the last generation had, as far as they live."""
+        current = self.current.workers if self.current else ()
+        parts = self._sizes.get(len(current), ())
+        found: dict[int, Member] = {}
+        for member in able:
+            if member.name in current and parts:
+                found.setdefault(parts[current.index(member.name)], member)
+        return list(found.values())
 
     def _waits(self) -> bool:
         """Whether to wait: at the start for all workers, at a further training for those of the last one."""
@@ -137,6 +160,7 @@ class Membership:
             halt,
             self._changes[0][1] if self._changes else now,
             self.changes,
+            tuple(m.name for m in self._members.values() if m not in able and not m.leaves),
         )
         self._again = False
         return self.current

@@ -62,9 +62,9 @@ class WorkerGroups:
             if generation is None:
                 raise LeftOut
             if self._world.name not in generation.workers:
-                if self._was_in:
+                if self._was_in and self._world.name not in generation.spares:
                     raise LeftOut
-                continue  # a spare: all lanes have a worker, so wait for a loss
+                continue  # a spare waits for a loss
             try:
                 group = self._link.form(generation, self._backend, self._device)
             except GroupLost:

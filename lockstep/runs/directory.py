@@ -158,9 +158,11 @@ class RunDirectory:
 
 
 def _is_before(line: bytes, step: int, epoch: float) -> bool:
-    """Whether a row is whole and belongs to work that will not be done again."""
+    """Whether a row is whole, and of work that will not be done again or of workers lost and joined."""
     try:
         row = json.loads(line)
+        if row.get("kind") == "generation":
+            return "step" in row
         again = row.get("kind") == "epoch" and row["epoch"] >= epoch  # it will be evaluated again
         return bool(row["step"] <= step) and not again
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -59,6 +59,7 @@ class StateParts:
 
     def __init__(self, world: Group | None = None, same: Group | None = None) -> None:
         self._world, self.same = world or Group(), same or Group()
+        self.known: dict[str, tuple[int, ...]] = {}  # the shapes of all tensors, once `shapes` was called
 
     def collect(self, own: Sequence[StatePiece]) -> Iterator[tuple[str, Tensor]]:
         """Every tensor in order of names, on the CPU: whole at worker 0, empty elsewhere; a collective."""
@@ -123,7 +124,8 @@ class StateParts:
 
     def shapes(self, own: Sequence[StatePiece]) -> dict[str, tuple[int, ...]]:
         """The shapes of all tensors of the whole state by name; a collective."""
-        return {listed.name: listed.shape for listed in self._listed(own)}
+        self.known = {listed.name: listed.shape for listed in self._listed(own)}
+        return self.known
 
     def make_whole(
         self, model: nn.Module, own: Sequence[StatePiece], shared: Container[str], device: torch.device

@@ -54,6 +54,7 @@ class TrainState:
     parts: StateParts | None = None  # None: this worker has all of it
     share: Share | None = None  # of the trained parameters; None: this worker has whole ones
     averaged: Share | None = None  # the same of their averages, whose pieces are in `ema`
+    names: list[str] | None = None  # of the parameters that are trained here; None: all of the model
 
     @classmethod
     def begin(
@@ -65,7 +66,7 @@ class TrainState:
         share: Share | None = None,
     ) -> TrainState:
         """The state before the first step, of a model of which this worker may have only a part."""
-        state = cls(model, {}, {}, parts=parts, share=share)
+        state = cls(model, {}, {}, parts=parts, share=share, names=trainable(model))
         state.memory = init_memory(optimizer, list(state.trained().values()))
         if ema and share:
             state.averaged = share.copy()
@@ -81,7 +82,7 @@ class TrainState:
         if self.share:
             return self.share.pieces
         known = dict(self.model.named_parameters())
-        return {name: known[name].detach() for name in trainable(self.model)}
+        return {name: known[name].detach() for name in self.names or trainable(self.model)}
 
     def floats(self) -> dict[str, Tensor]:
         """What the averages in `ema` are of, by the same names."""

@@ -31,6 +31,7 @@ class Generation:
     halt: bool = False  # workers save their state and stop, because too few are left
     since: float = 0.0  # Unix time at which the first change was noticed
     changes: tuple[Change, ...] = field(default_factory=tuple)
+    spares: tuple[str, ...] = ()  # workers that wait until one is lost
 
     def dump(self) -> dict[str, Any]:
         """Return a table for JSON."""
@@ -40,5 +41,5 @@ class Generation:
     def load(cls, table: dict[str, Any]) -> Generation:
         """Read a table that `dump` made; TypeError or KeyError if it is not one."""
         changes = tuple(Change(**change) for change in table["changes"])
-        lists = {"workers": tuple(table["workers"]), "nodes": tuple(table["nodes"]), "changes": changes}
+        lists = {key: tuple(table[key]) for key in ("workers", "nodes", "spares")} | {"changes": changes}
         return cls(**{**table, **lists})

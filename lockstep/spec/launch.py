@@ -52,12 +52,15 @@ class Launch:
     audit: int = 0  # check a lane and a slice by computing them twice, every N steps; 0: never
     quiet: bool = False  # print only warnings; a listener still gets every event
     plan: Plan = field(default_factory=Plan)  # how the model is dealt to workers
+    fallbacks: tuple[Plan, ...] = ()  # plans for fewer workers, the first that comes out
     world: World | None = None  # from the environment, if a launcher started this process
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "runs_dir", Path(self.runs_dir))  # users may give text
         if isinstance(self.plan, str):
             object.__setattr__(self, "plan", read_plan(self.plan))
+        fallbacks = [read_plan(plan) if isinstance(plan, str) else plan for plan in self.fallbacks]
+        object.__setattr__(self, "fallbacks", tuple(fallbacks))
         if self.device not in DEVICES:
             raise SpecError(f"--device: {unknown('device', self.device, DEVICES)}")
         if self.backend not in BACKENDS:
@@ -134,9 +137,42 @@ class Launch:
             "--nodes": self.nodes if self.nodes != plain.nodes else None,
             "--audit": self.audit or None,
             "--plan": self.plan if self.plan != plain.plan else None,
+            "--or": " --or ".join(map(str, self.fallbacks)) or None,
         }
         words = "".join(f" {flag} {value}" for flag, value in flags.items() if value is not None)
         return f"`lockstep train --resume {run}{words}`"
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The plan, and those to fall back to."""
+        return self.plan, *self.fallbacks
+
+    @property
+    def splits_state(self) -> bool:
+        """Whether a worker has only a part of the state under any of the plans."""
+        return any(plan.splits_state for plan in self.plans)
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether only some numbers of workers have a plan; else any number that is left goes on."""
+        return bool(self.fallbacks) or self.plan.splits_state
+
+    def plan_for(self, workers: int) -> Plan:
+        """The first plan that comes out for so many workers, with its number along `data`."""
+        if not self.is_bound:
+            return self.plan
+        fits = [plan for plan in self.plans if plan.most(workers) == workers]
+        return (fits or [self.plan])[0].for_workers(workers)
+
+    def sizes(self, most: int) -> dict[int, tuple[int, ...]]:
+        """The numbers of workers up to `most` that have a plan, the most wanted first; empty if all have.
+
+        With each, which part of the state each worker then has.
+        """
+        if not self.is_bound:
+            return {}
+        wanted = [n for plan in self.plans for n in range(most, 0, -1) if plan.most(n) == n]
+        return {n: self.plan_for(n).parts for n in wanted}
 
     @property
     def num_workers(self) -> int | str | None:
@@ -147,7 +183,12 @@ class Launch:
     def _check_plan(self, run: Run, size: int | str | None) -> None:
         if isinstance(size, int) and not self.rdzv:  # else it is the number on one node
             self.plan.for_workers(size)
-        if not self.plan.splits_state:
+        for plan in self.fallbacks:
+            if plan.data > run.train.lanes or (isinstance(size, int) and not plan.most(size)):
+                raise SpecError(
+                    f"--or {plan}: it needs more than the {size} workers or {run.train.lanes} lanes"
+                )
+        if not self.splits_state:
             return
         for flag, value in (("--audit", self.audit), ("--trace", self.trace)):
             if value:

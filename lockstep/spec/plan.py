@@ -8,7 +8,8 @@ workers along `data` also share what they would all keep: each has a part of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -29,18 +30,24 @@ class Plan:
     data: int = 0  # 0: as many as there are workers for
     pipeline: int = 1
     shard: str = "none"  # what the workers along `data` share instead of keeping it each
+    replicas: int = 1  # how many workers keep each share
     schedule: str = "1f1b"
     cost: str = "measured"  # by which stages are balanced
     cuts: tuple[str, ...] = ()  # the layer that each stage but the first begins with; empty: by cost
 
     def __post_init__(self) -> None:
         check_fields(self, "plan")
-        for axis, least in (("data", 0), ("pipeline", 1)):
+        for axis, least in (("data", 0), ("pipeline", 1), ("replicas", 1)):
             if getattr(self, axis) < least:
                 raise SpecError(f"plan.{axis}={getattr(self, axis)} must be a whole number from 1")
         for key, known in (("shard", SHARDS), ("schedule", SCHEDULES), ("cost", COSTS)):
             if getattr(self, key) not in known:
                 raise SpecError(f"plan.{key}: {unknown(key, getattr(self, key), known)}")
+        if self.replicas > 1 and self.shard == "none":
+            raise SpecError(
+                f"plan.replicas={self.replicas} is how many workers keep each share: give shard, too; "
+                "without it every worker along data has the same"
+            )
         if self.cuts and len(self.cuts) != self.pipeline - 1:
             raise SpecError(
                 f"plan.cuts={'/'.join(self.cuts)} names {len(self.cuts)} cuts, and pipeline={self.pipeline} "
@@ -75,12 +82,26 @@ class Plan:
                 f"--plan {self}: workers = data × pipeline = {asked}, and the number of workers is "
                 f"{workers}: {self._fix(workers)}"
             )
-        if data == 1 and self.shard != "none":
+        if self.shard != "none" and data // self.replicas < 2:
             raise SpecError(
-                f"--plan {self}: shard={self.shard} shares over the workers along data, and there is one: "
-                "give more workers, or leave shard out"
+                f"--plan {self}: shares = data / replicas = {data} / {self.replicas}, which is less than 2: "
+                f"give {2 * self.replicas * self.pipeline} workers, or leave shard out"
             )
         return replace(self, data=data)
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """A number for the part of the state that each worker has; those with the same have the same part."""
+        shares = self.data // self.replicas if self.shard != "none" else 1
+        return tuple(r // self.data * shares + r % self.data % shares for r in range(self.workers or 0))
+
+    def most(self, workers: int) -> int:
+        """The largest number of workers, of so many, for which it comes out; 0 if there is none."""
+        for number in range(workers, 0, -1):
+            with suppress(SpecError):
+                self.for_workers(number)
+                return number
+        return 0
 
     def _fix(self, workers: int) -> str:
         if self.data:
@@ -90,8 +111,8 @@ class Plan:
 
     def __str__(self) -> str:
         """As `read_plan` reads it; what is left at its default is left out."""
-        shown = {"data": self.data, "pipeline": self.pipeline}
-        shown = {key: value for key, value in shown.items() if value > (key == "pipeline")}
+        shown = {"data": self.data, "pipeline": self.pipeline, "replicas": self.replicas}
+        shown = {key: value for key, value in shown.items() if value > (key != "data")}
         words = [f"{key}={value}" for key, value in shown.items()]
         words += [
             f"{key}={getattr(self, key)}"
@@ -115,6 +136,17 @@ def read_plan(text: str) -> Plan:
             raise SpecError(f"--plan {text}: {key} stands twice")
         table[key] = int(value) if value.isdecimal() else value.split("/") if key == "cuts" else value
     return _from_table(table, text)
+
+
+def read_plans(texts: Sequence[str], replicas: int) -> tuple[Plan, ...]:
+    """Several plans; in those that have shares, so many workers keep each, unless they say it themselves."""
+    plans = [read_plan(text) for text in texts]
+    if replicas != 1 and plans[0].shard == "none":
+        raise SpecError(f"--replicas {replicas} needs --plan with shard=optimizer, gradients or parameters")
+    return tuple(
+        plan if plan.shard == "none" or plan.replicas > 1 else replace(plan, replicas=replicas)
+        for plan in plans
+    )
 
 
 def _from_table(table: Mapping[str, Any], source: str) -> Plan:

@@ -23,6 +23,7 @@ from lockstep.parallel.shard.sharded_model import ShardedModel, blocks_by_size, 
 from lockstep.parallel.stage_link import StageLink
 from lockstep.runs.state_parts import StateParts
 from lockstep.runs.train_state import TrainState
+from lockstep.spec import Launch
 from lockstep.spec.generation import Generation
 from lockstep.spec.plan import Plan
 from lockstep.train.evaluation.host_evaluate import Evaluator, averaged_weights
@@ -37,8 +38,10 @@ class Dealt:
     setup: Setup
     mesh: Mesh
     plan: Plan
+    bucket_mb: float  # the size of blocks that are shared
     pipeline: Pipeline | None = None  # also of one stage, whose parameters are gathered block by block
     sharded: ShardedModel | None = None  # once the state has begun
+    is_restored: bool = False  # whether the workers of the generation before had all of the state together
 
     @property
     def needs(self) -> Needs:
@@ -67,7 +70,7 @@ class Dealt:
         stock = self.setup.stock_evaluator(self.mesh.data)
         return PipelinedEvaluator(**vars(stock), pipeline=self.pipeline, stages=self.mesh.pipeline, link=link)
 
-    def begin(self, bucket_mb: float) -> TrainState:
+    def begin(self) -> TrainState:
         """The state before the first step: this worker's part of it, if the plan splits it."""
         setup, plan, mesh = self.setup, self.plan, self.mesh
         options = setup.run.optimizer, setup.run.train.ema
@@ -78,11 +81,13 @@ class Dealt:
         if plan.shard == "parameters":
             assert self.pipeline
             calls = self.pipeline.training.calls
-            gathered = GatheredModel(setup.model, blocks_by_use(setup.model, calls, bucket_mb), mesh.shard)
+            blocks = blocks_by_use(setup.model, calls, self.bucket_mb)
+            gathered = GatheredModel(setup.model, blocks, mesh.shard, plan.replicas)
             self.sharded = gathered
             self.pipeline.training.gathered = self.pipeline.evaluation.gathered = gathered
         elif plan.shard != "none":
-            self.sharded = ShardedModel(setup.model, blocks_by_size(setup.model, bucket_mb), mesh.shard)
+            blocks = blocks_by_size(setup.model, self.bucket_mb)
+            self.sharded = ShardedModel(setup.model, blocks, mesh.shard, plan.replicas)
         share = self.sharded.share if self.sharded else None
         return TrainState.begin(setup.model, *options, StateParts(mesh.world, mesh.data), share)
 
@@ -92,12 +97,20 @@ class Dealt:
             return self.sharded.averaged(state.averaged, state.ema)
         return averaged_weights(state.model, state.ema)
 
+    def explain_state(self, state: TrainState) -> str:
+        """From where a state in parts came, after workers were lost or joined."""
+        source = (
+            "the workers have all of the state, and go on from"
+            if self.is_restored
+            else "a part of the state is lost, and all go on from the checkpoint of"
+        )
+        return f"--plan {self.plan}: {source} step {state.step}"
+
     def make_whole(self, state: TrainState) -> None:
         """Give every worker the whole model, at the end."""
         if state.parts:
             shared = state.share.shapes if state.share else {}
             state.parts.make_whole(state.model, state.pieces(), shared, self.setup.device)
-            state.parts = state.share = None
 
     def close(self) -> None:
         """End what gathers parameters."""
@@ -105,10 +118,11 @@ class Dealt:
             self.sharded.close()
 
 
-def deal(setup: Setup, plan: Plan, world: Group, generation: Generation | None = None) -> Dealt:
-    """Deal a run by a plan; every worker still has all of it. A collective."""
+def deal(setup: Setup, launch: Launch, world: Group, generation: Generation | None = None) -> Dealt:
+    """Deal a run by the plan for so many workers; every worker still has all of it. A collective."""
+    plan = launch.plan_for(world.size)
     if not plan.splits_state:
-        return Dealt(setup, Mesh(world, world), plan)  # as many workers as are left
+        return Dealt(setup, Mesh(world, world), plan, launch.bucket_mb)  # as many workers as are left
     if generation and generation.halt:
         error = LockstepError(
             f"{world.size} workers are too few for --plan {plan}: the same command with --resume auto goes "
@@ -116,7 +130,7 @@ def deal(setup: Setup, plan: Plan, world: Group, generation: Generation | None =
         )
         error.everywhere = True
         raise error
-    return everywhere(world, lambda: _split(setup, plan, world))
+    return everywhere(world, lambda: _split(setup, plan, launch.bucket_mb, world))
 
 
 def forget_part(setup: Setup | None, given: Given) -> Setup | None:
@@ -130,7 +144,7 @@ def forget_part(setup: Setup | None, given: Given) -> Setup | None:
     return setup
 
 
-def _split(setup: Setup, plan: Plan, world: Group) -> Dealt:
+def _split(setup: Setup, plan: Plan, bucket_mb: float, world: Group) -> Dealt:
     if setup.lowering:
         raise ModelError(
             f"--plan {plan}: {setup.lowering.program.kernels} kernels are not split over workers yet: use "
@@ -138,9 +152,9 @@ def _split(setup: Setup, plan: Plan, world: Group) -> Dealt:
         )
     mesh = make_mesh(world, plan)
     if plan.pipeline == 1 and plan.shard != "parameters":
-        return Dealt(setup, mesh, plan)
+        return Dealt(setup, mesh, plan, bucket_mb)
     pipeline = cut_model(setup.model, _fixed_images(setup), setup.bf16, plan, mesh)
-    return Dealt(setup, mesh, plan, pipeline)
+    return Dealt(setup, mesh, plan, bucket_mb, pipeline)
 
 
 def _fixed_images(setup: Setup) -> torch.Tensor:

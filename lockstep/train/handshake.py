@@ -20,6 +20,8 @@ from lockstep.comm.group import Group
 from lockstep.errors import WorkersDiffer
 from lockstep.models.tensors import model_tensors
 from lockstep.runs.checkpoint import Saved
+from lockstep.runs.held_state import HeldParts
+from lockstep.runs.state_parts import StateParts
 from lockstep.runs.train_state import TrainState, hash_state
 from lockstep.spec import Launch
 from lockstep.spec.identity import HISTORY, INITIAL_WEIGHTS, Identity, digest
@@ -114,24 +116,26 @@ def share_state(group: Group, state: TrainState, source: int) -> None:
 
 
 def begin_parts(
-    group: Group, model: nn.Module, begin: Callable[[], TrainState], saved: Saved | None
+    group: Group, model: nn.Module, begin: Callable[[], TrainState], held: HeldParts, saved: Saved | None
 ) -> TrainState:
-    """A state of which each worker has a part: from the checkpoint that worker 0 found, or from its model.
+    """A state of which each worker may have a part.
 
-    `begin` keeps this worker's part of the model.
+    It comes from what the workers held together, or from the checkpoint that worker 0 found, or from the
+    model of worker 0. `begin` keeps this worker's part of the model.
     """
     cursor = json.loads(group.broadcast_bytes(json.dumps(saved and saved.manifest["cursor"]).encode()))
-    if cursor is None:
+    if not held.cursor and not cursor:
         for tensor in model_tensors(model).values():
             group.broadcast(tensor.detach())
     state = begin()
-    assert state.parts
-    if cursor:
-        own = state.pieces()
-        shapes = state.parts.shapes(own)
+    parts, own = state.parts or StateParts(group), state.pieces()
+    shapes = parts.shapes(own)
+    if held.cursor:
+        held.move(own)
+    elif cursor:
         everywhere(group, lambda: saved.check(shapes) if saved else None)
-        state.parts.hand_out(own, saved.tensors if saved else None)
-        state.load_cursor(cursor)
+        parts.hand_out(own, saved.tensors if saved else None)
+    state.load_cursor(held.cursor or cursor or state.cursor())
     return state
 
 
@@ -157,7 +161,9 @@ def _compare_hashes(group: Group, hashes: dict[str, str], step: int) -> None:
 
 
 def _told(identity: Identity, launch: Launch) -> Identity:
-    return {"lockstep": lockstep.__version__, "--bucket-mb": launch.bucket_mb, **_compared(identity)}
+    plans = " or ".join(map(str, launch.plans))
+    told = {"lockstep": lockstep.__version__, "--bucket-mb": launch.bucket_mb, "--plan": plans}
+    return {**told, **_compared(identity)}
 
 
 def _compared(identity: Identity) -> Identity:

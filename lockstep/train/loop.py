@@ -84,10 +84,8 @@ class Loop:
             return self._finish(journal.found["summary"], write=False)
         changes = self._generation.changes if self._generation else ()
         journal.start(state, self._steps, self._group.size, takes_over=bool(changes))
-        if self._dealt.pipeline and changes:
-            journal.notice(
-                f"nobody else had the lost layers: going on from the checkpoint of step {state.step}"
-            )
+        if state.parts and changes:
+            journal.notice(self._dealt.explain_state(state))
         for line in self._dealt.pipeline.told if self._dealt.pipeline else ():
             journal.notice(line)
         if self._is_due() and self._is_unsaved():
@@ -190,8 +188,7 @@ class Loop:
     def _tell_plan(self, engine: Engine) -> dict[str, Any]:
         """The plan, and how the stages of a pipeline spent their time; nothing if the model is not split."""
         stages = engine.stages()
-        plan = self._launch.plan
-        return {"plan": str(plan.for_workers(self._group.size)), "stages": stages} if stages else {}
+        return {"plan": str(self._dealt.plan), "stages": stages} if stages else {}
 
     def _is_unsaved(self) -> bool:
         """Whether there is no checkpoint of the present step; the same on every worker."""

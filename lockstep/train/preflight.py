@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +17,7 @@ from lockstep.kernels.loss import Loss, WholeLoss, make_loss
 from lockstep.kernels.structure import describe, leaves, place
 from lockstep.lower.lane_by_lane import LaneByLane
 from lockstep.models.tensors import buffers_kept
-from lockstep.spec import Run, Train
+from lockstep.spec import Launch, Run, Train
 
 _NAMED = 4  # parameters that a message names
 
@@ -230,3 +231,17 @@ def warnings_of(run: Run, model: nn.Module, length: int, device: torch.device) -
             f"train.lanes={run.train.lanes}) is noisy: use 16 or more"
         )
     return found
+
+
+def explain_crowding(launch: Launch, run: Run, device: torch.device) -> list[str]:
+    """A warning if the workers' threads are more than the CPU's cores."""
+    cores, world = len(os.sched_getaffinity(0)), launch.world
+    workers, threads = world.local_size if world else 1, run.train.threads
+    if world and world.launcher == "mpirun" and threads <= cores:
+        cores = os.cpu_count() or cores  # mpirun may bind each worker to some cores
+    if device.type != "cpu" or workers * threads <= cores:
+        return []
+    return [
+        f"{workers} workers with {threads} thread{'s' * (threads > 1)} each on {cores} core"
+        f"{'s' * (cores > 1)} get in each other's way: the bits are the same, but fewer workers are as fast"
+    ]

@@ -77,6 +77,8 @@ class Step:
         """Compute and commit one step; `stop` and `move` ask all workers to leave after it."""
         self._device = lanes.images.device
         reduction, audit = self._reduction, self.audit
+        if self.sharded:
+            self.sharded.publish()
         reduction.begin(check_ints=self._state.step_in_epoch == 0)
         if audit:
             audit.begin(self._state.step, reduction.reducer)
@@ -160,7 +162,7 @@ class Step:
         if run.train.ema:
             self._average(run.train.ema)
         if self.sharded:
-            self.sharded.publish()
+            self.sharded.is_published = False  # not now: until all is committed here nothing may fail
         state.step += 1
         state.step_in_epoch += 1
         return lr

@@ -7,7 +7,6 @@ form the next, agree on the highest committed step, take the state from a worker
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from lockstep.errors import GroupLost, LockstepError, SpecError
 from lockstep.kernels.numerics import plain_torch, prepare_device
 from lockstep.runs.checkpoint import Saved
 from lockstep.runs.event import Event, Listener, Notice
+from lockstep.runs.held_state import HeldParts, HeldState, hold
 from lockstep.runs.journal import Journal
 from lockstep.runs.resume import (
     continued_identity,
@@ -46,6 +46,7 @@ from lockstep.train.handshake import (
 )
 from lockstep.train.interrupt import Interrupt
 from lockstep.train.loop import Loop, Moved, Result
+from lockstep.train.preflight import explain_crowding
 from lockstep.train.setup import Given, Setup, set_up
 
 FindGroups = Callable[[World | None, str, torch.device], GroupSource]
@@ -90,6 +91,7 @@ class _Worker:
     groups: GroupSource
     setup: Setup | None = None
     state: TrainState | None = None  # None until it has been made or received
+    held: HeldState | None = None  # what is left of it in another generation, if it was in parts
     journal: Journal | None = None
     is_ended: bool = False  # whether an error in `on_event` ended the run for all workers
 
@@ -120,11 +122,11 @@ class _Worker:
                 error.rank = group.rank
                 raise
             groups.drop(group)
-            self._forget_part()
+            self._hold_part()
             return None
         except Moved:
             groups.leave(group)
-            self._forget_part()
+            self._hold_part()
             return None
         except BaseException as error:
             if isinstance(error, LockstepError):
@@ -141,12 +143,15 @@ class _Worker:
         groups.tell_end(0, group.rank)
         return result
 
-    def _forget_part(self) -> None:
-        """Start the next generation from the last checkpoint, if this worker has only a part of the state."""
-        if self.state and self.state.parts:
-            self.setup, self.state = forget_part(self.setup, self.given), None
-            if self.journal:
-                self.journal.close()
+    def _hold_part(self) -> None:
+        """Keep what this worker has of the state apart, if its part may be another in the next generation."""
+        if not self.launch.splits_state:
+            return
+        if self.state:
+            self.held = hold(self.state)
+        self.setup, self.state = forget_part(self.setup, self.given), None
+        if self.journal:
+            self.journal.close()
 
     def _tell(self, event: Event) -> None:
         """Call `on_event`; its error ends the run, since the next worker 0 would only raise it again."""
@@ -163,17 +168,21 @@ class _Worker:
         knows = bool(self.journal and self.journal.found)
         roll = call_roll(group, answer_roll(identity, self.launch, self.state, keeps, knows))
         setup = self.setup if roll.agrees and self.setup else self._agree_on_setup(group)
-        dealt = deal(setup, self.launch.plan, group, self.groups.generation)
+        dealt = deal(setup, self.launch, group, self.groups.generation)
         journal = self.journal = self.journal or Journal(self._tell, setup.about(), self.launch.trace)
-        saved = None if roll.has_directory else self._open(group, journal, roll)
-        if self.launch.plan.splits_state:
-            self.state = begin_parts(group, setup.model, lambda: dealt.begin(self.launch.bucket_mb), saved)
+        held = HeldParts(group, self.held)
+        self.held = self.held if held.cursor else None
+        saved = None if roll.has_directory else self._open(group, journal, roll, bool(held.cursor))
+        if self.launch.splits_state:
+            self.state = begin_parts(group, setup.model, dealt.begin, held, saved)
+            self.held = None
         else:
-            state = self.state or dealt.begin(self.launch.bucket_mb)
+            state = self.state or dealt.begin()
             everywhere(group, lambda: saved.restore(state) if saved else None)
             if not roll.is_even:
                 share_state(group, state, roll.source or 0)
             self.state = state
+        dealt.is_restored = bool(held.cursor)
         with closing(dealt):
             return Loop(dealt, self.state, self.launch, journal, interrupt, self.groups).run()
 
@@ -183,7 +192,7 @@ class _Worker:
         recorded = json.loads(group.broadcast_bytes(json.dumps(recorded).encode()))
         setup = everywhere(group, lambda: mine or self._build(recorded, tells=group.rank == 0))
         if mine is None:
-            setup.warnings += _crowded(self.launch, self.run, self.device)
+            setup.warnings += explain_crowding(self.launch, self.run, self.device)
         setup.identity = everywhere(
             group, lambda: setup.identity if group.rank else continued_identity(setup.about(), self.launch)
         )
@@ -208,15 +217,15 @@ class _Worker:
             compare_identities(theirs, self.setup.identity)
             self.setup.identity = theirs  # with the fields that only worker 0 knows
 
-    def _open(self, group: Group, journal: Journal, roll: RollCall) -> Saved | None:
+    def _open(self, group: Group, journal: Journal, roll: RollCall, is_held: bool) -> Saved | None:
         """Let worker 0 open the run's directory, and tell all workers its path.
 
-        Returns the checkpoint to go on from, at worker 0 and if no worker has a state.
+        Returns the checkpoint to go on from, at worker 0 and if the workers have no state (`is_held`).
         """
         if group.rank:
             journal.close()
         saved = everywhere(
-            group, lambda: None if journal.is_open or group.rank else self._take(journal, roll)
+            group, lambda: None if journal.is_open or group.rank else self._take(journal, roll, is_held)
         )
         journal.found = json.loads(group.broadcast_bytes(json.dumps(journal.found).encode()))
         if group.rank == 0:
@@ -228,10 +237,10 @@ class _Worker:
         assert self.setup
         self.groups.tell_job(str(path.resolve()), dict(self.setup.identity))
 
-    def _take(self, journal: Journal, roll: RollCall) -> Saved | None:
+    def _take(self, journal: Journal, roll: RollCall, is_held: bool) -> Saved | None:
         """Open the run's directory; if no worker has a state, find one there."""
         assert self.setup
-        is_lost = roll.source is None
+        is_lost = roll.source is None and not is_held
         known = journal.found.get("path") or self.groups.run
         if known:
             directory, saved = reopen_directory(Path(known), self.setup.about(), self._tell, is_lost)
@@ -239,17 +248,3 @@ class _Worker:
             directory, saved = open_directory(self.setup.about(), self.launch, self._tell, self._announce)
         journal.open(directory)
         return saved
-
-
-def _crowded(launch: Launch, run: Run, device: torch.device) -> list[str]:
-    """A warning if the workers' threads are more than the CPU's cores."""
-    cores, world = len(os.sched_getaffinity(0)), launch.world
-    workers, threads = world.local_size if world else 1, run.train.threads
-    if world and world.launcher == "mpirun" and threads <= cores:
-        cores = os.cpu_count() or cores  # mpirun may bind each worker to some cores
-    if device.type != "cpu" or workers * threads <= cores:
-        return []
-    return [
-        f"{workers} workers with {threads} thread{'s' * (threads > 1)} each on {cores} core"
-        f"{'s' * (cores > 1)} get in each other's way: the bits are the same, but fewer workers are as fast"
-    ]

@@ -1,4 +1,4 @@
-"""A block: tensors in one flat buffer, cut into a share for each worker.
+"""A block: tensors in one flat buffer, cut into shares.
 
 Shares are cut at multiples of 2¹⁶ elements of a tensor, as they count in its logical order. So sums over such
 chunks, by which gradients are clipped, need one worker each.
@@ -19,7 +19,7 @@ _ALIGN = 16  # elements: 64 bytes of fp32, since kernels may choose other algori
 
 @dataclass(frozen=True)
 class Piece:
-    """Elements `start` to `stop` of a tensor, which begin at `offset` in a worker's share."""
+    """Elements `start` to `stop` of a tensor, which begin at `offset` in a share."""
 
     index: int  # of the tensor in its block
     start: int
@@ -29,10 +29,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class Block:
-    """Tensors of these shapes, one after another, for so many workers."""
+    """Tensors of these shapes, one after another, in so many shares."""
 
     shapes: tuple[torch.Size, ...]
-    workers: int
+    num_shares: int
 
     @cached_property
     def starts(self) -> list[int]:
@@ -49,30 +49,30 @@ class Block:
 
     @cached_property
     def bounds(self) -> list[int]:
-        """Where each worker's share begins, and the end: of all places allowed, the nearest to equal ones."""
+        """Where each share begins, and the end: of all places allowed, the nearest to equal ones."""
         places = sorted(
             {s + first for s, n in zip(self.starts, self.shapes, strict=False) for first in _firsts(n)}
         )
         places.append(self.length)
         found = [0]
-        for worker in range(1, self.workers):
-            wanted = self.length * worker / self.workers
+        for number in range(1, self.num_shares):
+            wanted = self.length * number / self.num_shares
             at = bisect_left(places, wanted)
             near = [places[i] for i in (at - 1, at) if 0 <= i < len(places)]
             found.append(max(found[-1], min(near, key=lambda place: (abs(place - wanted), place))))
         return [*found, self.length]
 
-    def share(self, worker: int) -> slice:
-        """The elements of the flat buffer that are a worker's."""
-        return slice(self.bounds[worker], self.bounds[worker + 1])
+    def share(self, number: int) -> slice:
+        """The elements of the flat buffer that are in a share."""
+        return slice(self.bounds[number], self.bounds[number + 1])
 
-    def size(self, worker: int) -> int:
+    def size(self, number: int) -> int:
         """How many these are."""
-        return self.bounds[worker + 1] - self.bounds[worker]
+        return self.bounds[number + 1] - self.bounds[number]
 
-    def pieces(self, worker: int) -> list[Piece]:
-        """The pieces of tensors that a worker's share holds."""
-        share, found = self.share(worker), []
+    def pieces(self, number: int) -> list[Piece]:
+        """The pieces of tensors that a share holds."""
+        share, found = self.share(number), []
         for index, (first, shape) in enumerate(zip(self.starts, self.shapes, strict=False)):
             start, stop = max(share.start, first), min(share.stop, first + shape.numel())
             if start < stop:

@@ -61,20 +61,23 @@ class ScatteredBucket(Bucket):
                 tensor.record_stream(self._stream)
             share.record_stream(torch.cuda.default_stream(self._device))
         found = [share[:0]] * len(block.shapes)
-        for piece in block.pieces(group.rank):
+        for piece in block.pieces(group.rank % block.num_shares):
             found[piece.index] = share[piece.offset : piece.offset + piece.stop - piece.start]
         return found
 
 
 def _by_messages(group: Group, roots: list[Tensor], block: Block, shape: ExchangeShape) -> Tensor:
     """This worker's share of the mean, from all workers' roots."""
-    rank, mine = group.rank, roots[0].new_empty(block.size(group.rank))
+    rank, count = group.rank, block.num_shares
+    mine = roots[0].new_empty(block.size(rank % count))
     rows = {
         other: [torch.empty_like(mine) for _ in shape.heights[other]] for other in group.others if len(mine)
     }
     received = [(other, row) for other in rows for row in rows[other]]
-    sent = [(o, root[block.share(o)]) for o in group.others for root in roots if block.size(o)]
-    rows[rank] = [root[block.share(rank)] for root in roots]
+    sent = [
+        (o, root[block.share(o % count)]) for o in group.others for root in roots if block.size(o % count)
+    ]
+    rows[rank] = [root[block.share(rank % count)] for root in roots]
 
     def add() -> None:
         ordered = [row for worker in sorted(rows) for row in rows[worker]]
@@ -86,9 +89,10 @@ def _by_messages(group: Group, roots: list[Tensor], block: Block, shape: Exchang
 
 def _by_all_to_all(group: Group, roots: list[Tensor], block: Block, shape: ExchangeShape) -> Tensor:
     """The same by a collective that NCCL has."""
-    size, heights = block.size(group.rank), shape.heights
-    sent = torch.cat([root[block.share(worker)] for worker in range(group.size) for root in roots])
-    counts = [len(roots) * block.size(worker) for worker in range(group.size)]
+    size, heights = block.size(group.rank % block.num_shares), shape.heights
+    every = [worker % block.num_shares for worker in range(group.size)]
+    sent = torch.cat([root[block.share(number)] for number in every for root in roots])
+    counts = [len(roots) * block.size(number) for number in every]
     rows = sent.new_empty(len(_all(shape)) * size)
     group.all_to_all(rows, sent, [len(own) * size for own in heights], counts)
     mine = sent.new_empty(size)
@@ -101,18 +105,26 @@ def _all(shape: ExchangeShape) -> list[int]:
     return [height for worker in shape.heights for height in worker]
 
 
+def _holders(group: Group, count: int, rank: int) -> dict[int, int]:
+    """From whom a worker takes each share: itself, else one as near as can be."""
+    first = rank - rank % count
+    found = {number: first + number if first + number < group.size else number for number in range(count)}
+    return found | {rank % count: rank}
+
+
 def gather_share(group: Group, block: Block, share: Tensor) -> Tensor:
-    """The flat buffer of a block from all workers' shares."""
-    staged = group.stages(share.device)
+    """The flat buffer of a block from all shares; worker r has share r mod their number."""
+    staged, count = group.stages(share.device), block.num_shares
     near = share.cpu() if staged else share
     flat = torch.zeros(block.length, dtype=share.dtype, device=near.device)
-    flat[block.share(group.rank)] = near
+    flat[block.share(group.rank % count)] = near
     if near.device.type == "cpu":
-        received = [(o, flat[block.share(o)]) for o in group.others if block.size(o)]
-        sent = [(o, near) for o in group.others if len(near)]
-        group.swap(Round(received, sent), lambda: None, Round())
+        mine = _holders(group, count, group.rank)
+        received = [(o, flat[block.share(n)]) for n, o in mine.items() if o != group.rank and block.size(n)]
+        asked = [o for o in group.others if _holders(group, count, o)[group.rank % count] == group.rank]
+        group.swap(Round(received, [(o, near) for o in asked if len(near)]), lambda: None, Round())
     else:
-        for worker in range(group.size):
-            if block.size(worker):
-                group.broadcast(flat[block.share(worker)], worker)
+        for number in range(count):
+            if block.size(number):
+                group.broadcast(flat[block.share(number)], number)
     return flat.to(share.device)

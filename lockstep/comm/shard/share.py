@@ -12,12 +12,12 @@ from lockstep.comm.shard.block import Block
 
 
 class Share:
-    """A worker's pieces of named tensors; `names` are those of each block, in its order."""
+    """Share `number` of named tensors; `names` are those of each block, in its order."""
 
     def __init__(
-        self, names: Sequence[Sequence[str]], blocks: Sequence[Block], worker: int, flats: list[Tensor]
+        self, names: Sequence[Sequence[str]], blocks: Sequence[Block], number: int, flats: list[Tensor]
     ) -> None:
-        self.names, self.blocks, self.worker, self.flats = names, blocks, worker, flats
+        self.names, self.blocks, self.number, self.flats = names, blocks, number, flats
         self.shapes = {
             name: shape
             for own, block in zip(names, blocks, strict=True)
@@ -26,20 +26,20 @@ class Share:
 
     @classmethod
     def cut(
-        cls, names: Sequence[Sequence[str]], tensors: Mapping[str, Tensor], workers: int, worker: int
+        cls, names: Sequence[Sequence[str]], tensors: Mapping[str, Tensor], shares: int, number: int
     ) -> Share:
-        """A worker's share of tensors that it has whole."""
+        """A share of tensors that this worker has whole."""
         blocks, flats = [], []
         for own in names:
-            block = Block(tuple(tensors[name].shape for name in own), workers)
+            block = Block(tuple(tensors[name].shape for name in own), shares)
             like = tensors[own[0]]
-            flat = torch.zeros(block.size(worker), dtype=like.dtype, device=like.device)
-            for piece in block.pieces(worker):
+            flat = torch.zeros(block.size(number), dtype=like.dtype, device=like.device)
+            for piece in block.pieces(number):
                 source = tensors[own[piece.index]].detach().reshape(-1)[piece.start : piece.stop]
                 flat[piece.offset : piece.offset + len(source)] = source
             blocks.append(block)
             flats.append(flat)
-        return cls(names, blocks, worker, flats)
+        return cls(names, blocks, number, flats)
 
     @cached_property
     def starts(self) -> dict[str, int]:
@@ -47,7 +47,7 @@ class Share:
         return {
             own[piece.index]: piece.start
             for own, block in zip(self.names, self.blocks, strict=True)
-            for piece in block.pieces(self.worker)
+            for piece in block.pieces(self.number)
         }
 
     @cached_property
@@ -56,9 +56,9 @@ class Share:
         return {
             own[piece.index]: flat[piece.offset : piece.offset + piece.stop - piece.start]
             for own, block, flat in zip(self.names, self.blocks, self.flats, strict=True)
-            for piece in block.pieces(self.worker)
+            for piece in block.pieces(self.number)
         }
 
     def copy(self) -> Share:
         """Another share of the same values."""
-        return Share(self.names, self.blocks, self.worker, [flat.clone() for flat in self.flats])
+        return Share(self.names, self.blocks, self.number, [flat.clone() for flat in self.flats])

@@ -28,8 +28,10 @@ Use = tuple[int, ...]  # the blocks that one call needs
 class GatheredModel(ShardedModel):
     """The parameters have memory only while a call uses them; in between they keep their shape."""
 
-    def __init__(self, model: nn.Module, names: Sequence[Sequence[str]], group: Group) -> None:
-        super().__init__(model, names, group)
+    def __init__(
+        self, model: nn.Module, names: Sequence[Sequence[str]], group: Group, replicas: int = 1
+    ) -> None:
+        super().__init__(model, names, group, replicas)
         self._home = {name: number for number, block in enumerate(names) for name in block}
         self._strides = {name: p.stride() for name, p in self._params.items()}
         self._device = next(iter(self._params.values())).device
@@ -42,9 +44,6 @@ class GatheredModel(ShardedModel):
         self._thread: BackgroundThread[Tensor] = BackgroundThread("gather", self._device)
         for parameter in self._params.values():
             _free(parameter)
-
-    def publish(self) -> None:
-        """Nothing: whoever needs a block gathers it."""
 
     def blocks_of(self, names: Iterable[str]) -> Use:
         """The blocks that hold these parameters."""

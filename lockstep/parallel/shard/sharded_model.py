@@ -53,10 +53,14 @@ def blocks_by_use(model: nn.Module, calls: Sequence[Sequence[str]], bucket_mb: f
 class ShardedModel:
     """The parameters of a model, and this worker's share of them, by blocks of names."""
 
-    def __init__(self, model: nn.Module, names: Sequence[Sequence[str]], group: Group) -> None:
+    def __init__(
+        self, model: nn.Module, names: Sequence[Sequence[str]], group: Group, replicas: int = 1
+    ) -> None:
         self._model, self._group = model, group
         self._params = {name: p for name, p in model.named_parameters() if name in set().union(*names)}
-        self.share = Share.cut(names, self._params, group.size, group.rank)
+        shares = group.size // replicas
+        self.share = Share.cut(names, self._params, shares, group.rank % shares)
+        self.is_published = False  # whether the model has the values of the share
 
     def shards(self, params: Sequence[str]) -> list[Shard]:
         """The blocks for a reduction of the gradients of these parameters, by their indices."""
@@ -66,13 +70,16 @@ class ShardedModel:
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Give every worker the parameters that the shares hold, after an update; a collective."""
-        self._write(self.share)
+        """Give every worker the parameters that the shares hold, if they were updated; a collective."""
+        if not self.is_published:
+            self._write(self.share)
+            self.is_published = True
 
     @contextmanager
     def averaged(self, averages: Share | None, ema: dict[str, Tensor]) -> Iterator[None]:
         """Give the model its averaged weights, if the run keeps them; restore its own at the end."""
         if averages is None:
+            self.publish()
             yield
             return
         floats = float_state(self._model)
@@ -89,6 +96,7 @@ class ShardedModel:
             with torch.no_grad():
                 torch._foreach_copy_(live, before) if live else None
                 self._write(self.share)
+                self.is_published = True
 
     def _write(self, share: Share) -> None:
         """Gather a share of all parameters into the model."""

@@ -1,0 +1,59 @@
+"""Lost workers under a plan: the bits stay, by the memory of the others where it has all, else from disk."""
+
+import pytest
+from job import Job, assert_no_step_lost
+from small import small_run, train
+
+OVERRIDES = ("train.lanes=8", "train.epochs=2", "train.ema=0.9", "train.clip=1.0", "checkpoint.every_steps=7")
+IN_MEMORY, FROM_DISK = "have all of the state", "a part of the state is lost"
+CASES = [
+    (["--plan", "data=2,pipeline=2"], "1", IN_MEMORY),
+    (["--plan", "data=2,pipeline=2"], "0", IN_MEMORY),
+    (["--plan", "data=4,shard=parameters", "--replicas", "2"], "2", IN_MEMORY),
+    (["--plan", "data=4,shard=optimizer,replicas=2"], "0", IN_MEMORY),
+    (["--plan", "shard=gradients", "--workers", "3"], "1", FROM_DISK),
+    (["--plan", "pipeline=2"], "1", FROM_DISK),
+]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The hashes of the run by one worker."""
+    folder = tmp_path_factory.mktemp("alone")
+    train(small_run(*OVERRIDES), folder)
+    job = Job(folder)
+    return job.hashes()
+
+
+@pytest.mark.gloo
+@pytest.mark.parametrize(("flags", "victim", "told"), CASES)
+def test_a_lost_worker_costs_no_bit(flags, victim, told, alone, tmp_path):
+    with Job(tmp_path, *flags, overrides=OVERRIDES, paced=True) as job:
+        job.wait_for_steps(4)
+        job.wait_for_workers(victim)
+        job.kill(victim)
+        job.wait_for(job.generations, "the next generation")
+        job.hurry()
+        output, _ = job.finish()
+    assert told in output, output
+    assert_no_step_lost(tmp_path / "run")
+    assert job.hashes() == alone
+
+
+@pytest.mark.gloo
+def test_those_who_are_left_take_the_next_plan(alone, tmp_path):
+    plans = ["--plan", "data=2,pipeline=2", "--or", "data=2,shard=optimizer", "--or", "data=1"]
+    with Job(tmp_path, *plans, "--restarts", "0", overrides=OVERRIDES, paced=True) as job:
+        job.wait_for_steps(3)
+        job.kill("3")
+        job.wait_for(lambda: len(job.generations()) == 1, "two workers and a spare, 1")
+        job.kill("0")
+        job.wait_for(lambda: len(job.generations()) == 2, "the spare in its place")
+        job.kill("1")
+        job.wait_for(lambda: len(job.generations()) == 3, "one worker")
+        job.hurry()
+        output, _ = job.finish()
+    assert_no_step_lost(tmp_path / "run")
+    assert job.hashes() == alone
+    assert f"--plan data=2,shard=optimizer: the workers {IN_MEMORY}" in output, output
+    assert f"--plan data=2,shard=optimizer: {FROM_DISK}" in output, output
