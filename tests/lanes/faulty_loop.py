@@ -1,6 +1,7 @@
 """An example of examples/loops with more epochs, whose workers die where the variable FAULTS says.
 
-FAULTS holds rows of [point, step, rank]; each happens once. The folder that it uses for this is FOLDER.
+FAULTS holds rows of [point, step, rank]; each happens once, at that step or, if the worker is alone then, at
+the first later one where it is not. Of each a file in FOLDER tells.
 """
 
 import importlib.util
@@ -9,8 +10,10 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
+from lockstep.comm.group import Group
 from lockstep.lanes import session as sessions
 from lockstep.lanes.evaluation import BlockSums
 from lockstep.lanes.lane_step import LaneStep
@@ -21,17 +24,20 @@ FAULTS, FOLDER = json.loads(os.environ.get("FAULTS", "[]")), Path(os.environ.get
 current = []
 
 
-def suffer(point):
+def suffer(point, *arguments):
+    """Die here if a fault is due. The last worker lives: the state is only in its memory."""
     rounds = current[-1].script.rounds if current else None
-    if rounds is None or rounds._group is None or rounds.arrival or rounds._group.size == 1:
-        return  # the last worker lives: the state is only in its memory
-    mine = [point, rounds.cursor.step, rounds._group.rank]
-    if mine in FAULTS:
-        try:
-            (FOLDER / "-".join(map(str, mine)).replace(" ", "_")).touch(exist_ok=False)
-        except FileExistsError:
-            return
-        os.kill(os.getpid(), signal.SIGKILL)
+    if rounds is None or rounds._group is None or rounds.arrival:
+        return
+    group, step = rounds._group, rounds.cursor.step
+    if min(each.size for each in (group, *arguments) if isinstance(each, Group)) == 1:
+        return
+    for fault in FAULTS:
+        mark = FOLDER / "-".join(map(str, fault)).replace(" ", "_")
+        if fault[0] == point and fault[1] <= step and fault[2] == group.rank and not mark.exists():
+            with suppress(FileExistsError):
+                mark.touch(exist_ok=False)
+                os.kill(os.getpid(), signal.SIGKILL)
 
 
 def wait_for_company():
@@ -52,9 +58,9 @@ def around(owner, name, before="", after=""):
     inner = getattr(owner, name)
 
     def call(*arguments, **options):
-        suffer(before)
+        suffer(before, *arguments)
         found = inner(*arguments, **options)
-        suffer(after)
+        suffer(after, *arguments)
         return found
 
     setattr(owner, name, call)
