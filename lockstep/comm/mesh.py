@@ -5,7 +5,9 @@ Axes from the outermost to the innermost: pipeline, data. Workers that differ on
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from lockstep.comm.group import Group
 from lockstep.errors import SpecError
@@ -19,6 +21,9 @@ class Mesh:
     world: Group = field(default_factory=Group)
     data: Group = field(default_factory=Group)
     pipeline: Group = field(default_factory=Group)
+    # (from stage, to stage): this worker and a neighbour. NCCL makes the calls of one communicator one after
+    # another, so if both ways had the same one, what comes would wait for what goes, and there the reverse.
+    ways: Mapping[tuple[int, int], Group] = field(default_factory=dict)
 
 
 def make_mesh(world: Group, plan: Plan) -> Mesh:
@@ -26,15 +31,25 @@ def make_mesh(world: Group, plan: Plan) -> Mesh:
     plan = plan.for_workers(world.size)
     stage, number = divmod(world.rank, plan.data)
     data = _part(world, f"data of stage {stage}", range(stage * plan.data, (stage + 1) * plan.data))
-    return Mesh(world, data, _part(world, f"pipeline {number}", range(number, world.size, plan.data)))
+    column = range(number, world.size, plan.data)
+    ways = {
+        way: _make_part(world, f"pipeline {number}, stage {way[0]} to {way[1]}", [column[end] for end in way])
+        for first, second in pairwise(range(plan.pipeline))
+        for way in ((first, second), (second, first))
+        if stage in way
+    }
+    return Mesh(world, data, _part(world, f"pipeline {number}", column), ways)
 
 
 def _part(world: Group, name: str, ranks: range) -> Group:
-    """The group of some workers, which lives with that of all."""
+    """The group of some workers."""
     if len(ranks) == 1:
         return Group()
-    if len(ranks) == world.size:
-        return world
+    return world if len(ranks) == world.size else _make_part(world, name, ranks)
+
+
+def _make_part(world: Group, name: str, ranks: Sequence[int]) -> Group:
+    """A new group of some workers, which lives with that of all."""
     if world.make_part is None:
         raise SpecError(f"--backend {world.backend} has no groups of some workers: leave --backend out")
     part = world.make_part(name, ranks)

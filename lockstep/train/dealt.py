@@ -47,14 +47,14 @@ class Dealt:
         setup = self.setup
         if self.pipeline is None:
             return setup.lower(read, self.mesh.data)
-        link = StageLink(self.mesh.pipeline, setup.device)
+        link = StageLink(self.mesh, setup.device)
         return PipelinedLanes(setup.model, setup.loss, setup.run.seed, setup.bf16, self.pipeline, link)
 
     def evaluator(self, graph: bool) -> Evaluator:
         """Evaluation after every epoch."""
         if self.pipeline is None:
             return self.setup.evaluator(self.mesh.data, graph)
-        link = StageLink(self.mesh.pipeline, self.setup.device)
+        link = StageLink(self.mesh, self.setup.device)
         stock = self.setup.stock_evaluator(self.mesh.data)
         return PipelinedEvaluator(**vars(stock), pipeline=self.pipeline, stages=self.mesh.pipeline, link=link)
 
