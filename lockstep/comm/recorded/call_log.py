@@ -56,7 +56,8 @@ class CallLog:
     def __init__(self, folder: Path, worker: int) -> None:
         self.worker, self._count, self._lock = worker, 0, threading.Lock()
         folder.mkdir(parents=True, exist_ok=True)
-        self._file = (folder / f"{worker}.jsonl").open("w", buffering=1, encoding="utf-8")
+        self._path = folder / f"{worker}.jsonl"
+        self._path.touch()
 
     def begin(self, fields: dict[str, object]) -> int:
         """Note that a call begins; gives its number."""
@@ -64,20 +65,24 @@ class CallLog:
         with self._lock:
             self._count += 1
             row = {"number": self._count, "worker": self.worker, **fields, "thread": thread}
-            self._file.write(json.dumps(row) + "\n")
+            self._write(json.dumps(row))
             return self._count
 
     def end(self, number: int) -> None:
         """Note that a call is done."""
         with self._lock:
-            self._file.write(f"{number}\n")
+            self._write(f"{number}")
+
+    def _write(self, line: str) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
 
 
 def read_logs(folder: Path) -> dict[int, list[Event]]:
     """What the workers of a group have noted, by worker."""
     return {
         int(path.stem): [_event(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        for path in folder.glob("*.jsonl")
+        for path in sorted(folder.glob("*.jsonl"), key=lambda path: int(path.stem))
     }
 
 
