@@ -31,7 +31,10 @@ def suffer(point, *arguments):
     if rounds is None or rounds._group is None or rounds.arrival:
         return
     group, step = rounds._group, rounds.cursor.step
-    if min(each.size for each in (group, *arguments) if isinstance(each, Group)) == 1:
+    groups = [each for each in arguments if isinstance(each, Group)]  # one that is being entered
+    if not (groups and point.startswith("after")):  # then all of it have the state
+        groups.append(group)
+    if min(each.size for each in groups) == 1:
         return
     for fault in FAULTS:
         mark = FOLDER / "-".join(map(str, fault)).replace(" ", "_")
