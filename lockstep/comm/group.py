@@ -33,7 +33,7 @@ class Group:
     ) -> None:
         assert host is not None or size == 1
         self.rank, self.size, self.on_one_host = rank, size, on_one_host
-        self._host, self._gpu = host, gpu
+        self.host, self.gpu = host, gpu
         self.on_abort: list[Callable[[], None]] = []
         self.on_cut: list[Callable[[], None]] = []
         self.parts: list[Group] = []  # groups of some of its workers, which live with it
@@ -43,7 +43,7 @@ class Group:
     @property
     def backend(self) -> str:
         """The name of the transport that carries the gradients."""
-        transport = self._gpu or self._host
+        transport = self.gpu or self.host
         return transport.name if transport else "none"
 
     @property
@@ -53,7 +53,7 @@ class Group:
 
     def stages(self, device: torch.device) -> bool:
         """Whether tensors on `device` go through host memory."""
-        return device.type != "cpu" and self._gpu is None and self._host is not None
+        return device.type != "cpu" and self.gpu is None and self.host is not None
 
     def send(self, tensor: Tensor, to: int) -> None:
         """Send a tensor to one worker."""
@@ -115,7 +115,7 @@ class Group:
                 raise
 
         try:
-            transport = self._host
+            transport = self.host
             if transport:
                 self._try(transport, lambda: transport.swap(first, work, second))
             else:
@@ -159,7 +159,7 @@ class Group:
         """Leave the group at the end; every worker does."""
         for part in self.parts:
             part.close()
-        for transport in (self._gpu, self._host):
+        for transport in (self.gpu, self.host):
             if transport:
                 transport.close()
 
@@ -169,13 +169,13 @@ class Group:
             part.abort()
         for leave in self.on_abort:
             leave()
-        for transport in (self._gpu, self._host):
+        for transport in (self.gpu, self.host):
             if transport:
                 transport.abort()
 
     def check(self) -> None:
         """Raise GroupLost if NCCL was aborted: it raises no error itself, and may leave wrong results."""
-        if self.is_cut and self._gpu is not None:
+        if self.is_cut and self.gpu is not None:
             raise GroupLost("another generation has begun")
 
     def cut(self) -> None:
@@ -183,7 +183,7 @@ class Group:
         self.is_cut = True
         for cut in [*self.on_cut, *(part.cut for part in self.parts)]:
             cut()
-        for transport in (self._gpu, self._host):
+        for transport in (self.gpu, self.host):
             if transport:
                 transport.cut()
 
@@ -200,15 +200,15 @@ class Group:
         Empty tensors are not sent, unless `empty` says that other workers' tensors may not be empty.
         """
         tensors = [tensor for tensor in (output, given) if tensor is not None]
-        if not self._host:
+        if not self.host:
             if output is not None and given is not None:
                 output.copy_(given.reshape(output.shape))
             return
         if tensors and not empty and not any(tensor.numel() for tensor in tensors):
             return
         on_gpu = any(tensor.is_cuda for tensor in tensors)
-        transport = self._gpu if on_gpu and self._gpu else self._host
-        staged = on_gpu and not self._gpu
+        transport = self.gpu if on_gpu and self.gpu else self.host
+        staged = on_gpu and not self.gpu
         near = [None if tensor is None else _near(tensor, staged) for tensor in (output, given)]
         views = [_bytes(tensor) if tensor is not None and as_bytes else tensor for tensor in near]
         self._try(transport, lambda: operation(transport, *views))

@@ -5,7 +5,9 @@ Axes from the outermost to the innermost: pipeline, data. Workers that differ on
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from lockstep.comm.group import Group
 from lockstep.errors import SpecError
@@ -24,26 +26,39 @@ class Mesh:
     data: Group = field(default_factory=Group)
     pipeline: Group = field(default_factory=Group)
     shard: Group = field(default_factory=Group)
+    # (from stage, to stage): this worker and a neighbour. NCCL makes the calls of one communicator one after
+    # another, so if both ways had the same one, what comes would wait for what goes, and there the reverse.
+    ways: Mapping[tuple[int, int], Group] = field(default_factory=dict)
 
 
 def make_mesh(world: Group, plan: Plan) -> Mesh:
     """The groups of a plan for as many workers as there are; a collective."""
     plan = plan.for_workers(world.size)
     stage, number = divmod(world.rank, plan.data)
-    along_data = range(stage * plan.data, (stage + 1) * plan.data)
+    along_data, column = (
+        range(stage * plan.data, (stage + 1) * plan.data),
+        range(number, world.size, plan.data),
+    )
     data = _part(world, f"data of stage {stage}", along_data)
-    pipeline = _part(world, f"pipeline {number}", range(number, world.size, plan.data))
-    if plan.shard == "none":
-        return Mesh(world, data, pipeline)
-    return Mesh(world, data, pipeline, _part(world, f"shard of stage {stage}", along_data, is_new=True))
+    shard = _make_part(world, f"shard of stage {stage}", along_data) if plan.shard != "none" else Group()
+    ways = {
+        way: _make_part(world, f"pipeline {number}, stage {way[0]} to {way[1]}", [column[end] for end in way])
+        for first, second in pairwise(range(plan.pipeline))
+        for way in ((first, second), (second, first))
+        if stage in way
+    }
+    return Mesh(world, data, _part(world, f"pipeline {number}", column), shard, ways)
 
 
-def _part(world: Group, name: str, ranks: range, is_new: bool = False) -> Group:
-    """The group of some workers, which lives with that of all; that of all itself unless it must be new."""
+def _part(world: Group, name: str, ranks: range) -> Group:
+    """The group of some workers."""
     if len(ranks) == 1:
         return Group()
-    if len(ranks) == world.size and not is_new:
-        return world
+    return world if len(ranks) == world.size else _make_part(world, name, ranks)
+
+
+def _make_part(world: Group, name: str, ranks: Sequence[int]) -> Group:
+    """A new group of some workers, which lives with that of all."""
     if world.make_part is None:
         raise SpecError(f"--backend {world.backend} has no groups of some workers: leave --backend out")
     part = world.make_part(name, ranks)

@@ -108,6 +108,7 @@ def _fork(line: socket.socket, request: dict[str, Any], fds: list[int]) -> bool:
 def _live(request: dict[str, Any]) -> None:
     """Run the worker's program, as `python script.py …` or `python -m module …` would."""
     sys.argv, sys.orig_argv = request["argv"], request["orig_argv"]
+    sys.excepthook = _tell_error  # a script may put its own before it
     try:
         if request["module"]:
             runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
@@ -117,13 +118,18 @@ def _live(request: dict[str, Any]) -> None:
         raise
     except KeyboardInterrupt:
         sys.exit(130)  # the launcher says so
-    except LockstepError as error:  # one line, as from our own commands
-        sys.stderr.write(f"lockstep: {error}\n")
-        sys.exit(error.exit_code)
     except BaseException as error:
         error.__traceback__ = _own_frames(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
-        sys.exit(1)
+        sys.exit(getattr(error, "exit_code", 1))
+
+
+def _tell_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """One line for an error of ours, as from our own commands; else a traceback."""
+    if isinstance(error, LockstepError):
+        sys.stderr.write(f"lockstep: {error}\n")
+    else:
+        sys.__excepthook__(kind, error, trace)
 
 
 def _own_frames(trace: TracebackType | None) -> TracebackType | None:

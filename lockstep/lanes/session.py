@@ -97,8 +97,8 @@ class Session:
     def save(self, path: str | Path) -> None:
         """Save the whole state and where the script is; worker 0 writes, once all are found equal."""
         if self._rounds.skip("save") is None:
-            self._rounds.cursor.saved = self.steps
             self._rounds.run(partial(self._write, Path(path)))
+            self._rounds.cursor.saved = self.steps  # not before: who joins meanwhile takes part in it
             self._rounds.record("save", {})
 
     def load(self, path: str | Path, missing_ok: bool = False) -> bool:
@@ -166,10 +166,8 @@ class Session:
 
         def write() -> None:
             if group.rank == 0:
-                write_state(
-                    path,
-                    SavedState(self.script.objects.pack(), self._rounds.cursor.dump(), self.script.facts()),
-                )
+                cursor = {**self._rounds.cursor.dump(), "saved": self.steps}
+                write_state(path, SavedState(self.script.objects.pack(), cursor, self.script.facts()))
 
         self._prove_state(group)
         everywhere(group, write)

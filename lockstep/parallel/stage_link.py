@@ -15,17 +15,18 @@ import torch
 from torch import Tensor
 
 from lockstep.comm.background import BackgroundThread
-from lockstep.comm.group import Group
+from lockstep.comm.mesh import Mesh
 from lockstep.parallel.tensor_form import Form, flat
 
 _LENGTH = 8  # bytes of a length
+_FROM, _TO = 0, 1  # the ranks of a way's two ends
 
 
 class StageLink:
     """The neighbours of one stage; every message is sent and received in the order of calls."""
 
-    def __init__(self, group: Group, device: torch.device) -> None:
-        self._group, self._device = group, device
+    def __init__(self, mesh: Mesh, device: torch.device) -> None:
+        self._ways, self._stage, self._device = mesh.ways, mesh.pipeline.rank, device
         self._threads: dict[str, BackgroundThread[object]] = {}
         self._sent: list[Future[object]] = []
         self.num_bytes = 0  # sent so far
@@ -49,10 +50,10 @@ class StageLink:
 
     def receive_text(self, source: int) -> object:
         """What `send_text` sent; inside a thread that receives."""
-        length = torch.zeros(_LENGTH, dtype=torch.uint8)
-        self._group.recv(length, source)
+        group, length = self._ways[source, self._stage], torch.zeros(_LENGTH, dtype=torch.uint8)
+        group.recv(length, _FROM)
         message = torch.zeros(int.from_bytes(length.numpy().tobytes(), "little"), dtype=torch.uint8)
-        self._group.recv(message, source)
+        group.recv(message, _FROM)
         return json.loads(message.numpy().tobytes())
 
     def flush(self) -> None:
@@ -68,13 +69,13 @@ class StageLink:
     def _receive(self, source: int, forms: Callable[[], Sequence[Form]]) -> list[Tensor]:
         found = [form.empty(self._device) for form in forms()]
         for tensor in found:
-            self._group.recv(flat(tensor), source)
+            self._ways[source, self._stage].recv(flat(tensor), _FROM)
         return found
 
     def _queue_send(self, to: int, pieces: Sequence[Tensor]) -> None:
         def send() -> None:
             for piece in pieces:
-                self._group.send(piece, to)
+                self._ways[self._stage, to].send(piece, _TO)
 
         self._sent.append(self._thread(f"to {to}").submit(send))
 

@@ -55,7 +55,7 @@ class Dealt:
         if self.pipeline is None:
             lowered = setup.lower(read, data)
         else:
-            link = StageLink(self.mesh.pipeline, setup.device)
+            link = StageLink(self.mesh, setup.device)
             lowered = PipelinedLanes(setup.model, setup.loss, setup.run.seed, setup.bf16, self.pipeline, link)
             if self.pipeline.training.gathered:
                 lowered.rounds = max(len(worker_lanes(lanes, data.size, rank)) for rank in range(data.size))
@@ -66,7 +66,7 @@ class Dealt:
         """Evaluation after every epoch."""
         if self.pipeline is None:
             return self.setup.evaluator(self.mesh.data, graph)
-        link = StageLink(self.mesh.pipeline, self.setup.device)
+        link = StageLink(self.mesh, self.setup.device)
         stock = self.setup.stock_evaluator(self.mesh.data)
         return PipelinedEvaluator(**vars(stock), pipeline=self.pipeline, stages=self.mesh.pipeline, link=link)
 
@@ -120,16 +120,16 @@ class Dealt:
 
 def deal(setup: Setup, launch: Launch, world: Group, generation: Generation | None = None) -> Dealt:
     """Deal a run by the plan for so many workers; every worker still has all of it. A collective."""
-    plan = launch.plan_for(world.size)
-    if not plan.splits_state:
-        return Dealt(setup, Mesh(world, world), plan, launch.bucket_mb)  # as many workers as are left
-    if generation and generation.halt:
+    if launch.splits_state and generation and generation.halt:
         error = LockstepError(
-            f"{world.size} workers are too few for --plan {plan}: the same command with --resume auto goes "
-            "on from the last checkpoint"
+            f"{world.size} workers are too few for --plan {launch.plan}: the same command with --resume auto "
+            "goes on from the last checkpoint"
         )
         error.everywhere = True
         raise error
+    plan = launch.plan_for(world.size)
+    if not plan.splits_state:
+        return Dealt(setup, Mesh(world, world), plan, launch.bucket_mb)  # as many workers as are left
     return everywhere(world, lambda: _split(setup, plan, launch.bucket_mb, world))
 
 

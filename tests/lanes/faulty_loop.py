@@ -1,6 +1,7 @@
 """An example of examples/loops with more epochs, whose workers die where the variable FAULTS says.
 
-FAULTS holds rows of [point, step, rank]; each happens once. The folder that it uses for this is FOLDER.
+FAULTS holds rows of [point, step, rank]; each happens once, at that step or, if the worker is alone then, at
+the first later one where it is not. Of each a file in FOLDER tells. With ERROR a worker raises one instead.
 """
 
 import importlib.util
@@ -9,8 +10,11 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
+from lockstep.comm.group import Group
+from lockstep.errors import LockstepError
 from lockstep.lanes import session as sessions
 from lockstep.lanes.evaluation import BlockSums
 from lockstep.lanes.lane_step import LaneStep
@@ -21,25 +25,43 @@ FAULTS, FOLDER = json.loads(os.environ.get("FAULTS", "[]")), Path(os.environ.get
 current = []
 
 
-def suffer(point):
+def suffer(point, *arguments):
+    """End here if a fault is due. The last worker lives: the state is only in its memory."""
     rounds = current[-1].script.rounds if current else None
-    if rounds is None or rounds._group is None or rounds.arrival or rounds._group.size == 1:
-        return  # the last worker lives: the state is only in its memory
-    mine = [point, rounds.cursor.step, rounds._group.rank]
-    if mine in FAULTS:
-        try:
-            (FOLDER / "-".join(map(str, mine)).replace(" ", "_")).touch(exist_ok=False)
-        except FileExistsError:
-            return
-        os.kill(os.getpid(), signal.SIGKILL)
+    if rounds is None or rounds._group is None or rounds.arrival:
+        return
+    group, step = rounds._group, rounds.cursor.step
+    groups = [each for each in arguments if isinstance(each, Group)]  # one that is being entered
+    if not (groups and point.startswith("after")):  # then all of it have the state
+        groups.append(group)
+    if min(each.size for each in groups) == 1:
+        return
+    for fault in FAULTS:
+        mark = FOLDER / "-".join(map(str, fault)).replace(" ", "_")
+        if fault[0] == point and fault[1] <= step and fault[2] == group.rank and not mark.exists():
+            if point.endswith("while one waits to join"):
+                wait_for(lambda: rounds.wants_to_move)
+            with suppress(FileExistsError):
+                mark.touch(exist_ok=False)
+                end()
+
+
+def end():
+    if "ERROR" in os.environ:
+        raise LockstepError(os.environ["ERROR"])
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def wait_for_company():
     """A worker that is alone gives a new one the time to come, so that there is somebody to be killed."""
-    rounds, end = current[-1].script.rounds, time.monotonic() + 60
-    while FAULTS and rounds._group and rounds._group.size == 1 and not rounds.wants_to_move:
-        if time.monotonic() > end:
-            return
+    rounds = current[-1].script.rounds
+    if FAULTS and "ERROR" not in os.environ and rounds._group and rounds._group.size == 1:
+        wait_for(lambda: rounds.wants_to_move)
+
+
+def wait_for(condition):
+    end = time.monotonic() + 60
+    while not condition() and time.monotonic() < end:
         time.sleep(0.01)
 
 
@@ -52,9 +74,9 @@ def around(owner, name, before="", after=""):
     inner = getattr(owner, name)
 
     def call(*arguments, **options):
-        suffer(before)
+        suffer(before, *arguments)
         found = inner(*arguments, **options)
-        suffer(after)
+        suffer(after, *arguments)
         return found
 
     setattr(owner, name, call)
@@ -74,6 +96,7 @@ around(Rounds, "meet", "between batches")
 around(Rounds, "_agree", "before they agree", "after they agree")
 around(Rounds, "_send_state", "before the state is sent", "after the state is sent")
 around(sessions, "write_state", "before the file", "after the file")
+around(sessions, "write_state", "before the file, while one waits to join")
 around(BlockSums, "add", "in the evaluation")
 
 path, epochs = Path(sys.argv[1]), int(sys.argv[2])

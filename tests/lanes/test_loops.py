@@ -29,7 +29,8 @@ def run(folder, *command, code=0, **variables):
             words, cwd=folder, env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False
         )
     else:
-        done = forked.call(words, environ, folder, launches="launch" in words)
+        with forked.Forked(words, environ, folder, launches="launch" in words) as process:
+            done = process.finish(3 * PATIENCE_S)  # several workers are killed and start again
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout
 
@@ -131,12 +132,33 @@ def test_a_script_goes_on_in_the_middle_of_an_epoch(name, alone, tmp_path):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_killed_workers_cost_no_bit(name, alone, tmp_path):
+    """Each script suffers a third of the faults: each costs seconds, in which a new worker comes."""
     points = ("before the backward pass", "before the sum", "after the sum", "before the update")
     points += ("after the update", "between batches", "before the file", "after the file")
     points += ("after the backward pass", "before they agree", "after the state is sent")
-    faults = [[point, number + 2, number % 2] for number, point in enumerate(points)]
+    # only worker 0 writes
+    faults = [[point, n + 2, 0 if point.endswith("file") else n % 2] for n, point in enumerate(points)]
     faults += [["before the file", 6, 0], ["after the file", 12, 0]]
+    faults += [["between batches", 5, 0], ["before the sum", 9, 0]]
+    mine = faults[NAMES.index(name) :: len(NAMES)]
     command = (*launch(3, "--restarts", 30), FAULTY, LOOPS / f"{name}.py", 3)
-    output = run(tmp_path, *command, FAULTS=json.dumps(faults), FOLDER=str(tmp_path))
-    assert len(list(tmp_path.glob("*-*"))) >= 3  # of the faults; some need a worker that was not there
+    output = run(tmp_path, *command, FAULTS=json.dumps(mine), FOLDER=str(tmp_path))
+    assert len(list(tmp_path.glob("*-*"))) >= 4, mine  # of five
     assert last(output) == alone(name, 3)
+
+
+def test_who_joins_while_a_save_is_done_again_takes_part_in_it(alone, tmp_path):
+    """A worker is killed right before the save, and the one that writes only when the new one is there."""
+    faults = [["after the update", 2, 2], ["before the file, while one waits to join", 3, 0]]
+    command = (*launch(3), FAULTY, LOOPS / "classifier.py", 3)
+    output = run(tmp_path, *command, FAULTS=json.dumps(faults), FOLDER=str(tmp_path))
+    assert len(list(tmp_path.glob("*-*"))) == 2
+    assert last(output) == alone("classifier", 3)
+
+
+def test_an_error_of_one_worker_ends_no_training_as_if_it_were_done(alone, tmp_path):
+    command = (*launch(2), FAULTY, LOOPS / "classifier.py", 3)
+    faults = json.dumps([["before the sum", 4, 1]])
+    output = run(tmp_path, *command, FAULTS=faults, FOLDER=str(tmp_path), ERROR="as told")
+    assert len(list(tmp_path.glob("*-*"))) == 1
+    assert last(output) == alone("classifier", 3)

@@ -34,7 +34,7 @@ class GatheredModel(ShardedModel):
         super().__init__(model, names, group, replicas)
         self._home = {name: number for number, block in enumerate(names) for name in block}
         self._strides = {name: p.stride() for name, p in self._params.items()}
-        self._device = next(iter(self._params.values())).device
+        self._device = next((p.device for p in self._params.values()), None)
         self._source = self.share
         self._here: dict[int, Tensor] = {}  # the flat buffers of blocks that are whole now
         self._numbers: dict[int, int] = {}  # of these blocks, by the address of their memory

@@ -36,9 +36,12 @@ def blocks_by_use(model: nn.Module, calls: Sequence[Sequence[str]], bucket_mb: f
     filled = 0.0
     for call in [*calls, [*left]]:  # at the end what no call uses
         own = [name for name in call if name in left]
+        if not own:
+            continue
         size = sum(known[name].numel() * known[name].element_size() for name in own)
         kinds = {known[name].dtype for name in own}
-        fits = blocks and kinds <= {known[blocks[-1][0]].dtype} and filled + size <= bucket_mb * 1e6
+        last = {known[blocks[-1][0]].dtype} if blocks else set()
+        fits = kinds <= last and filled + size <= bucket_mb * 1e6
         for kind in [] if fits else sorted(kinds, key=str):
             blocks.append([name for name in own if known[name].dtype == kind])
             filled = size
