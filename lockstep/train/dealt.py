@@ -12,18 +12,19 @@ from lockstep.comm.everywhere import everywhere
 from lockstep.comm.group import Group
 from lockstep.comm.mesh import Mesh, make_mesh
 from lockstep.data.loader import Lanes, Needs
-from lockstep.errors import LockstepError, ModelError
+from lockstep.errors import LockstepError
 from lockstep.lower.fixed_lane import fixed_values
 from lockstep.lower.lane_by_lane import LaneByLane
+from lockstep.parallel.device_pipeline import DevicePipeline, cut_program
 from lockstep.parallel.pipeline import Pipeline, cut_model, forget_values, keep_part
-from lockstep.parallel.pipelined_lanes import PipelinedLanes
+from lockstep.parallel.pipelined_stock import PipelinedStock
 from lockstep.parallel.stage_link import StageLink
 from lockstep.parallel.stage_parts import StageParts
 from lockstep.runs.train_state import TrainState
 from lockstep.spec.generation import Generation
 from lockstep.spec.plan import Plan
 from lockstep.train.evaluation.host_evaluate import Evaluator
-from lockstep.train.evaluation.pipelined_evaluate import PipelinedEvaluator
+from lockstep.train.evaluation.pipelined_evaluate import PipelinedDeviceEvaluator, PipelinedEvaluator
 from lockstep.train.setup import Given, Setup
 
 
@@ -34,34 +35,42 @@ class Dealt:
     setup: Setup
     mesh: Mesh
     parts: StageParts | None = None
-    pipeline: Pipeline | None = None
+    pipeline: Pipeline | DevicePipeline | None = None
 
     @property
     def needs(self) -> Needs:
         """What this worker needs of its samples."""
-        stage = self.pipeline.training if self.pipeline else None
+        stage = self.pipeline.position if self.pipeline else None
         return Needs(stage.is_first, stage.is_last) if stage else Needs()
 
     def lower(self, read: Callable[[], Lanes]) -> LaneByLane:
         """The model, or this worker's stage of it, made ready to run its lanes."""
-        setup = self.setup
-        if self.pipeline is None:
+        setup, pipeline = self.setup, self.pipeline
+        if pipeline is None:
             return setup.lower(read, self.mesh.data)
         link = StageLink(self.mesh.pipeline, setup.device)
-        return PipelinedLanes(setup.model, setup.loss, setup.run.seed, setup.bf16, self.pipeline, link)
+        if isinstance(pipeline, Pipeline):
+            return PipelinedStock(setup.model, setup.loss, setup.run.seed, setup.bf16, pipeline, link)
+        from lockstep.parallel.pipelined_device import PipelinedDevice
+
+        return PipelinedDevice(setup.model, setup.run.seed, pipeline, link)
 
     def evaluator(self, graph: bool) -> Evaluator:
         """Evaluation after every epoch."""
-        if self.pipeline is None:
+        pipeline, stages = self.pipeline, self.mesh.pipeline
+        if pipeline is None:
             return self.setup.evaluator(self.mesh.data, graph)
-        link = StageLink(self.mesh.pipeline, self.setup.device)
-        stock = self.setup.stock_evaluator(self.mesh.data)
-        return PipelinedEvaluator(**vars(stock), pipeline=self.pipeline, stages=self.mesh.pipeline, link=link)
+        stock = {**vars(self.setup.stock_evaluator(self.mesh.data)), "stages": stages}
+        stock["link"] = StageLink(stages, self.setup.device)
+        if isinstance(pipeline, Pipeline):
+            return PipelinedEvaluator(**stock, pipeline=pipeline)
+        network, load = pipeline.lowering.eval_network(1)
+        return PipelinedDeviceEvaluator(**stock, network=network, load=load)
 
     def take_part(self, state: TrainState) -> None:
         """Keep only this worker's part of the state, and free the rest."""
         if self.parts and self.pipeline:
-            state.take_part(self.parts, partial(keep_part, names=self.pipeline.training.names))
+            state.take_part(self.parts, partial(keep_part, names=self.pipeline.names))
 
     def make_whole(self, state: TrainState) -> None:
         """Give every worker the whole model, at the end."""
@@ -97,13 +106,12 @@ def forget_part(setup: Setup | None, given: Given) -> Setup | None:
 
 
 def _split(setup: Setup, plan: Plan, world: Group) -> Dealt:
+    mesh, images = make_mesh(world, plan), _fixed_images(setup)
+    pipeline: Pipeline | DevicePipeline
     if setup.lowering:
-        raise ModelError(
-            f"--plan {plan}: {setup.lowering.program.kernels} kernels are not split over workers yet: use "
-            "kernels.set=stock, which is another run"
-        )
-    mesh = make_mesh(world, plan)
-    pipeline = cut_model(setup.model, _fixed_images(setup), setup.bf16, plan, mesh)
+        pipeline = cut_program(setup.model, setup.lowering, images, plan, mesh)
+    else:
+        pipeline = cut_model(setup.model, images, setup.bf16, plan, mesh)
     return Dealt(setup, mesh, StageParts(mesh), pipeline)
 
 
