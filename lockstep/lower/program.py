@@ -32,7 +32,7 @@ class Block:
 
     def has(self, name: str) -> bool:
         """Whether a module, a parameter or a buffer of this name is in it."""
-        return any(f"{name}.".startswith(f"{module}.") for module in self.modules)
+        return any(not module or f"{name}.".startswith(f"{module}.") for module in self.modules)
 
 
 class Program(Protocol):

@@ -12,7 +12,7 @@ from lockstep.comm.everywhere import everywhere
 from lockstep.comm.group import Group
 from lockstep.comm.mesh import Mesh, make_mesh
 from lockstep.data.loader import Lanes, Needs
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, ModelError
 from lockstep.lower.fixed_lane import fixed_values
 from lockstep.lower.lane_by_lane import LaneByLane
 from lockstep.parallel.device_pipeline import DevicePipeline, cut_program
@@ -108,6 +108,11 @@ def forget_part(setup: Setup | None, given: Given) -> Setup | None:
 def _split(setup: Setup, plan: Plan, world: Group) -> Dealt:
     mesh, images = make_mesh(world, plan), _fixed_images(setup)
     pipeline: Pipeline | DevicePipeline
+    if setup.lowering and setup.metrics:
+        raise ModelError(
+            f"--plan {plan}: metrics of your own need the outputs of stock kernels, and the stages have "
+            f"{setup.lowering.program.kernels} ones: use kernels.set=stock, which is another run"
+        )
     if setup.lowering:
         pipeline = cut_program(setup.model, setup.lowering, images, plan, mesh)
     else:

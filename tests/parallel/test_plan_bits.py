@@ -160,7 +160,6 @@ def test_what_a_plan_cannot_do_is_refused_before_it_starts(tmp_path):
         ),
         (["--plan", "data=2,pipeline=2", "--workers", "2"], "= 2 × 2 = 4, and the number of workers is 2"),
         (["--plan", "pipeline=2", "--audit", "3"], "--audit needs the whole model"),
-        (["--plan", "pipeline=2", "-o", "kernels.set=fused"], "kernels.set=fused is not split"),
         (["--plan", "pipeline=2,cuts=nothing"], "no layer 'nothing'"),
         (["--plan", "rows=2"], "unknown key 'rows'"),
     ):

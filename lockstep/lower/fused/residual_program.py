@@ -58,7 +58,6 @@ class ResidualProgram:
             tuple(slot - slots.start for slot in kind if slot in slots)
             for kind in (self.params, self.statistics)
         )
-        around = Around(self.units[first - 1] if first else None, None if is_last else self.units[stop])
         return ResidualProgram(
             tuple(unit.counted_from(first) for unit in self.units[first:stop]),
             self.head if is_last else None,
@@ -66,7 +65,7 @@ class ResidualProgram:
             statistics,
             self.blocks[own.start : own.stop],
             tuple(number - first for number in self.firsts[own.start : own.stop]),
-            around,
+            Around(self.units[first - 1] if first else None, None if is_last else self.units[stop]),
         )
 
     @property
@@ -101,7 +100,6 @@ class ResidualProgram:
 
     @property
     def make(self) -> Make:
-        """Makes the network for a number of lanes."""
         if self.around == Around():
             return partial(ResidualNetwork, self.units, self.head)
         return partial(ResidualPart, self.units, self.head, self.around)
