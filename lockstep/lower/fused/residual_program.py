@@ -32,7 +32,7 @@ _Shape = tuple[int, int, int]
 class ResidualProgram:
     """A model as units and a classifier, and the slot of each parameter and statistic in the layout.
 
-    `firsts` are the numbers of the units that blocks begin with. A part has the classifier if it is the last.
+    `firsts` are the units that blocks begin with. Only the last part has the classifier.
     """
 
     units: tuple[Unit, ...]
@@ -54,15 +54,15 @@ class ResidualProgram:
         first, stop = ends[own.start], ends[own.stop]
         is_last = stop == len(self.units)
         slots = range(PER_UNIT * first, len(self.params + self.statistics) if is_last else PER_UNIT * stop)
-        params, statistics = (
-            tuple(slot - slots.start for slot in kind if slot in slots)
-            for kind in (self.params, self.statistics)
-        )
+
+        def keep(kind: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple(slot - slots.start for slot in kind if slot in slots)
+
         return ResidualProgram(
             tuple(unit.counted_from(first) for unit in self.units[first:stop]),
             self.head if is_last else None,
-            params,
-            statistics,
+            keep(self.params),
+            keep(self.statistics),
             self.blocks[own.start : own.stop],
             tuple(number - first for number in self.firsts[own.start : own.stop]),
             Around(self.units[first - 1] if first else None, None if is_last else self.units[stop]),
@@ -70,7 +70,6 @@ class ResidualProgram:
 
     @property
     def drops(self) -> tuple[str, ...]:
-        """No layer has dropout."""
         return ()
 
     @property
