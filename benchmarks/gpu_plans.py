@@ -3,11 +3,13 @@
 PYTHONPATH=$PWD python benchmarks/gpu_plans.py
 
 Whole runs of `lockstep train` on small data, with gloo, since NCCL takes a GPU for each worker. A record for
-each model and kernel set: 1 if all plans end with the hash of one worker, else 0; its details have the hashes.
+each model and kernel set: 1 if all plans end with the hash of one worker, else 0; its details have hashes.
 A run that fails counts as another hash, and its error is kept.
 
-With --compare DIR, another checkout (such as one that compiled the whole model at once): one worker with
-compiled kernels there and here in turns, and the ratio of seconds a step.
+python benchmarks/gpu_plans.py --compare OTHER --models resnet18 googlenet --output …/compiled-blocks.json
+
+OTHER is another checkout, one that compiled the whole model at once. gpu_step.py times one worker with
+compiled kernels there and here, in turns; a record has the ratio of seconds a step.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ from typing import Any
 
 from measure import make_parser, make_record
 
-from lockstep.spec.record import Record, write_records
+from lockstep.spec.record import Record, read_records, write_records
 
+HERE = Path(__file__).resolve().parents[1]
 MODELS = {
     "emotion48": ["data.size=48", "train.batch=256", "train.lanes=8"],
     "lenet5": ["data.size=28", "train.batch=256", "train.lanes=8"],
@@ -92,9 +95,9 @@ def compare(model: str, options: Any) -> Record:
     """Seconds a step of one worker here over those of another checkout, in turns."""
     ratios = []
     for number in range(options.rounds):
-        ways = [None, options.compare][:: 1 if number % 2 else -1]
-        speed = {way: train(model, "compiled", ONE, options, way)["img_s"] for way in ways}
-        ratios.append(speed[options.compare] / speed[None])
+        ways = [HERE, options.compare.resolve()][:: 1 if number % 2 else -1]
+        img_s = {way: time_step(model, way) for way in ways}
+        ratios.append(img_s[options.compare.resolve()] / img_s[HERE])
         print(f"{model}, compiled: {ratios[-1]:.4f} x", flush=True)
     return make_record(
         f"{model}, compiled by block, one worker: seconds a step over those compiled whole",
@@ -104,7 +107,19 @@ def compare(model: str, options: Any) -> Record:
     )
 
 
-def train(model: str, kernels: str, plan: str, options: Any, checkout: Path | None = None) -> dict[str, Any]:
+def time_step(model: str, checkout: Path) -> float:
+    """Images a second of one worker with compiled kernels, by a checkout's own gpu_step.py."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "step.json"
+        command = [sys.executable, "benchmarks/gpu_step.py", "--model", model, "--batch", "1024"]
+        command += ["--kernels", "compiled", "--variants", "lockstep", "--limit", "400"]
+        env = {**os.environ, "PYTHONPATH": str(checkout)}
+        subprocess.run([*command, "--output", str(output)], check=True, env=env, cwd=checkout)
+        (record,) = read_records(output)
+        return record.value
+
+
+def train(model: str, kernels: str, plan: str, options: Any) -> dict[str, Any]:
     """The summary of one run; of one that fails, its error."""
     keys = [*KEYS, *MODELS[model], f"model.name={model}", f"kernels.set={kernels}"]
     batch = int(next(key for key in keys if key.startswith("train.batch")).partition("=")[2])
@@ -114,9 +129,8 @@ def train(model: str, kernels: str, plan: str, options: Any, checkout: Path | No
         command = [sys.executable, "-m", "lockstep", "train", "shapes", *words, "--quiet", "--name", "run"]
         command += ["--runs-dir", folder, "--device", options.device]
         command += [] if plan == ONE else ["--plan", plan, "--backend", "gloo"]
-        root = checkout or Path(__file__).parents[1]
-        env = {**os.environ, "PYTHONPATH": str(root)}
-        done = subprocess.run(command, check=False, capture_output=True, text=True, env=env, cwd=root)
+        env = {**os.environ, "PYTHONPATH": str(HERE)}
+        done = subprocess.run(command, check=False, capture_output=True, text=True, env=env, cwd=HERE)
         if done.returncode:
             print(done.stderr[-2000:], flush=True)
             return {"error": re.sub(r"\s+", " ", done.stderr)[-300:]}
