@@ -63,7 +63,7 @@ def try_model(name: str) -> str:
     whole, again = uncut(model, images), uncut(model, images)
     if not same(whole, again):
         return "the uncut model gives other bits when it is computed again"
-    parts = cut(model, images, graph, trial, choose_cuts(trial, 2))
+    parts = cut(model, images, graph, trial, choose_cuts(trial.costs, trial.allowed, 2))
     odd = [key for key in whole if key not in parts or not torch.equal(whole[key], parts[key])]
     return f"other bits in {len(odd)} of {len(whole)} tensors, such as {odd[-1]}" if odd else ""
 

@@ -39,6 +39,7 @@ TIMING = ["gpu_step", "case", "timing", "time_job", "peers", "own_step", "flax_p
 DEPENDS_ON: dict[str, tuple[list[str], list[str]]] = {
     "pipeline-timm.json": (["parallel"], ["pipeline_timm"]),
     "pipeline-cpu.json": (["parallel", "comm", "train"], ["pipeline"]),
+    "plans-gpu.json": ([*TRAINING, "parallel"], ["gpu_plans"]),
     "accuracy-*": (TRAINING, ["accuracy"]),
     "matrix-*": ([*TRAINING, "elastic"], ["matrix"]),
     "kills-*": ([*TRAINING, "runs"], ["kills"]),

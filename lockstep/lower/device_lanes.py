@@ -15,9 +15,9 @@ from lockstep.comm.tree import subtrees, worker_lanes
 from lockstep.data.loader import Lanes
 from lockstep.kernels import random
 from lockstep.kernels.loss import CrossEntropy
-from lockstep.lower.flat_table import DeviceNetwork
+from lockstep.lower.flat_table import DeviceNetwork, fill_inside
 from lockstep.lower.lane_by_lane import LaneByLane, LaneOutput, OnGradient
-from lockstep.lower.program import DeviceLowering, fill_weights
+from lockstep.lower.program import DeviceLowering, PartNetwork, Program, fill_weights
 
 
 class DeviceLanes(LaneByLane):
@@ -68,33 +68,39 @@ class DeviceLanes(LaneByLane):
 
     def _fill(self, network: DeviceNetwork, lanes: Lanes, keys: Tensor) -> None:
         """Copy images, labels, weights and dropout keys to the buffers that the kernels read."""
-        images, x = lanes.images.permute(0, 2, 3, 1), network.x[0][: len(lanes.labels)]
-        high, wide, channels = images.shape[1:]
-        if x.shape[3] == channels:
-            top, left = (x.shape[1] - high) // 2, (x.shape[2] - wide) // 2
-            x[:, top : top + high, left : left + wide].copy_(images)
-        else:
-            x.copy_(images.reshape(x.shape))
+        fill_inside(network.x[0][: len(lanes.labels)], lanes.images.permute(0, 2, 3, 1))
         network.labels[: len(lanes.labels)].copy_(lanes.labels)
         fill_weights(self.program, network, self.model)
         network.keys[:, : lanes.num_lanes].copy_(keys)
 
     def _output(self, network: DeviceNetwork, lanes: range, height: int) -> LaneOutput:
-        layout, device = network.layout, network.logits.device
-        flat = torch.empty(layout.size, device=device)
-        network.sum_lanes(lanes, flat, torch.zeros(1, dtype=torch.int32, device=device))
-        grads = [torch.empty_like(p) for p in self.params.values()]
-        floats = [torch.empty_like(buffer) for buffer in self.float_buffers()]
-        self.program.from_flat(layout, flat, [*grads, *floats])
-        size = network.lane_size
-        logits = network.logits[lanes.start * size : lanes.stop * size].clone()
-        counts = [count + 1 for count in self.int_buffers()]
-        return LaneOutput(flat[layout.loss].clone(), logits, grads, floats, counts, height)
+        return read_output(self, self.program, network, lanes, height)
 
     def dropout_keys(self, lanes: range, step: int) -> Tensor:
         """A dropout key for each layer and lane of a step."""
-        keys = [
-            [random.key("dropout", self._seed, step, lane, name) if name else 0 for lane in lanes]
-            for name in self.program.drops
-        ]
-        return torch.tensor(keys, dtype=torch.int64).view(len(keys), len(lanes))
+        return make_keys(self.program, self._seed, lanes, step)
+
+
+def read_output(
+    way: LaneByLane, program: Program, network: DeviceNetwork | PartNetwork, lanes: range, height: int
+) -> LaneOutput:
+    """The sum over a subtree of a network's lanes, as tensors of the model."""
+    layout, device = network.layout, network.logits.device
+    flat = torch.empty(layout.size, device=device)
+    network.sum_lanes(lanes, flat, torch.zeros(1, dtype=torch.int32, device=device))
+    grads = [torch.empty_like(p) for p in way.params.values()]
+    floats = [torch.empty_like(buffer) for buffer in way.float_buffers()]
+    program.from_flat(layout, flat, [*grads, *floats])
+    size = network.lane_size
+    logits = network.logits[lanes.start * size : lanes.stop * size].clone()
+    counts = [count + 1 for count in way.int_buffers()]
+    return LaneOutput(flat[layout.loss].clone(), logits, grads, floats, counts, height)
+
+
+def make_keys(program: Program, seed: int, lanes: range, step: int) -> Tensor:
+    """A dropout key for each layer and lane of a step."""
+    keys = [
+        [random.key("dropout", seed, step, lane, name) if name else 0 for lane in lanes]
+        for name in program.drops
+    ]
+    return torch.tensor(keys, dtype=torch.int64).view(len(keys), len(lanes))

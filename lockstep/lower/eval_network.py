@@ -5,6 +5,7 @@ Evaluation and prediction use it. Every program builds one, or its training netw
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -33,6 +34,12 @@ class EvalNetwork(Protocol):
 
     def score(self) -> None:
         """Logits and labels → each sample's loss, and whether it is right."""
+
+    def enter(self, given: Sequence[Tensor]) -> None:
+        """Take images [N, H, W, C], or what the part before has sent."""
+
+    def leave(self) -> list[Tensor]:
+        """What the part after it needs."""
 
 
 class ScoreBuffers:

@@ -81,7 +81,7 @@ def fixed_samples(model: nn.Module, image: Tensor, lane_size: int, bf16: bool) -
 
     It depends on shapes alone, because a time would differ between workers. `image` is one image.
     """
-    work = sum(_count_work(model, image)) * (_BF16_COST if bf16 else 1)
+    work = sum(count_work(model, image).values()) * (_BF16_COST if bf16 else 1)
     return min(lane_size, max(_FEWEST, _MOST_WORK // max(work, 1)))
 
 
@@ -101,19 +101,20 @@ def _fill(name: str, tensor: Tensor, is_parameter: bool) -> None:
 
 
 @torch.no_grad()
-def _count_work(model: nn.Module, image: Tensor) -> list[int]:
-    """Multiplications of every layer that has a matrix or a filter, for one image."""
-    found: list[int] = []
+def count_work(model: nn.Module, image: Tensor) -> dict[str, int]:
+    """Multiplications of every layer that has a matrix or a filter, for one image in eval mode."""
+    found: dict[str, int] = {}
 
-    def note(weights: Sequence[Tensor], layer: nn.Module, given: object, output: object) -> None:
+    def note(name: str, weights: Sequence[Tensor], layer: nn.Module, given: object, output: object) -> None:
         if isinstance(output, Tensor):
-            found.extend(weight.numel() * (output.numel() // len(weight)) for weight in weights)
+            work = sum(weight.numel() * (output.numel() // len(weight)) for weight in weights)
+            found[name] = found.get(name, 0) + work
 
     handles = []
-    for layer in model.modules():
+    for name, layer in model.named_modules():
         weights = [p for p in layer.parameters(recurse=False) if p.dim() > 1 and len(p)]
         if weights:
-            handles.append(layer.register_forward_hook(partial(note, weights)))
+            handles.append(layer.register_forward_hook(partial(note, name, weights)))
     try:
         with buffers_kept(model):
             model.eval()(image)

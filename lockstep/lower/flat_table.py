@@ -94,6 +94,10 @@ class DeviceNetwork(ABC):
     def compute(self) -> None:
         """Compute what `sum_lanes` sums, from images, labels, keys and weights."""
 
+    def share_weights(self, other: DeviceNetwork) -> None:
+        """Use the weights of another network of the same layout."""
+        self.weights, self.copy = other.weights, other.copy
+
     @abstractmethod
     def sum_lanes(self, lanes: range, out: Tensor, bad: Tensor) -> None:
         """Sum gradients, statistics, loss and right answers of a power of two of lanes by the lane tree."""
@@ -132,6 +136,10 @@ class KernelNetwork(DeviceNetwork):
     def run(self, operation: str, i: int) -> None:
         """Launch one operation of layer i."""
 
+    def enter(self, given: Sequence[Tensor]) -> None:
+        """Take images, or what the part before has sent: first its output [N, H, W, C]."""
+        fill_inside(self.x[0], given[0])
+
     @abstractmethod
     def score(self) -> None:
         """logits and labels → each sample's loss, whether it is right, and the gradient of its logits."""
@@ -167,6 +175,20 @@ class KernelNetwork(DeviceNetwork):
             if group.first <= place.start < group.stop:
                 return parts[:, place.start - group.first : place.stop - group.first]
         raise AssertionError(place)
+
+
+def inside(x: Tensor, high: int, wide: int) -> Tensor:
+    """The pixels of images [N, H, W, C] without their border."""
+    top, left = (x.shape[1] - high) // 2, (x.shape[2] - wide) // 2
+    return x[:, top : top + high, left : left + wide]
+
+
+def fill_inside(x: Tensor, values: Tensor) -> None:
+    """Copy images [N, H, W, C] into a buffer with a border, or into the rows of a fully connected layer."""
+    if x.shape[3] == values.shape[3]:
+        inside(x, *values.shape[1:3]).copy_(values)
+    else:
+        x.copy_(values.reshape(x.shape))
 
 
 Make = Callable[[int, Train, torch.device, Table], DeviceNetwork]  # the first argument: number of lanes

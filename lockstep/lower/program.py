@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,17 @@ if TYPE_CHECKING:
     from lockstep.lower.flat_table import DeviceNetwork, Layout, Make
 
 Load = Callable[[nn.Module], None]  # copies the weights of a model into a network
+
+
+@dataclass(frozen=True)
+class Block:
+    """What a pipeline does not cut: the names of its modules; the first one names a cut before it."""
+
+    modules: tuple[str, ...]
+
+    def has(self, name: str) -> bool:
+        """Whether a module, a parameter or a buffer of this name is in it."""
+        return any(not module or f"{name}.".startswith(f"{module}.") for module in self.modules)
 
 
 class Program(Protocol):
@@ -48,6 +59,13 @@ class Program(Protocol):
         """Whether it has batch norms that can see all lanes."""
 
     @property
+    def blocks(self) -> tuple[Block, ...]:
+        """The model in pieces, in the order of the forward pass; a pipeline may cut between any two."""
+
+    def part(self, own: range) -> Program:
+        """Some of the blocks, one after another; a model whose other tensors are on `meta` fits it."""
+
+    @property
     def make(self) -> Make:
         """Makes a network for a number of lanes."""
 
@@ -72,10 +90,52 @@ class _Tables(Protocol):
     copy: Tensor
 
 
+class PartNetwork(Protocol):
+    """A network of some blocks for one lane, a stage of a pipeline; also a `DeviceNetwork`.
+
+    What `leave` and `leave_back` give is not changed later.
+    """
+
+    layout: Layout
+    weights: Tensor
+    copy: Tensor
+    lane_size: int
+    labels: Tensor
+    logits: Tensor
+    keys: Tensor
+
+    def share_weights(self, other: PartNetwork) -> None:
+        """Use the weights of another network of the same blocks."""
+
+    def enter(self, given: Sequence[Tensor]) -> None:
+        """Take images [N, H, W, C], or what the part before has sent."""
+
+    def forward(self) -> None:
+        """Compute what the part after it needs, or logits."""
+
+    def leave(self) -> list[Tensor]:
+        """What the part after it needs."""
+
+    def enter_back(self, given: Sequence[Tensor]) -> None:
+        """Take the gradients of what was sent to the part after it."""
+
+    def backward(self) -> None:
+        """Compute gradients; the last part begins with the loss."""
+
+    def leave_back(self) -> list[Tensor]:
+        """The gradients of what the part before has sent."""
+
+    def sum_lanes(self, lanes: range, out: Tensor, bad: Tensor) -> None:
+        """Write the lane's gradients, statistics, loss and right answers."""
+
+
 def fill_weights(program: Program, network: _Tables, model: nn.Module) -> None:
-    """Copy a model's parameters and statistics into a network."""
+    """Copy a model's parameters and statistics into a network; those of other parts are on `meta`."""
     floats = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
-    program.to_flat(network.layout, [*(p.detach() for p in model.parameters()), *floats], network.weights)
+    tensors = [
+        tensor for tensor in (*(p.detach() for p in model.parameters()), *floats) if not tensor.is_meta
+    ]
+    program.to_flat(network.layout, tensors, network.weights)
     network.copy.copy_(network.weights)
 
 
@@ -103,6 +163,16 @@ class DeviceLowering:
     def eval_network(self, lanes: int) -> tuple[EvalNetwork, Load]:
         """A network that evaluates up to `lanes` blocks at once, and the function that sets its weights."""
         return self.program.make_eval(self, lanes)
+
+    def part_network(self) -> PartNetwork:
+        """A network of this part of a model for one lane."""
+        network: Any = self.program.make(1, self.train, self.device, self.table)
+        found: PartNetwork = network
+        return found
+
+    def part(self, own: range) -> DeviceLowering:
+        """How a stage of a pipeline runs: some of the blocks."""
+        return DeviceLowering(self.program.part(own), self.table, self.train, self.device)
 
     def uncompiled(self) -> DeviceLowering:
         """The same without torch's compiler, with networks of its own."""

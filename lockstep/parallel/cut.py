@@ -62,17 +62,17 @@ def try_lane(graph: ModelGraph, images: Tensor, cost: str, keeps_shared: bool) -
     return Trial(allowed, costs, tensors, {k: v for k, v in values.items() if _is_plain(v)}, draws)
 
 
-def choose_cuts(trial: Trial, stages: int) -> list[int]:
+def choose_cuts(costs: Sequence[float], allowed: Sequence[int], stages: int) -> list[int]:
     """The cuts that make the most expensive stage as cheap as possible; with equal cost, the earliest."""
-    if len(trial.allowed) < stages - 1:
+    if len(allowed) < stages - 1:
         raise ModelError(
-            f"plan.pipeline={stages}: the model can be cut at {len(trial.allowed)} places only: "
-            f"use at most {len(trial.allowed) + 1} stages"
+            f"plan.pipeline={stages}: the model can be cut at {len(allowed)} places only: "
+            f"use at most {len(allowed) + 1} stages"
         )
     sums = [0.0]
-    for cost in trial.costs:
+    for cost in costs:
         sums.append(sums[-1] + cost)
-    ends = [0, *trial.allowed, len(trial.costs)]
+    ends = [0, *allowed, len(costs)]
     # best[i]: the least cost of the worst stage, and its cuts, if what comes before ends[i] is dealt with
     best: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}
     for stage in range(stages):
@@ -90,14 +90,14 @@ def choose_cuts(trial: Trial, stages: int) -> list[int]:
     return best[len(ends) - 1][1][:-1]
 
 
-def named_cuts(graph: ModelGraph, trial: Trial, names: Sequence[str]) -> list[int]:
-    """The cuts before the layers that a user names."""
+def named_cuts(labels: Sequence[str], allowed: Sequence[int], names: Sequence[str]) -> list[int]:
+    """The cuts before the layers that a user names; `labels` are those of all layers."""
     found = []
     for name in names:
-        places = [n for n in range(len(graph.calls)) if f".{name}." in f".{graph.label(n)}."]
+        places = [n for n, label in enumerate(labels) if f".{name}." in f".{label}."]
         if not places:
             raise ModelError(f"plan.cuts: the model has no layer '{name}'")
-        if places[0] not in trial.allowed:
+        if places[0] not in allowed:
             raise ModelError(
                 f"plan.cuts: the model cannot be cut before '{name}': what goes there is changed in place "
                 "or is no tensor, or it is the first layer: name another"
@@ -106,6 +106,12 @@ def named_cuts(graph: ModelGraph, trial: Trial, names: Sequence[str]) -> list[in
     if sorted(set(found)) != found:
         raise ModelError(f"plan.cuts={'/'.join(names)} must be in the order of the forward pass")
     return found
+
+
+def share_of_work(costs: Sequence[float], own: range) -> str:
+    """The share of a stage in the cost of all, for people."""
+    total = sum(costs)
+    return f"{sum(costs[own.start : own.stop]) / total if total else 0.0:.0%} of the work"
 
 
 def _can_go(keys: Sequence[Key], values: Values) -> bool:

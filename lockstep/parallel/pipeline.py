@@ -17,8 +17,9 @@ from lockstep.comm.mesh import Mesh
 from lockstep.errors import ModelError
 from lockstep.kernels.numerics import half_precision
 from lockstep.models.tensors import buffers_kept, has_values, replace_tensors
-from lockstep.parallel.cut import Trial, choose_cuts, named_cuts, try_lane
+from lockstep.parallel.cut import Trial, choose_cuts, named_cuts, share_of_work, try_lane
 from lockstep.parallel.model_graph import ModelGraph
+from lockstep.parallel.schedule import Position
 from lockstep.parallel.stage import Stage
 from lockstep.spec.plan import Plan
 
@@ -33,12 +34,26 @@ class Pipeline:
     draws: bool  # whether the model draws from torch's generator, whose state then goes from stage to stage
     told: list[str]  # a line for each stage
 
+    @property
+    def position(self) -> Position:
+        """Which stage this is."""
+        return self.training
+
+    @property
+    def names(self) -> set[str]:
+        """Names of the parameters and buffers that it keeps."""
+        return self.training.names
+
 
 def cut_model(model: nn.Module, images: Tensor, bf16: bool, plan: Plan, mesh: Mesh) -> Pipeline:
     """Cut a model; `images` are those of a lane. A collective: worker 0 chooses the cuts."""
     number = mesh.pipeline.rank
     graph, trial = _try(model.train(), images, bf16, plan.cost if plan.pipeline > 1 else "counted")
-    cuts = named_cuts(graph, trial, plan.cuts) if plan.cuts else choose_cuts(trial, plan.pipeline)
+    labels = [graph.label(place) for place in range(len(graph.calls))]
+    if plan.cuts:
+        cuts = named_cuts(labels, trial.allowed, plan.cuts)
+    else:
+        cuts = choose_cuts(trial.costs, trial.allowed, plan.pipeline)
     cuts = json.loads(mesh.world.broadcast_bytes(json.dumps(cuts).encode()))  # measured times differ
     training = Stage(graph, trial, cuts, number)
     with torch.no_grad():
@@ -112,11 +127,11 @@ def _same_cuts(graph: ModelGraph, cuts: list[int], other: ModelGraph, trial: Tri
 
 def _tell(graph: ModelGraph, trial: Trial, cuts: list[int]) -> list[str]:
     """What each stage begins with, its share of the cost, and what it sends."""
-    ends, total = [0, *cuts, len(graph.calls)], sum(trial.costs)
+    ends = [0, *cuts, len(graph.calls)]
     lines = []
     for number, (first, stop) in enumerate(pairwise(ends)):
-        share = sum(trial.costs[first:stop]) / total if total else 0.0
+        share = share_of_work(trial.costs, range(first, stop))
         sent = [trial.tensors[key].form.num_bytes for key in graph.crossing(stop) if key in trial.tensors]
         told = f"{sum(sent) / 1e6:.2f} MB a lane" if stop < ends[-1] else "nothing"
-        lines.append(f"stage {number}: from {graph.label(first)}, {share:.0%} of the work, sends {told}")
+        lines.append(f"stage {number}: from {graph.label(first)}, {share}, sends {told}")
     return lines

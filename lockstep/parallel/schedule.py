@@ -18,6 +18,22 @@ class Turn:
     lane: int
 
 
+@dataclass
+class Position:
+    """Which stage of how many this is."""
+
+    number: int
+    count: int
+
+    @property
+    def is_first(self) -> bool:
+        return self.number == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.number == self.count - 1
+
+
 def make_schedule(name: str, stage: int, stages: int, lanes: int) -> list[Turn]:
     """The turns of a stage, in order.
 

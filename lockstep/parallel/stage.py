@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lockstep.parallel.cut import Trial
 from lockstep.parallel.model_graph import ModelGraph, Value, Values
+from lockstep.parallel.schedule import Position
 from lockstep.parallel.shard.gathered_model import GatheredModel, Use
 
 
@@ -26,12 +27,12 @@ class Passed:
     result: Any = None  # of the model, at the last stage
 
 
-class Stage:
+class Stage(Position):
     """Some of a model's calls, one after another: stage `number` of those that `cuts` make."""
 
     def __init__(self, graph: ModelGraph, trial: Trial, cuts: Sequence[int], number: int) -> None:
         ends = [0, *cuts, len(graph.calls)]
-        self.number, self.count = number, len(ends) - 1
+        super().__init__(number, len(ends) - 1)
         self._graph, self._plain = graph, trial.plain
         self._places = range(ends[number], ends[number + 1])
         self.received = [] if self.is_first else self._tensors(trial, self._places.start)
@@ -39,14 +40,6 @@ class Stage:
         self.names = self._owned()  # of the parameters and buffers that it keeps
         self.gathered: GatheredModel | None = None  # if its parameters are gathered block by block
         self.uses = {name for place in self._places for name in graph.tensors_of(place)}
-
-    @property
-    def is_first(self) -> bool:
-        return self.number == 0
-
-    @property
-    def is_last(self) -> bool:
-        return self.number == self.count - 1
 
     def forward(self, given: Sequence[Tensor]) -> Passed:
         """Compute a lane: `given` is its images at the first stage, else what the stage before sent."""

@@ -10,13 +10,14 @@ import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lockstep.comm.background import BackgroundThread
 from lockstep.comm.mesh import Mesh
-from lockstep.parallel.tensor_form import Form, flat
+from lockstep.parallel.tensor_form import Form, flat, form_of
 
 _LENGTH = 8  # bytes of a length
 _FROM, _TO = 0, 1  # the ranks of a way's two ends
@@ -83,3 +84,30 @@ class StageLink:
         if name not in self._threads:
             self._threads[name] = BackgroundThread(f"stage {name}", self._device)
         return self._threads[name]
+
+
+class Passage:
+    """Tensors to or from one neighbour; the sender tells their forms before the first ones, once."""
+
+    def __init__(self, link: StageLink, neighbour: int) -> None:
+        self._link, self._neighbour = link, neighbour
+        self.forms: list[Form | None] | None = None  # None for one that is not there; unknown at first
+
+    def send(self, tensors: Sequence[Tensor | None]) -> None:
+        """Send tensors without gaps, which must not be changed later; of the same forms every time."""
+        forms = [None if tensor is None else form_of(tensor) for tensor in tensors]
+        if self.forms is None:
+            self.forms = forms
+            self._link.send_text(self._neighbour, [form and form.dump() for form in forms])
+        assert forms == self.forms, "tensors of other forms than those of the first lane"
+        self._link.send(self._neighbour, [tensor for tensor in tensors if tensor is not None])
+
+    def receive(self) -> Future[list[Tensor]]:
+        """The next tensors that the neighbour sends, without those that are not there."""
+        return self._link.receive(self._neighbour, self._ask)
+
+    def _ask(self) -> list[Form]:
+        if self.forms is None:
+            told: Any = self._link.receive_text(self._neighbour)
+            self.forms = [form and Form.load(form) for form in told]
+        return [form for form in self.forms if form]

@@ -191,10 +191,7 @@ class Journal:
             self._add(_TRACE, {"step": state.step, "tensors": hashes})
 
     def save(self, state: TrainState) -> bool:
-        """Write a checkpoint; if that fails, warn, keep the old checkpoints and return False.
-
-        A collective if the state is in parts.
-        """
+        """Write a checkpoint, all workers if the state is in parts; if it fails, warn and return False."""
         if not self._directory:
             if state.parts:
                 checkpoint.save_checkpoint(Path(), state, self.identity, 0, writes=False)

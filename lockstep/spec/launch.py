@@ -195,11 +195,6 @@ class Launch:
                 raise SpecError(
                     f"{flag} needs the whole state, and --plan {self.plan} splits it: leave it out"
                 )
-        if run.kernels.set in ("fused", "compiled"):
-            raise SpecError(
-                f"kernels.set={run.kernels.set} is not split over workers yet: use kernels.set=stock with "
-                f"--plan {self.plan}, which is another run"
-            )
 
     def check_run(self, run: Run) -> None:
         """Refuse settings that contradict each other or the run."""

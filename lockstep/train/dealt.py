@@ -16,8 +16,9 @@ from lockstep.data.loader import Lanes, Needs
 from lockstep.errors import LockstepError, ModelError
 from lockstep.lower.fixed_lane import fixed_values
 from lockstep.lower.lane_by_lane import LaneByLane
+from lockstep.parallel.device_pipeline import DevicePipeline, cut_program
 from lockstep.parallel.pipeline import Pipeline, cut_model, forget_values, keep_part
-from lockstep.parallel.pipelined_lanes import PipelinedLanes
+from lockstep.parallel.pipelined_stock import PipelinedStock
 from lockstep.parallel.shard.gathered_model import GatheredModel
 from lockstep.parallel.shard.sharded_model import ShardedModel, blocks_by_size, blocks_by_use
 from lockstep.parallel.stage_link import StageLink
@@ -27,7 +28,7 @@ from lockstep.spec import Launch
 from lockstep.spec.generation import Generation
 from lockstep.spec.plan import Plan
 from lockstep.train.evaluation.host_evaluate import Evaluator, averaged_weights
-from lockstep.train.evaluation.pipelined_evaluate import PipelinedEvaluator
+from lockstep.train.evaluation.pipelined_evaluate import PipelinedDeviceEvaluator, PipelinedEvaluator
 from lockstep.train.setup import Given, Setup
 
 
@@ -39,36 +40,47 @@ class Dealt:
     mesh: Mesh
     plan: Plan
     bucket_mb: float  # the size of blocks that are shared
-    pipeline: Pipeline | None = None  # also of one stage, whose parameters are gathered block by block
+    # also of one stage, whose parameters are gathered block by block
+    pipeline: Pipeline | DevicePipeline | None = None
     sharded: ShardedModel | None = None  # once the state has begun
     is_restored: bool = False  # whether the workers of the generation before had all of the state together
 
     @property
     def needs(self) -> Needs:
         """What this worker needs of its samples."""
-        stage = self.pipeline.training if self.pipeline else None
+        stage = self.pipeline.position if self.pipeline else None
         return Needs(stage.is_first, stage.is_last) if stage else Needs()
 
     def lower(self, read: Callable[[], Lanes]) -> LaneByLane:
         """The model, or this worker's stage of it, made ready to run its lanes."""
-        setup, lanes, data = self.setup, self.setup.run.train.lanes, self.mesh.data
-        if self.pipeline is None:
+        setup, pipeline, data = self.setup, self.pipeline, self.mesh.data
+        if isinstance(pipeline, DevicePipeline):
+            from lockstep.parallel.pipelined_device import PipelinedDevice
+
+            return PipelinedDevice(setup.model, setup.run.seed, pipeline, StageLink(self.mesh, setup.device))
+        if pipeline is None:
             lowered = setup.lower(read, data)
-        else:
-            link = StageLink(self.mesh, setup.device)
-            lowered = PipelinedLanes(setup.model, setup.loss, setup.run.seed, setup.bf16, self.pipeline, link)
-            if self.pipeline.training.gathered:
-                lowered.rounds = max(len(worker_lanes(lanes, data.size, rank)) for rank in range(data.size))
-        lowered.hands_over = self.plan.shards_gradients
-        return lowered
+            lowered.hands_over = self.plan.shards_gradients and type(lowered) is LaneByLane
+            return lowered
+        link = StageLink(self.mesh, setup.device)
+        staged = PipelinedStock(setup.model, setup.loss, setup.run.seed, setup.bf16, pipeline, link)
+        staged.hands_over = self.plan.shards_gradients
+        if pipeline.training.gathered:
+            lanes = setup.run.train.lanes
+            staged.rounds = max(len(worker_lanes(lanes, data.size, rank)) for rank in range(data.size))
+        return staged
 
     def evaluator(self, graph: bool) -> Evaluator:
         """Evaluation after every epoch."""
-        if self.pipeline is None:
+        pipeline = self.pipeline
+        if pipeline is None:
             return self.setup.evaluator(self.mesh.data, graph)
-        link = StageLink(self.mesh, self.setup.device)
-        stock = self.setup.stock_evaluator(self.mesh.data)
-        return PipelinedEvaluator(**vars(stock), pipeline=self.pipeline, stages=self.mesh.pipeline, link=link)
+        stock = {**vars(self.setup.stock_evaluator(self.mesh.data)), "stages": self.mesh.pipeline}
+        stock["link"] = StageLink(self.mesh, self.setup.device)
+        if isinstance(pipeline, Pipeline):
+            return PipelinedEvaluator(**stock, pipeline=pipeline)
+        network, load = pipeline.lowering.eval_network(1)
+        return PipelinedDeviceEvaluator(**stock, network=network, load=load)
 
     def begin(self) -> TrainState:
         """The state before the first step: this worker's part of it, if the plan splits it."""
@@ -77,9 +89,9 @@ class Dealt:
         if not plan.splits_state:
             return TrainState.begin(setup.model, *options)
         if self.pipeline:
-            keep_part(setup.model, self.pipeline.training.names)
+            keep_part(setup.model, self.pipeline.names)
         if plan.shard == "parameters":
-            assert self.pipeline
+            assert isinstance(self.pipeline, Pipeline)
             calls = self.pipeline.training.calls
             blocks = blocks_by_use(setup.model, calls, self.bucket_mb)
             gathered = GatheredModel(setup.model, blocks, mesh.shard, plan.replicas)
@@ -145,16 +157,23 @@ def forget_part(setup: Setup | None, given: Given) -> Setup | None:
 
 
 def _split(setup: Setup, plan: Plan, bucket_mb: float, world: Group) -> Dealt:
-    if setup.lowering:
+    if setup.lowering and (plan.shard == "parameters" or (setup.metrics and plan.pipeline > 1)):
+        why = (
+            "they keep weights in tables of their own"
+            if plan.shard == "parameters"
+            else "metrics of your own need the outputs of stock kernels"
+        )
         raise ModelError(
-            f"--plan {plan}: {setup.lowering.program.kernels} kernels are not split over workers yet: use "
+            f"--plan {plan}: not with {setup.lowering.program.kernels} kernels, as {why}: use "
             "kernels.set=stock, which is another run"
         )
     mesh = make_mesh(world, plan)
-    if plan.pipeline == 1 and plan.shard != "parameters":
-        return Dealt(setup, mesh, plan, bucket_mb)
-    pipeline = cut_model(setup.model, _fixed_images(setup), setup.bf16, plan, mesh)
-    return Dealt(setup, mesh, plan, bucket_mb, pipeline)
+    dealt = Dealt(setup, mesh, plan, bucket_mb)
+    if setup.lowering and plan.pipeline > 1:
+        dealt.pipeline = cut_program(setup.model, setup.lowering, _fixed_images(setup), plan, mesh)
+    elif plan.pipeline > 1 or plan.shard == "parameters":
+        dealt.pipeline = cut_model(setup.model, _fixed_images(setup), setup.bf16, plan, mesh)
+    return dealt
 
 
 def _fixed_images(setup: Setup) -> torch.Tensor:

@@ -125,7 +125,7 @@ class Engine:
 
     def _make_device_epochs(self) -> DeviceEpochs | None:
         """The steps that stay on the device; None if the kernels do not allow that."""
-        if not self._setup.lowering:
+        if not self._setup.lowering or self._state.parts:
             return None
         from lockstep.train.device.device_epoch import make_device_epochs
 

@@ -183,15 +183,19 @@ def test_a_network_that_differs_at_once_runs_its_convolutions_lane_by_lane(
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="there it is not traced only, but compiled")
 @pytest.mark.parametrize("types", [(), (torch.float32,)])
-def test_torch_can_compile_it_whole(types: tuple[torch.dtype, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_can_compile_every_block(
+    types: tuple[torch.dtype, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without breaks, and tracing changes no bit; also with kernels of ours for the first convolution."""
     monkeypatch.setattr(at_once, "OWN_TYPES", types)
     lanes, model = given(2, 2), branches()
     plain = sums(prepare(model, lanes), lanes)
     own = CompiledNetwork._compile
 
-    def trace(network: CompiledNetwork) -> Callable[[Tensor], tuple[Tensor, ...]]:
-        return torch.compile(own(network), fullgraph=True, dynamic=False, backend="aot_eager")
+    def trace(
+        network: CompiledNetwork, forward: Callable[[Tensor], tuple[Tensor, ...]]
+    ) -> Callable[[Tensor], tuple[Tensor, ...]]:
+        return torch.compile(own(network, forward), fullgraph=True, dynamic=False, backend="aot_eager")
 
     monkeypatch.setattr(CompiledNetwork, "_compile", trace)
     assert all(torch.equal(a, b) for a, b in zip(sums(prepare(model, lanes), lanes), plain, strict=True))

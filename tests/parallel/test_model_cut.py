@@ -108,16 +108,17 @@ def test_no_cut_is_before_a_change_in_place_or_between_uses_of_a_buffer():
         nn.Linear(4, 4), nn.ReLU(inplace=True), norm, nn.Linear(4, 4), norm, nn.Linear(4, 4)
     )
     graph, trial = trace(model, torch.randn(3, 4))
-    assert [graph.label(place) for place in trial.allowed] == ["2", "5"]
+    labels = [graph.label(place) for place in range(len(graph.calls))]
+    assert [labels[place] for place in trial.allowed] == ["2", "5"]
     with pytest.raises(ModelError, match="can be cut at 2 places only: use at most 3 stages"):
-        choose_cuts(trial, 4)
+        choose_cuts(trial.costs, trial.allowed, 4)
     with pytest.raises(ModelError, match="cannot be cut before '1'"):
-        named_cuts(graph, trial, ["1"])
+        named_cuts(labels, trial.allowed, ["1"])
     with pytest.raises(ModelError, match="no layer 'nine'"):
-        named_cuts(graph, trial, ["nine"])
+        named_cuts(labels, trial.allowed, ["nine"])
     with pytest.raises(ModelError, match="in the order"):
-        named_cuts(graph, trial, ["5", "2"])
-    assert named_cuts(graph, trial, ["2", "5"]) == [2, 5]
+        named_cuts(labels, trial.allowed, ["5", "2"])
+    assert named_cuts(labels, trial.allowed, ["2", "5"]) == [2, 5]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +127,7 @@ def test_no_cut_is_before_a_change_in_place_or_between_uses_of_a_buffer():
 )
 def test_stages_are_balanced(costs, stages, wanted):
     trial = Trial(list(range(1, len(costs))), [float(cost) for cost in costs], {}, {}, False)
-    assert choose_cuts(trial, stages) == wanted
+    assert choose_cuts(trial.costs, trial.allowed, stages) == wanted
 
 
 class Loops(nn.Module):

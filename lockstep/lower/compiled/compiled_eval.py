@@ -1,18 +1,20 @@
-"""Executes a compiled model in eval mode, with fixed weights, on one block of images.
+"""Executes a compiled model in eval mode, or a part of it, with fixed weights, on one block of images.
 
 Its calls can be captured as a CUDA graph.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import deepcopy
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lockstep.kernels.numerics import half_precision
 from lockstep.kernels.triton.conv.tile import KERNEL_TYPES
 from lockstep.lower.compiled.compiled_network import CompiledModel
+from lockstep.lower.compiled.compiled_part import without_gaps
 from lockstep.lower.eval_network import ScoreBuffers
 from lockstep.models.tensors import model_tensors
 from lockstep.spec import Train
@@ -38,7 +40,8 @@ class CompiledEval(ScoreBuffers):
 
     def __init__(self, model: CompiledModel, size: int, train: Train, device: torch.device) -> None:
         super().__init__(1, size, model.classes, train.label_smoothing, device)
-        self._module, (channels, height, width) = model.module, model.image
+        self._module, self._is_first, (channels, height, width) = model.module, model.is_first, model.image
+        self._blocks, self._is_last = model.forwards(model.module), model.is_last
         self._device, self._bf16, dtype = device, train.precision == "bf16", KERNEL_TYPES[train.precision][0]
         self.x = [torch.zeros(size, height, width, channels, dtype=dtype, device=device)]
 
@@ -49,8 +52,25 @@ class CompiledEval(ScoreBuffers):
         for name, tensor in model_tensors(model).items():
             own[name].copy_(tensor)
 
+    def enter(self, given: Sequence[Tensor]) -> None:
+        """Take images [N, H, W, C], or the output of the part before."""
+        if self._is_first:
+            self.x[0].copy_(given[0])
+        else:
+            self._given = given[0]
+
     @torch.no_grad()
     def forward(self, training: bool = False) -> None:
         assert not training
+        x = self.x[0].permute(0, 3, 1, 2) if self._is_first else self._given
         with half_precision(self._device, self._bf16):
-            self.logits.copy_(self._module(self.x[0].permute(0, 3, 1, 2)))
+            for block in self._blocks:
+                x, *_ = block(x)
+        if self._is_last:
+            self.logits.copy_(x)
+        else:
+            self._output = x
+
+    def leave(self) -> list[Tensor]:
+        """The output of a part."""
+        return [without_gaps(self._output)]

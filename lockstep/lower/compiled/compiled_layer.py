@@ -146,9 +146,8 @@ def look(model: nn.Module, images: Tensor) -> Seen:
     return Seen(shapes, max(sizes), sum(sizes), int(heads[0].shape[1]))
 
 
-def by_lane(model: nn.Module, sizes: Sizes, convs: Mapping[str, Conv]) -> nn.Module:
+def by_lane(model: nn.Module, sizes: Sizes, convs: Mapping[str, Conv], device: torch.device) -> nn.Module:
     """Replace the model's layers, in place, by layers that compute several lanes."""
-    device = next(model.parameters()).device
     made: dict[nn.Module, nn.Module] = {}  # a dropout may be used twice
 
     ended = _take_relus(model)

@@ -1,13 +1,15 @@
 """Executes a compiled model in training: forward pass, loss and backward pass of all lanes by torch.compile.
 
 A gradient starts here: backward → lane tree. The layers of `compiled_layer` take several lanes in one call
-and give the sum of their gradients.
+and give the sum of their gradients. Each block is compiled by itself, so a stage of a pipeline, which has
+some of them, computes what one worker does.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -20,27 +22,41 @@ from lockstep.kernels.stock.lane_function import Conv
 from lockstep.kernels.triton.conv.tile_table import Table
 from lockstep.kernels.triton.lane_tree_sum import lane_tree_sum
 from lockstep.kernels.triton.softmax_loss import cross_entropy, lane_means
+from lockstep.lower.compiled.compiled_block import Heads, ModelBlock, make_forward
 from lockstep.lower.compiled.compiled_layer import LaneDropout, LaneNorm, Sizes, by_lane
 from lockstep.lower.flat_table import DeviceNetwork, Slot
 from lockstep.spec import Train
 
 # Bits must depend neither on which operations the compiler fuses nor on a timing.
 _OPTIONS: dict[str, Any] = {"deterministic": True, "emulate_precision_casts": True}
-_COMPILATIONS = 64  # of one function: one for each number of lanes that a worker runs at once
+_COMPILATIONS = 1024  # of one function: for each block and number of lanes that a worker runs at once
 
 
 @dataclass(frozen=True)
 class CompiledModel:
     """A module that computes every sample by itself, an image's C, H, W, and how its convolutions run.
 
-    Probes run it with `compiles=False`: torch's compiler takes minutes for each number of lanes.
+    `blocks` are those to compute, of a stage of a pipeline only its own. Probes run it with `compiles=False`:
+    torch's compiler takes minutes for each number of lanes.
     """
 
     module: nn.Module
     image: tuple[int, int, int]
     classes: int
     convs: Mapping[str, Conv]
+    blocks: tuple[ModelBlock, ...]
+    is_first: bool = True
+    is_last: bool = True
     compiles: bool = True
+
+    def forwards(self, module: nn.Module) -> list[Callable[[Tensor], Heads]]:
+        """The functions that compute the blocks, with the layers of a copy of the module."""
+        ends = [self.is_last and block is self.blocks[-1] for block in self.blocks]
+        return [make_forward(module, block, end) for block, end in zip(self.blocks, ends, strict=True)]
+
+    def has(self, name: str) -> bool:
+        """Whether a parameter or buffer is in its blocks."""
+        return any(block.has(name) for block in self.blocks)
 
 
 class CompiledNetwork(DeviceNetwork):
@@ -52,20 +68,21 @@ class CompiledNetwork(DeviceNetwork):
         self, model: CompiledModel, lanes: int, train: Train, device: torch.device, _: Table
     ) -> None:
         module, (channels, height, width) = deepcopy(model.module).train(), model.image
-        floats = [buffer for buffer in module.buffers() if buffer.is_floating_point()]
-        slots = [Slot(p.numel()) for p in module.parameters()]
+        floats = [b for name, b in module.named_buffers() if model.has(name) and b.is_floating_point()]
+        slots = [Slot(p.numel()) for name, p in module.named_parameters() if model.has(name)]
         slots += [Slot(buffer.numel(), is_statistic=True) for buffer in floats]
         super().__init__(slots, model.classes, lanes, train, device)
         self.copy = self.weights
         self.x = [self.zeros(lanes * self.lane_size, height, width, channels)]
         self._aux_weight = float(getattr(module, "aux_weight", 0.0))
-        self._module = by_lane(module, Sizes(self.lane_size, train.lanes, lanes, self.dtype), model.convs)
+        sizes = Sizes(self.lane_size, train.lanes, lanes, self.dtype)
+        self._model, self._module = model, by_lane(module, sizes, model.convs, device)
         self._bind()
         drops = [drop for drop in self._module.modules() if isinstance(drop, LaneDropout)]
         self._drop_keys = [drop.keys for drop in drops]
         self.keys = self.zeros(len(drops), lanes, dtype=torch.int64)
         self._compiles = model.compiles and device.type == "cuda"
-        self._forward = self._compile()
+        self._blocks = [self._compile(forward) for forward in model.forwards(self._module)]
         self._scores = [self.zeros(lanes, dtype=torch.float32) for _ in range(2)]
 
     def compute(self) -> None:
@@ -73,16 +90,40 @@ class CompiledNetwork(DeviceNetwork):
 
     def sum_lanes(self, lanes: range, out: Tensor, bad: Tensor) -> None:
         rows = slice(lanes.start * self.lane_size, lanes.stop * self.lane_size)
+        with self._by_compiler():
+            heads = self._run([self.x[0][rows].permute(0, 3, 1, 2)], lanes)
+            scores = self._score(heads, rows, lanes, out)
+            self._find_grads(heads, scores, out)
+
+    def _run(self, given: Sequence[Tensor], lanes: range) -> Heads:
+        """The forward pass of all blocks; logits of other heads than the last block's pass by."""
         for keys, own in zip(self.keys, self._drop_keys, strict=True):
             own[: len(lanes)].copy_(keys[lanes.start : lanes.stop])
+        x, *others = given
+        for block in self._blocks:
+            x, *more = block(x)
+            others += more
+        return (x, *others)
+
+    def _find_grads(
+        self, outputs: Sequence[Tensor], given: Sequence[Tensor], out: Tensor, inputs: Sequence[Tensor] = ()
+    ) -> list[Tensor]:
+        """Write gradients and new statistics to a flat table; returns the gradients of `inputs`."""
+        wanted, count = [*self._params, *inputs], len(self._params)
+        found = torch.autograd.grad(outputs, wanted, given, allow_unused=True, materialize_grads=True)
+        if self._params:
+            torch._foreach_copy_(self._views(out, self._params), list(found[:count]))
+        if self._news:
+            torch._foreach_copy_(self._views(out, self._news, count), self._news)
+        return list(found[count:])
+
+    @contextmanager
+    def _by_compiler(self) -> Iterator[None]:
+        """Compute with gradients, and say what torch's compiler cannot do."""
         try:
             with torch.enable_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch's compiler warns of its own code
-                heads = self._forward(self.x[0][rows].permute(0, 3, 1, 2))
-                scores = self._score(heads, rows, lanes, out)
-                grads = torch.autograd.grad(
-                    heads, self._params, scores, allow_unused=True, materialize_grads=True
-                )
+                yield
         except Exception as error:
             from torch._dynamo.exc import TorchDynamoException
 
@@ -92,12 +133,9 @@ class CompiledNetwork(DeviceNetwork):
             raise ModelError(
                 f"kernels.set=compiled: torch cannot compile the model: {reason}: use kernels.set=stock"
             ) from None
-        torch._foreach_copy_(self._views(out, self._params), list(grads))
-        if self._news:
-            torch._foreach_copy_(self._views(out, self._news, len(self._params)), self._news)
 
     @torch.no_grad()
-    def _score(self, heads: tuple[Tensor, ...], rows: slice, lanes: range, out: Tensor) -> list[Tensor]:
+    def _score(self, heads: Heads, rows: slice, lanes: range, out: Tensor) -> list[Tensor]:
         """Write the lanes' losses and counts of right answers; return the gradient of every head's logits."""
         loss, right, labels = self.loss[rows], self.right[rows], self.labels[rows]
         mean, hits = (scores[: len(lanes)] for scores in self._scores)
@@ -115,8 +153,9 @@ class CompiledNetwork(DeviceNetwork):
 
     def _bind(self) -> None:
         """Make parameters and running statistics views of the flat table."""
-        self._params = list(self._module.parameters())
-        norms = [module for module in self._module.modules() if isinstance(module, LaneNorm)]
+        has, module = self._model.has, self._module
+        self._params = [parameter for name, parameter in module.named_parameters() if has(name)]
+        norms = [part for name, part in module.named_modules() if isinstance(part, LaneNorm) and has(name)]
         buffers = [buffer for norm in norms for buffer in (norm.running_mean, norm.running_var)]
         self._news = [buffer for norm in norms for buffer in (norm.new_mean, norm.new_var)]
         for tensor, view in zip(
@@ -131,18 +170,13 @@ class CompiledNetwork(DeviceNetwork):
             views.append(as_lying(flat[place], tensor.shape))
         return views
 
-    def _compile(self) -> Callable[[Tensor], tuple[Tensor, ...]]:
-        module = self._module
-
-        def forward(images: Tensor) -> tuple[Tensor, ...]:
-            outputs = module(images)
-            heads = outputs if isinstance(outputs, tuple) else (outputs,)
-            return tuple(head.float().contiguous() for head in heads)
-
+    def _compile(self, forward: Callable[[Tensor], Heads]) -> Callable[[Tensor], Heads]:
         if not self._compiles:
             return forward
-        torch._dynamo.config.recompile_limit = _COMPILATIONS
-        compiled: Callable[[Tensor], tuple[Tensor, ...]] = torch.compile(
+        torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = (
+            _COMPILATIONS
+        )
+        compiled: Callable[[Tensor], Heads] = torch.compile(
             forward, fullgraph=True, dynamic=False, options=_OPTIONS
         )
         return compiled

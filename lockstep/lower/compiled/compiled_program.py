@@ -20,14 +20,16 @@ from lockstep.kernels.triton.conv.fused_layer import Layer
 from lockstep.kernels.triton.conv.tile import KERNEL_TYPES
 from lockstep.kernels.triton.conv.tile_table import Table
 from lockstep.lower.batched import is_untouched
+from lockstep.lower.compiled.compiled_block import find_blocks
 from lockstep.lower.compiled.compiled_eval import CompiledEval, fix_weights
 from lockstep.lower.compiled.compiled_layer import look
 from lockstep.lower.compiled.compiled_network import CompiledModel, CompiledNetwork, as_lying
+from lockstep.lower.compiled.compiled_part import CompiledPart
 from lockstep.lower.compiled.conv_probe import choose_convs, convs_digest
 from lockstep.lower.compiled.network_probe import prove_convs
 from lockstep.lower.eval_network import EvalNetwork
 from lockstep.lower.flat_table import Layout, Make
-from lockstep.lower.program import DeviceLowering, Load
+from lockstep.lower.program import Block, DeviceLowering, Load
 from lockstep.models.block import BlockModel
 from lockstep.models.googlenet import GoogLeNet, Inception
 from lockstep.models.resnet import Residual
@@ -82,9 +84,21 @@ class CompiledProgram:
         return replace(self, model=replace(self.model, compiles=False))
 
     @property
+    def blocks(self) -> tuple[Block, ...]:
+        return self.model.blocks
+
+    def part(self, own: range) -> CompiledProgram:
+        """Some of the blocks."""
+        model = self.model
+        is_first, is_last = model.is_first and not own.start, model.is_last and own.stop == len(model.blocks)
+        blocks = model.blocks[own.start : own.stop]
+        return replace(self, model=replace(model, blocks=blocks, is_first=is_first, is_last=is_last))
+
+    @property
     def make(self) -> Make:
         """Makes buffers and kernels for a number of lanes."""
-        return partial(CompiledNetwork, self.model)
+        is_whole = self.model.is_first and self.model.is_last
+        return partial(CompiledNetwork if is_whole else CompiledPart, self.model)
 
     def to_flat(self, layout: Layout, tensors: Sequence[Tensor], flat: Tensor) -> None:
         """Copy tensors shaped as the parameters, or as those and the statistics, into a flat table."""
@@ -129,7 +143,7 @@ def find_compiled(
         )
     drops = tuple(name for name, module in model.named_modules() if type(module) is nn.Dropout)
     convs = choose_convs(model, seen.shapes, train, KERNEL_TYPES[train.precision][0]) if trains else {}
-    compiled = CompiledModel(model, image, seen.classes, convs)
+    compiled = CompiledModel(model, image, seen.classes, convs, find_blocks(model))
     return CompiledProgram(compiled, drops, seen.largest, seen.values)
 
 

@@ -17,19 +17,25 @@ from lockstep.lower.batched import chain_of
 from lockstep.lower.eval_network import EvalNetwork
 from lockstep.lower.flat_table import Layout, Make
 from lockstep.lower.fused.chain_network import ChainNetwork
-from lockstep.lower.program import DeviceLowering, Load, fill_weights
+from lockstep.lower.program import Block, DeviceLowering, Load, fill_weights
 
 _Shape = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
 class ChainProgram:
-    """A model as fused layers; `seen` is the image (C, H, W) that a fully connected layer flattens."""
+    """A model as fused layers; `seen` is the image (C, H, W) that a fully connected layer flattens.
+
+    Of a part, `before` is the layer whose output it reads; only the last part `gives_logits`.
+    """
 
     layers: tuple[Layer, ...]
     modules: tuple[nn.Conv2d | nn.Linear, ...]
+    names: tuple[str, ...]  # of the modules
     drops: tuple[str, ...]  # the name of each layer's dropout
     seen: tuple[_Shape | None, ...]
+    before: Layer | None = None
+    gives_logits: bool = True
 
     def to_flat(self, layout: Layout, tensors: Sequence[Tensor], flat: Tensor) -> None:
         """Copy tensors shaped as the parameters (weight, bias, weight, …) into a flat table."""
@@ -47,9 +53,27 @@ class ChainProgram:
         return False
 
     @property
+    def blocks(self) -> tuple[Block, ...]:
+        """Every layer is one."""
+        return tuple(Block((name,)) for name in self.names)
+
+    def part(self, own: range) -> ChainProgram:
+        """Some of the layers."""
+        part = slice(own.start, own.stop)
+        return ChainProgram(
+            self.layers[part],
+            self.modules[part],
+            self.names[part],
+            self.drops[part],
+            self.seen[part],
+            self.layers[own.start - 1] if own.start else None,
+            own.stop == len(self.layers),
+        )
+
+    @property
     def make(self) -> Make:
         """Makes the network for a number of lanes."""
-        return partial(ChainNetwork, self.layers)
+        return partial(ChainNetwork, self.layers, before=self.before, gives_logits=self.gives_logits)
 
     def make_eval(self, lowering: DeviceLowering, lanes: int) -> tuple[EvalNetwork, Load]:
         """The training network, which is evaluated with dropout off."""
@@ -130,7 +154,9 @@ def find_chain(model: nn.Module, shape: _Shape) -> ChainProgram | None:
     pairs = [id(p) for module in modules for p in (module.weight, module.bias)]
     if pairs != [id(p) for p in model.parameters()]:  # if a module registered its bias first
         return None
-    return ChainProgram(tuple(layers), tuple(modules), tuple(drops), tuple(seen))
+    return ChainProgram(
+        tuple(layers), tuple(modules), tuple(names[id(m)] for m in modules), tuple(drops), tuple(seen)
+    )
 
 
 def _is_plain(conv: nn.Conv2d) -> bool:

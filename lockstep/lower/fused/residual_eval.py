@@ -21,7 +21,7 @@ from lockstep.kernels.triton.conv.tma_forward import Ending, box_conv
 from lockstep.kernels.triton.norm.norm_forward import apply
 from lockstep.kernels.triton.norm.pixel_average import average
 from lockstep.lower.eval_network import ScoreBuffers
-from lockstep.lower.flat_table import Layout
+from lockstep.lower.flat_table import Layout, fill_inside
 from lockstep.lower.fused.residual_unit import IMAGES, PER_UNIT, Unit, make_norm, make_slots, with_border
 from lockstep.spec import Train
 
@@ -29,21 +29,22 @@ _Shape = tuple[int, int, int]
 
 
 class ResidualEval(ScoreBuffers):
-    """`lanes` blocks of `lane_size` images through units and a classifier."""
+    """`lanes` blocks of `lane_size` images through units and a classifier, which the last part has."""
 
     def __init__(
         self,
         units: Sequence[Unit],
-        head: Layer,
+        head: Layer | None,
         lanes: int,
         train: Train,
         device: torch.device,
         table: Table,
     ) -> None:
         self._units, self._head, self._device = list(units), head, device
-        super().__init__(lanes, train.batch // train.lanes, head.out_channels, train.label_smoothing, device)
+        layers = [unit.layer for unit in units] + ([head] if head else [])
+        classes = layers[-1].out_channels
+        super().__init__(lanes, train.batch // train.lanes, classes, train.label_smoothing, device)
         self._dtype, self._precision = KERNEL_TYPES[train.precision]
-        layers = [*(unit.layer for unit in units), head]
         self._tiles = [table.tiles(layer, train.precision)["forward"] for layer in layers]
         self.layout = Layout(make_slots(units, head, [1] * len(layers)))
         self.weights, self.copy = self._zeros(self.layout.size, single=True), self._zeros(self.layout.size)
@@ -52,7 +53,7 @@ class ResidualEval(ScoreBuffers):
         self.x = [self._zeros(count, *with_border(units, IMAGES, images))]
         self._norms = [make_norm(unit, count, 1) for unit in units]
         self._y, self._z = self._share_buffers(count)
-        self._pooled = self._zeros(count, *head.in_shape)
+        self._pooled = self._zeros(count, *head.in_shape) if head else None
 
     @property
     def pad(self) -> tuple[int, int]:
@@ -67,23 +68,36 @@ class ResidualEval(ScoreBuffers):
             beta -= mean * gamma
 
     def forward(self, training: bool = False) -> None:
-        """x[0] → logits."""
+        """x[0] → logits, or the output of a part."""
         assert not training
         for i, unit in enumerate(self._units):
             tile, (place, *both, _, _) = self._tiles[i], self._places(i)
             weight, factor, shift = self.copy[place], *(self.weights[each] for each in both)
-            x = self.x[0] if unit.source == IMAGES else self._y[unit.source]
-            residual = None if unit.residual is None else self._y[unit.residual]
+            x = self._output(unit.source)
+            residual = None if unit.residual is None else self._output(unit.residual)
             if i in self._z:
                 forward(unit.layer, x, weight, None, self._z[i], None, tile, precision=self._precision)
                 apply(self._norms[i], self._z[i], factor, shift, self._y[i], residual, self._norms[i].rows)
             else:
                 ending = Ending(factor, shift, residual, unit.relu)
                 box_conv(unit.layer, x, weight, self._y[i], tile, ending=ending, precision=self._precision)
+        if self._head is None or self._pooled is None:
+            return
         average(self._norms[-1], self._y[-1], self._pooled)
         values = self.copy[self.layout.places[-2]], self.weights[self.layout.places[-1]]
         given, tile = (self._pooled, *values, self.logits), self._tiles[-1]
         forward(self._head, *given, None, tile, precision=self._precision)
+
+    def enter(self, given: Sequence[Tensor]) -> None:
+        """Take images, or the output of the part before."""
+        fill_inside(self.x[0], given[0])
+
+    def leave(self) -> list[Tensor]:
+        """The output of a part."""
+        return [self._y[-1].clone()]
+
+    def _output(self, source: int) -> Tensor:
+        return self.x[0] if source == IMAGES else self._y[source]
 
     def _share_buffers(self, count: int) -> tuple[list[Tensor], dict[int, Tensor]]:
         """Buffers for the outputs of all units, and for the convolutions of units without boxes."""

@@ -11,7 +11,6 @@ the gradient of z. A unit that is only added to another unit (a projection) shar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -23,11 +22,11 @@ from lockstep.kernels.triton.conv.fused_gradient import input_grad, weight_grad
 from lockstep.kernels.triton.conv.fused_layer import Layer
 from lockstep.kernels.triton.conv.strided_gradient import data_grad
 from lockstep.kernels.triton.conv.tile import Tile, lane_chunks
-from lockstep.kernels.triton.conv.tile_table import OPERATIONS, Table
-from lockstep.kernels.triton.conv.tma_box import LEAST, holds_lanes, takes_boxes
+from lockstep.kernels.triton.conv.tile_table import Table
+from lockstep.kernels.triton.conv.tma_box import LEAST
 from lockstep.kernels.triton.conv.tma_forward import box_conv
 from lockstep.kernels.triton.conv.tma_gradient import box_data_grad, box_weight_grad
-from lockstep.kernels.triton.norm.norm_forward import apply
+from lockstep.kernels.triton.norm.norm_forward import Norm, apply
 from lockstep.kernels.triton.norm.norm_gradient import norm_grad
 from lockstep.kernels.triton.norm.norm_moments import AllLanes, Statistics, find_moments, statistics
 from lockstep.kernels.triton.norm.pixel_average import average, spread
@@ -36,42 +35,50 @@ from lockstep.lower.fused.residual_unit import (
     IMAGES,
     PER_UNIT,
     Unit,
+    fit_tiles,
+    has_border,
     make_norm,
     make_slots,
     readers,
+    summed_pixels,
     with_border,
 )
 from lockstep.spec import Train
 
 
 class ResidualNetwork(KernelNetwork):
-    """Runs `lanes` lanes of `lane_size` samples through units and a classifier."""
+    """Runs `lanes` lanes of `lane_size` samples through units and a classifier.
+
+    In a pipeline it is a `ResidualPart`, and only the last one has the classifier.
+    """
 
     def __init__(
         self,
         units: Sequence[Unit],
-        head: Layer,
+        head: Layer | None,
         lanes: int,
         train: Train,
         device: torch.device,
         table: Table,
     ) -> None:
         self._units, self._head, self._sync_norm = list(units), head, train.sync_norm
-        self.layers = [*(unit.layer for unit in units), head]
-        self.tiles = [table.tiles(layer, train.precision) for layer in self.layers]
         lane_size = train.batch // train.lanes
-        chunks = [lane_chunks(tiles["weight_grad"].parts, train.lanes, lane_size) for tiles in self.tiles]
-        self._fit_boxes(lane_size, chunks)
-        super().__init__(make_slots(units, head, chunks), head.out_channels, lanes, train, device)
+        self.layers = [unit.layer for unit in units]
+        fitted = [fit_tiles(unit.layer, self._has_input_grad(unit), table, train) for unit in units]
+        if head:
+            self.layers.append(head)
+            tiles = table.tiles(head, train.precision)
+            fitted.append((tiles, lane_chunks(tiles["weight_grad"].parts, train.lanes, lane_size)))
+        self.tiles, chunks = [tiles for tiles, _ in fitted], [chunks for _, chunks in fitted]
+        super().__init__(make_slots(units, head, chunks), self.layers[-1].out_channels, lanes, train, device)
         count = len(self.labels)
         self._norms = [make_norm(unit, lane_size, train.lanes) for unit in units]
         every = range(len(units))
         self._box_sizes = [self._summed("forward", i) for i in every]
-        # The backward pass runs through the units in reverse, so the first unit that reads unit i is the last
-        # one to add to the g of unit i.
-        enders = [next(iter(readers(units, i)), None) for i in every]
-        self._sum_sizes = [self._summed("input_grad", end) for end in enders]
-        self._stats = [self._statistics(i) for i in every]
+        self._sum_sizes = [self._find_sum_size(i, table, train) for i in every]
+        self._stats = [
+            self._statistics(self._norms[i], self._box_sizes[i], self._sum_sizes[i]) for i in every
+        ]
         first = units[0].layer
         images = first.height, first.width, first.in_channels
         self.x = [self.zeros(count, *with_border(units, IMAGES, images))]
@@ -82,35 +89,33 @@ class ResidualNetwork(KernelNetwork):
             self._z.append(self.zeros(count, *unit.layer.out_shape))
             self._g.append(self.zeros(count, *unit.layer.out_shape))
         for i, unit in enumerate(units):
-            if unit.residual is not None and not readers(units, unit.residual):
+            if unit.residual is not None and unit.residual != IMAGES and not readers(units, unit.residual):
                 self._g[unit.residual] = self._g[i]
         self._dz = [self._make_dz(i) for i in every]
-        self._pooled, self._g_pooled = (self.zeros(count, *head.in_shape) for _ in range(2))
         self.keys = self.zeros(0, lanes, dtype=torch.int64)
-        self._g_head = self.zeros(count, 1, 1, head.out_channels)
+        if head:
+            self._pooled, self._g_pooled = (self.zeros(count, *head.in_shape) for _ in range(2))
+            self._g_head = self.zeros(count, 1, 1, head.out_channels)
 
-    def _fit_boxes(self, lane_size: int, chunks: Sequence[int]) -> None:
-        """Switch boxes off in tiles that do not fit the shapes."""
-        for i, (unit, tiles) in enumerate(zip(self._units, self.tiles, strict=False)):
-            for name in OPERATIONS:
-                tile = tiles[name]
-                fits = tile.boxes and takes_boxes(name, unit.layer, tile, lane_size, chunks[i])
-                if name == "weight_grad":  # with boxes it reads a dz without border
-                    fits = fits and not self._has_border(i)
-                tiles[name] = replace(tile, boxes=fits)
+    def _find_sum_size(self, i: int, table: Table, train: Train) -> int:
+        """The pixels of a box if the kernel that completes the g of unit i also sums over boxes; else 0.
 
-    def _summed(self, operation: str, i: int | None) -> int:
-        """The pixels of a box if this operation of unit i also sums over boxes, each of one lane; else 0."""
-        if i is None:
-            return 0
-        layer, tile = self._units[i].layer, self.tiles[i][operation]
-        return tile.rows if tile.boxes and holds_lanes(operation, layer, tile, self.lane_size) else 0
+        The backward pass runs through the units in reverse, so the first unit that reads unit i is the last
+        one to add to its g.
+        """
+        by = readers(self._units, i)
+        return self._summed("input_grad", by[0]) if by else 0
+
+    def _summed(self, operation: str, i: int) -> int:
+        return summed_pixels(operation, self._units[i].layer, self.tiles[i], self.lane_size)
 
     def forward(self) -> None:
-        """x[0] and the weights' copy → logits, with the statistics of each lane."""
+        """x[0] and the weights' copy → logits, or the y of a part, with the statistics of each lane."""
         for i in range(len(self._units)):
             self.run("forward", i)
             self.norm(i)
+        if self._head is None:
+            return
         average(self._norms[-1], self._y[-1], self._pooled)
         self.run("forward", len(self._units))
 
@@ -122,24 +127,26 @@ class ResidualNetwork(KernelNetwork):
         if not self._box_sizes[i]:
             find_moments(norm, z, stats)
         statistics(norm, self._box_sizes[i], gamma, beta, (mean, var), (out[0], out[1]), stats, self._shared)
-        added = None if residual is None else self._y[residual]
+        added = None if residual is None else self._output(residual)
         apply(norm, z, stats.factor, stats.shift, self._y[i], added, norm.rows)
 
     def score(self) -> None:
         self.score_into(self._g_head)
 
     def backward(self) -> None:
-        self.score()
-        self.average_scores()
+        if self._head:
+            self.score()
+            self.average_scores()
         # Norms wait for memory; weight gradients use that time, on a stream of low priority.
         with beside(self._device, gives_way=True) as launch:
-            launch(partial(self.run, "weight_grad", len(self._units)))
-            self.run("input_grad", len(self._units))
-            spread(self._norms[-1], self._g_pooled, self._y[-1], self._g[-1])
+            if self._head:
+                launch(partial(self.run, "weight_grad", len(self._units)))
+                self.run("input_grad", len(self._units))
+                spread(self._norms[-1], self._g_pooled, self._y[-1], self._g[-1])
             for i in reversed(range(len(self._units))):
                 self.norm_grad(i)
                 launch(partial(self.run, "weight_grad", i))
-                if self._units[i].source != IMAGES:
+                if self._has_input_grad(self._units[i]):
                     self.run("input_grad", i)
 
     def norm_grad(self, i: int) -> None:
@@ -157,7 +164,7 @@ class ResidualNetwork(KernelNetwork):
             self._run_head(operation, tile)
             return
         unit, weight = self._units[i], self._places(i)[0]
-        x = self.x[0] if unit.source == IMAGES else self._y[unit.source]
+        x = self._output(unit.source)
         dz, w = self._dz[i], self.copy[weight]
         if operation == "forward" and tile.boxes:
             stats = self._stats[i]
@@ -172,18 +179,18 @@ class ResidualNetwork(KernelNetwork):
             weight_grad(unit.layer, dz, None, x, part, None, self.lanes, tile, precision=precision)
         else:
             source, by = unit.source, readers(self._units, unit.source)
-            g, ends = self._g[source], i == by[0]
+            g, ends = self._grad(source), i == by[0]
             other = self._added_to(source) if i == by[-1] else g
-            y = x if ends and self._units[source].relu else None
+            y = x if ends and self._unit(source).relu else None
             if tile.boxes:
-                sums = ends and self._sum_sizes[source]
-                norm = (self._z[source], self._stats[source]) if sums else None
+                norm = self._summed_norm(source) if ends else None
                 box_data_grad(unit.layer, dz, w, g, tile, other=other, y=y, norm=norm, precision=precision)
             else:
                 data_grad(unit.layer, dz, w, g, tile, other=other, y=y, precision=precision)
 
     def _run_head(self, operation: str, tile: Tile) -> None:
         weight, bias = self.layout.places[-2:]
+        assert self._head
         head, x, g, precision = self._head, self._pooled, self._g_head, self.precision
         if operation == "forward":
             values = self.copy[weight], self.weights[bias]
@@ -207,23 +214,36 @@ class ResidualNetwork(KernelNetwork):
 
     def _make_dz(self, i: int) -> Tensor:
         """The buffer of dz: that of z, which is not read any more, unless dz needs a border."""
-        count, layer = len(self.labels), self._units[i].layer
-        return self.zeros(count, *layer.grad_shape) if self._has_border(i) else self._z[i]
+        unit = self._units[i]
+        bordered = has_border(unit.layer, self._has_input_grad(unit), self.tiles[i])
+        return self.zeros(len(self.labels), *unit.layer.grad_shape) if bordered else self._z[i]
 
-    def _has_border(self, i: int) -> bool:
-        layer, tile = self._units[i].layer, self.tiles[i]["input_grad"]
-        return not tile.boxes and self._units[i].source != IMAGES and layer.grad_border != (0, 0)
+    def _has_input_grad(self, unit: Unit) -> bool:
+        """Whether the gradient of what a unit reads is needed; images need none."""
+        return unit.source != IMAGES
+
+    def _output(self, source: int) -> Tensor:
+        """The y of a unit, or the input of the network."""
+        return self.x[0] if source == IMAGES else self._y[source]
+
+    def _unit(self, source: int) -> Unit:
+        return self._units[source]
+
+    def _grad(self, source: int) -> Tensor:
+        return self._g[source]
+
+    def _summed_norm(self, source: int) -> tuple[Tensor, Statistics] | None:
+        """The z and the statistics of a norm whose gradient needs sums of g by boxes."""
+        return (self._z[source], self._stats[source]) if self._sum_sizes[source] else None
 
     def _places(self, i: int) -> list[slice]:
         """Weight, gamma, beta, running mean, running variance."""
         return self.layout.places[PER_UNIT * i : PER_UNIT * (i + 1)]
 
-    def _statistics(self, i: int) -> Statistics:
+    def _statistics(self, norm: Norm, *box_sizes: int) -> Statistics:
         """The buffers of a unit's statistics, with room for its chunks and boxes, forward and backward."""
-        lanes, norm = self.lanes, self._norms[i]
-        boxes = [
-            -(-norm.rows // min(size, LEAST)) for size in (self._box_sizes[i], self._sum_sizes[i]) if size
-        ]
+        lanes = self.lanes
+        boxes = [-(-norm.rows // min(size, LEAST)) for size in box_sizes if size]
         rows = lanes * norm.part_rows(max(norm.chunks, *boxes, 1))
         parts = [self.zeros(rows, norm.channels, dtype=torch.float32) for _ in range(2)]
         means = [self.zeros(lanes, norm.channels, dtype=torch.float32) for _ in range(4)]

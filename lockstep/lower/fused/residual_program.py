@@ -19,8 +19,9 @@ from lockstep.lower.eval_network import EvalNetwork
 from lockstep.lower.flat_table import Layout, Make
 from lockstep.lower.fused.residual_eval import ResidualEval
 from lockstep.lower.fused.residual_network import ResidualNetwork
-from lockstep.lower.fused.residual_unit import IMAGES, Unit
-from lockstep.lower.program import DeviceLowering, Load, fill_weights
+from lockstep.lower.fused.residual_part import ResidualPart
+from lockstep.lower.fused.residual_unit import IMAGES, PER_UNIT, Around, Unit
+from lockstep.lower.program import Block, DeviceLowering, Load, fill_weights
 from lockstep.models.block import BlockModel, blocks
 from lockstep.models.resnet import Residual, ResNet
 
@@ -29,21 +30,46 @@ _Shape = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class ResidualProgram:
-    """A model as units and a classifier, and the slot of each parameter and statistic in the layout."""
+    """A model as units and a classifier, and the slot of each parameter and statistic in the layout.
+
+    `firsts` are the units that blocks begin with. Only the last part has the classifier.
+    """
 
     units: tuple[Unit, ...]
-    head: Layer
+    head: Layer | None
     params: tuple[int, ...]
     statistics: tuple[int, ...]
+    blocks: tuple[Block, ...]
+    firsts: tuple[int, ...]
+    around: Around = field(default_factory=Around)
 
     @property
     def layers(self) -> tuple[Layer, ...]:
         """The layers of all units, then the classifier."""
-        return (*(unit.layer for unit in self.units), self.head)
+        return (*(unit.layer for unit in self.units), *([self.head] if self.head else []))
+
+    def part(self, own: range) -> ResidualProgram:
+        """Some of the blocks; what the first of them reads is the input of the part."""
+        ends = *self.firsts, len(self.units)
+        first, stop = ends[own.start], ends[own.stop]
+        is_last = stop == len(self.units)
+        slots = range(PER_UNIT * first, len(self.params + self.statistics) if is_last else PER_UNIT * stop)
+
+        def keep(kind: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple(slot - slots.start for slot in kind if slot in slots)
+
+        return ResidualProgram(
+            tuple(unit.counted_from(first) for unit in self.units[first:stop]),
+            self.head if is_last else None,
+            keep(self.params),
+            keep(self.statistics),
+            self.blocks[own.start : own.stop],
+            tuple(number - first for number in self.firsts[own.start : own.stop]),
+            Around(self.units[first - 1] if first else None, None if is_last else self.units[stop]),
+        )
 
     @property
     def drops(self) -> tuple[str, ...]:
-        """No layer has dropout."""
         return ()
 
     @property
@@ -73,8 +99,9 @@ class ResidualProgram:
 
     @property
     def make(self) -> Make:
-        """Makes the network for a number of lanes."""
-        return partial(ResidualNetwork, self.units, self.head)
+        if self.around == Around():
+            return partial(ResidualNetwork, self.units, self.head)
+        return partial(ResidualPart, self.units, self.head, self.around)
 
     def to_flat(self, layout: Layout, tensors: Sequence[Tensor], flat: Tensor) -> None:
         """Copy tensors shaped as the parameters, or as those and the statistics, into a flat table.
@@ -118,12 +145,13 @@ def find_residual(model: nn.Module, shape: _Shape) -> ResidualProgram | None:
     if not (isinstance(model, ResNet) and is_plain and all(p.requires_grad for p in model.parameters())):
         return None
     (_, stem), *middle, (_, classifier) = blocks(model)
-    builder = _Builder()
+    builder, firsts = _Builder(), [0]
     try:
         last = builder.add_chain(stem, IMAGES, shape)
         for _, block in middle:
+            firsts.append(last + 1)
             last = builder.add_block(block, last)
-        return builder.finish(model, classifier)
+        return builder.finish(model, classifier, firsts)
     except _Unfit:
         return None
 
@@ -171,8 +199,11 @@ class _Builder:
         self.units[last] = replace(self.units[last], residual=added, relu=True)
         return last
 
-    def finish(self, model: nn.Module, classifier: nn.Module) -> ResidualProgram:
-        """The whole program, if it ends with the known classifier and every tensor has a slot."""
+    def finish(self, model: nn.Module, classifier: nn.Module, firsts: Sequence[int]) -> ResidualProgram:
+        """The whole program, if it ends with the known classifier and every tensor has a slot.
+
+        The classifier is in one block with what it reads.
+        """
         parts = list(classifier.children())
         if list(map(type, parts)) != [GlobalAverage, nn.Linear]:
             raise _Unfit
@@ -184,7 +215,9 @@ class _Builder:
             raise _Unfit
         head = Layer(1, 1, linear.in_features, linear.out_features, relu=False)
         params, statistics = (tuple(self.slots[id(tensor)] for tensor in kind) for kind in tensors)
-        return ResidualProgram(tuple(self.units), head, params, statistics)
+        *names, before, end = (f"blocks.{name}" for name, _ in blocks(model))
+        pieces = *(Block((name,)) for name in names), Block((before, end))
+        return ResidualProgram(tuple(self.units), head, params, statistics, pieces, tuple(firsts))
 
     def _add_unit(self, conv: nn.Conv2d, norm: nn.BatchNorm2d, source: int, image: _Shape) -> int:
         (kh, kw), pad = conv.kernel_size, conv.padding

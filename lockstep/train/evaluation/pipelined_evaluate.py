@@ -3,61 +3,93 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lockstep.comm.group import Group
+from lockstep.comm.tree import tree_sum
+from lockstep.lower.eval_network import EvalNetwork
+from lockstep.lower.program import Load
 from lockstep.models.tensors import buffers_kept
 from lockstep.parallel.pipeline import Pipeline
-from lockstep.parallel.stage_link import StageLink
+from lockstep.parallel.stage_link import Passage, StageLink
 from lockstep.parallel.stage_turn import StageTurns
 from lockstep.train.evaluation.host_evaluate import Evaluation, Evaluator
 from lockstep.train.evaluation.metric import Row
 
 
 @dataclass(frozen=True, kw_only=True)
-class PipelinedEvaluator(Evaluator):
+class StagedEvaluator(Evaluator):
     """Evaluates a model whose layers are on several workers; all of them get the result."""
 
-    pipeline: Pipeline
     stages: Group  # the workers with the same blocks, in the order of their stages
     link: StageLink
 
     @torch.no_grad()
     def __call__(self, model: nn.Module) -> Evaluation:
         """Evaluate in blocks of one shape; the last stage counts, and tells the others."""
-        found, gathered = "", self.pipeline.evaluation.gathered
-        if gathered:
-            gathered.begin(self.pipeline.evaluation.block_uses * -(-self.num_blocks // self.group.size))
-        if self.pipeline.evaluation.is_last:
+        found = ""
+        if self.is_last:
             found = json.dumps(asdict(super().__call__(model)))
         else:
             model.eval()
-            forward = self._stage_forward()
             with buffers_kept(model):
-                for images, _, _ in self.seeded_blocks():
-                    self.compute(forward, images)
+                self.pass_blocks(model)
             self.catch_up()
         self.link.flush()
-        if gathered:
-            gathered.use_nothing()
         last = self.stages.size - 1
         return Evaluation(**json.loads(self.stages.broadcast_bytes(found.encode(), last)))
 
-    def measure(self, model: Any, rows: list[Row]) -> tuple[Tensor, Tensor]:
-        """As for a whole model, with what arrives from the stage before in place of images."""
-        return super().measure(self._stage_forward(), rows)
+    @property
+    def is_last(self) -> bool:
+        return self.stages.rank == self.stages.size - 1
+
+    @abstractmethod
+    def pass_blocks(self, model: nn.Module) -> None:
+        """Compute all blocks, and send them to the next stage."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelinedEvaluator(StagedEvaluator):
+    """Evaluates with stock kernels."""
+
+    pipeline: Pipeline
+
+    def __call__(self, model: nn.Module) -> Evaluation:
+        """Evaluate in blocks of one shape; all workers along `data` gather parameters as often."""
+        gathered = self.pipeline.evaluation.gathered
+        if gathered is None:
+            return super().__call__(model)
+        gathered.begin(self.pipeline.evaluation.block_uses * self._rounds)
+        found = super().__call__(model)
+        gathered.use_nothing()
+        return found
 
     def catch_up(self) -> None:
         """Gather for blocks of images that only other workers along `data` have."""
         stage = self.pipeline.evaluation
-        left = -(-self.num_blocks // self.group.size) - len(self.own)
         if stage.gathered:
-            stage.gathered.pass_over(stage.block_uses * left)
+            stage.gathered.pass_over(stage.block_uses * (self._rounds - len(self.own)))
+
+    @property
+    def _rounds(self) -> int:
+        """The most blocks of images of a worker."""
+        return -(-self.num_blocks // self.group.size)
+
+    def pass_blocks(self, model: nn.Module) -> None:
+        forward = self._stage_forward()
+        for images, _, _ in self.seeded_blocks():
+            self.compute(forward, images)
+
+    def measure(self, model: Any, rows: list[Row]) -> tuple[Tensor, Tensor]:
+        """As for a whole model, with what arrives from the stage before in place of images."""
+        return super().measure(self._stage_forward(), rows)
 
     def _stage_forward(self) -> Callable[[Tensor], Any]:
         stage = self.pipeline.evaluation
@@ -68,3 +100,47 @@ class PipelinedEvaluator(Evaluator):
             return turns.forward([images] if stage.is_first else arriving.pop(0).result()).result
 
         return forward
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelinedDeviceEvaluator(StagedEvaluator):
+    """Evaluates with fused or compiled kernels, in a network of this stage's blocks for one block of images.
+
+    A block's sum is that of `DeviceEvaluator`.
+    """
+
+    network: EvalNetwork
+    load: Load  # copies a model's weights into the network
+
+    def pass_blocks(self, model: nn.Module) -> None:
+        for _ in self._computed(model):
+            self._after.send(self.network.leave())
+
+    def measure(self, model: nn.Module, rows: list[Row]) -> tuple[Tensor, Tensor]:
+        network, sums = self.network, []
+        for real in self._computed(model):
+            network.score()
+            for scores in (network.loss, network.right):
+                masked = scores.clone()
+                masked[real:] = 0.0
+                sums.append(tree_sum(masked[:, None])[0])
+        return torch.stack(sums[::2]), torch.stack(sums[1::2]).sum().to(torch.int64)
+
+    def _computed(self, model: nn.Module) -> Iterator[int]:
+        """Compute this stage of every block; yields its number of real samples."""
+        self.load(model)
+        arriving = [self._before.receive() for _ in self.own] if self.stages.rank else []
+        for images, labels, real in self.seeded_blocks():
+            given = arriving.pop(0).result() if self.stages.rank else [images.permute(0, 2, 3, 1)]
+            self.network.enter(given)
+            self.network.labels.copy_(labels)
+            self.network.forward(training=False)
+            yield real
+
+    @cached_property
+    def _before(self) -> Passage:
+        return Passage(self.link, self.stages.rank - 1)
+
+    @cached_property
+    def _after(self) -> Passage:
+        return Passage(self.link, self.stages.rank + 1)
