@@ -30,7 +30,7 @@ class LongSkip(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         start = y = self.first(x)
         for layer in self.middle:
-            kept = torch.rand(len(x), 1, 1, 1, device=x.device) < 0.8 if self.training else 1.0
+            kept = torch.rand(x.size(0), 1, 1, 1, device=x.device) < 0.8 if self.training else 1.0
             y = y + layer(y) * kept  # stochastic depth
         return self.last(self.drop((y + start).mean((2, 3))))
 
@@ -54,7 +54,7 @@ def main() -> None:
     launch = lockstep.Launch(
         name="run", runs_dir=Path(sys.argv[1]), device="cpu", plan=os.environ["PLAN"], quiet=True
     )
-    lockstep.train(lockstep.Run(train=train), LongSkip(), Images(640), launch=launch)
+    lockstep.train(lockstep.Run(train=train), LongSkip(), Images(712), launch=launch)
 
 
 if __name__ == "__main__":
