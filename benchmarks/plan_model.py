@@ -30,7 +30,7 @@ class LongSkip(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         start = y = self.first(x)
         for layer in self.middle:
-            kept = torch.rand(x.size(0), 1, 1, 1, device=x.device) < 0.8 if self.training else 1.0
+            kept = x.new_empty(x.size(0), 1, 1, 1).bernoulli_(0.8) if self.training else 1.0
             y = y + layer(y) * kept  # stochastic depth
         return self.last(self.drop((y + start).mean((2, 3))))
 
