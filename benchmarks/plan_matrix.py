@@ -65,13 +65,15 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     options = parser.parse_args()
     cores = Cores(max(options.cores, 4))
-    with ThreadPoolExecutor(options.cores) as pool:
-        cells = [(model, plan) for model in options.models for plan in ("data=1", *PLANS)]
-        found = dict(zip(cells, pool.map(lambda cell: train(*cell, cores), cells), strict=True))
     records, wrong = [], 0
     for model in options.models:
-        alone = found[model, "data=1"]
-        differ = [plan for plan in PLANS if found[model, plan] != alone]
+        with ThreadPoolExecutor(options.cores) as pool:
+            every = ["data=1", *PLANS]
+            found = dict(
+                zip(every, pool.map(lambda plan, m=model: train(m, plan, cores), every), strict=True)
+            )
+        alone = found["data=1"]
+        differ = [plan for plan in PLANS if found[plan] != alone]
         wrong += len(differ)
         print(
             f"{model}: {len(PLANS) - len(differ)} of {len(PLANS)} plans give the bits of one worker {differ}"
@@ -86,7 +88,7 @@ def main() -> None:
                 **dict(zip(HASHES, alone, strict=True)),
             )
         )
-    write_records(options.output, records)
+        write_records(options.output, records)
     sys.exit(1 if wrong else 0)
 
 
