@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,13 +21,15 @@ class HeldState:
     cursor: dict[str, Any]
     pieces: list[StatePiece]
     shapes: dict[str, tuple[int, ...]]  # of all tensors of the state
+    finish: Callable[[torch.Tensor], object] | None  # commits a further step, given the norm of its gradients
+    norm: torch.Tensor | None  # of the last step
 
 
 def hold(state: TrainState) -> HeldState:
     """Keep what a worker has of a state."""
     pieces = state.pieces()
     shapes = state.parts.known if state.parts else {piece.name: piece.shape for piece in pieces}
-    return HeldState(state.cursor(), pieces, shapes)
+    return HeldState(state.cursor(), pieces, shapes, state.finish, state.norm)
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,8 @@ class HeldParts:
     """The parts of all workers of a new group, as they were held; the same on every worker. A collective."""
 
     def __init__(self, group: Group, mine: HeldState | None) -> None:
-        self._group = group
+        self._group, self.source = group, 0  # a worker that has committed the latest step
+        mine = self._catch_up(mine)
         self._mine = {(piece.name, piece.start): piece.tensor for piece in mine.pieces} if mine else {}
         places = [[piece.name, piece.start, piece.tensor.numel()] for piece in mine.pieces] if mine else []
         told = {"cursor": mine.cursor, "places": places, "shapes": mine.shapes} if mine else None
@@ -56,10 +59,22 @@ class HeldParts:
         for rank, found in enumerate(every):
             for name, start, count in found["places"] if steps[rank] == max(steps) else ():
                 self._held.setdefault(name, []).append(_Run(rank, start, start + count))
-        latest = every[steps.index(max(steps))]
+        latest = every[self.source]
         sizes = {name: torch.Size(shape).numel() for name, shape in latest["shapes"].items()}
         if all(self._ways(name, 0, size) is not None for name, size in sizes.items()):
             self.cursor = latest["cursor"]
+
+    def _catch_up(self, mine: HeldState | None) -> HeldState | None:
+        """Commit a step that others have committed, if only the norm of its gradients was missing."""
+        norm = mine.norm.item() if mine and mine.norm is not None else None
+        told = [mine.cursor["step"], norm] if mine else [-1, None]
+        every = [json.loads(text) for text in self._group.all_gather_bytes(json.dumps(told).encode())]
+        self.source = max(range(len(every)), key=lambda rank: (every[rank][0], -rank))
+        step, norm = every[self.source]
+        if mine and mine.finish and mine.cursor["step"] == step - 1 and norm is not None:
+            mine.finish(torch.tensor(norm, dtype=torch.float32, device=mine.pieces[0].tensor.device))
+            return replace(mine, cursor={**mine.cursor, "step": step}, finish=None)
+        return mine
 
     def move(self, own: Sequence[StatePiece]) -> None:
         """Copy what was held into new parts; a collective."""

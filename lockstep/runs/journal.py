@@ -41,7 +41,7 @@ class Journal:
     def __init__(self, on_event: Listener, about: About, trace: bool) -> None:
         self._directory: RunDirectory | None = None
         self._emit, self._about, self._trace = on_event, about, trace
-        self._noted: deque[tuple[str, dict[str, Any]]] = deque(maxlen=_NOTED)
+        self.noted: deque[tuple[str, dict[str, Any]]] = deque(maxlen=_NOTED)
         self._started = False
         self._told: set[str] = set()
         self._pace, self.epoch_pace = Pace(), Pace()
@@ -72,7 +72,7 @@ class Journal:
     def start(self, state: TrainState, steps_per_epoch: int, num_workers: int, takes_over: bool) -> None:
         """Open the files and announce the run, if this worker has just become the one that writes them."""
         if not self._directory or self._started:
-            if self._trace and not self._noted:
+            if self._trace and not self.noted:
                 self.trace(state)  # in case this worker takes over
             return
         self._started = True
@@ -106,10 +106,10 @@ class Journal:
         assert self._directory
         names = [_METRICS, _TRACE] if self._trace else [_METRICS]
         rows = [(n, row) for n in names for row in self._directory.start_log(n, state.step, state.epoch)]
-        there = {(name, *_about(row)) for name, row in rows}
+        there = {(name, *about_row(row)) for name, row in rows}
         self._told |= {text for _, row in rows if takes_over for text in row.get("changes", ())}
-        for name, row in self._noted:  # rows that the worker before had no time to write
-            if (name, *_about(row)) not in there and row["step"] <= state.step:
+        for name, row in self.noted:  # rows that the worker before had no time to write
+            if (name, *about_row(row)) not in there and row["step"] <= state.step:
                 self._directory.add_row(name, row, self.warn)
         if self._trace and not takes_over:
             self.trace(state)
@@ -238,11 +238,11 @@ class Journal:
         self.notice(text, warning=True)
 
     def _add(self, name: str, row: dict[str, Any]) -> None:
-        self._noted.append((name, row))
+        self.noted.append((name, row))
         if self._directory:
             self._directory.add_row(name, row, self.warn)
 
 
-def _about(row: dict[str, Any]) -> tuple[Any, Any, Any]:
+def about_row(row: dict[str, Any]) -> tuple[Any, Any, Any]:
     """The key that identifies a row in its file."""
     return row.get("kind"), row["step"], row.get("generation")

@@ -5,7 +5,7 @@ The commit of a step changes all of it together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,8 @@ class TrainState:
     parts: StateParts | None = None  # None: this worker has all of it
     share: Share | None = None  # of the trained parameters; None: this worker has whole ones
     averaged: Share | None = None  # the same of their averages, whose pieces are in `ema`
+    finish: Callable[[Tensor], object] | None = None  # commits a step whose gradients' norm was not known yet
+    norm: Tensor | None = None  # of the gradients of the last step, if the state is in parts
     names: list[str] | None = None  # of the parameters that are trained here; None: all of the model
 
     @classmethod

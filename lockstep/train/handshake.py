@@ -21,6 +21,7 @@ from lockstep.errors import WorkersDiffer
 from lockstep.models.tensors import model_tensors
 from lockstep.runs.checkpoint import Saved
 from lockstep.runs.held_state import HeldParts
+from lockstep.runs.journal import Journal, about_row
 from lockstep.runs.state_parts import StateParts
 from lockstep.runs.train_state import TrainState, hash_state
 from lockstep.spec import Launch
@@ -116,7 +117,12 @@ def share_state(group: Group, state: TrainState, source: int) -> None:
 
 
 def begin_parts(
-    group: Group, model: nn.Module, begin: Callable[[], TrainState], held: HeldParts, saved: Saved | None
+    group: Group,
+    model: nn.Module,
+    begin: Callable[[], TrainState],
+    held: HeldParts,
+    saved: Saved | None,
+    journal: Journal,
 ) -> TrainState:
     """A state of which each worker may have a part.
 
@@ -132,11 +138,19 @@ def begin_parts(
     shapes = parts.shapes(own)
     if held.cursor:
         held.move(own)
+        _share_rows(group, journal, held.source)
     elif cursor:
         everywhere(group, lambda: saved.check(shapes) if saved else None)
         parts.hand_out(own, saved.tensors if saved else None)
     state.load_cursor(held.cursor or cursor or state.cursor())
     return state
+
+
+def _share_rows(group: Group, journal: Journal, source: int) -> None:
+    """Get the latest rows of a worker that has committed the latest step, in case worker 0 has not."""
+    rows = json.loads(group.broadcast_bytes(json.dumps(list(journal.noted)).encode(), source))
+    known = [(name, *about_row(row)) for name, row in journal.noted]
+    journal.noted.extend((name, row) for name, row in rows if (name, *about_row(row)) not in known)
 
 
 def prove_state(group: Group, state: TrainState) -> dict[str, str]:

@@ -114,17 +114,28 @@ class Step:
         )
         self._mesh.data.check()
         if self._state.parts:
-            others = self._mesh.world if self.sharded else self._mesh.pipeline
-            told = merge_stages(others, StageNumbers(loss, right, stops, moves, is_finite, chunks))
+            self._state.finish = partial(self._finish, list(grads.values()), [*means.floats, *means.ints])
+            told = merge_stages(self._mesh.world, StageNumbers(loss, right, stops, moves, is_finite, chunks))
             loss, right, stops, moves, is_finite, chunks = told
             norm = norm_of_chunks(chunks) if clip else norm
             is_finite = is_finite and bool(norm.isfinite())
         if not is_finite:
+            self._state.finish = None
             raise self.not_finite(loss, lanes)
-        if clip:
-            clip_gradients(list(grads.values()), norm, clip)
-        lr = self._commit(list(grads.values()), [*means.floats, *means.ints])
+        lr = self._finish(list(grads.values()), [*means.floats, *means.ints], norm)
         return StepResult(loss, round(right * self._run.train.lanes), lr, stops > 0, moves > 0)
+
+    def _finish(self, grads: list[Tensor], buffers: list[Tensor], norm: Tensor) -> float:
+        """Clip by the norm of all gradients, and commit.
+
+        Of a state in parts all workers must commit, or none. Where one did, all have summed their gradients:
+        one that lost the others before it knew the norm gets it from there, and commits later.
+        """
+        if self._run.train.clip:
+            clip_gradients(grads, norm, self._run.train.clip)
+        self._state.finish = None
+        self._state.norm = norm if self._state.parts else None
+        return self._commit(grads, buffers)
 
     @cached_property
     def _reduction(self) -> StepReduction:

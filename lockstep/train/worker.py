@@ -174,7 +174,7 @@ class _Worker:
         self.held = self.held if held.cursor else None
         saved = None if roll.has_directory else self._open(group, journal, roll, bool(held.cursor))
         if self.launch.splits_state:
-            self.state = begin_parts(group, setup.model, dealt.begin, held, saved)
+            self.state = begin_parts(group, setup.model, dealt.begin, held, saved, journal)
             self.held = None
         else:
             state = self.state or dealt.begin()

@@ -1,8 +1,10 @@
 """Lost workers under a plan: the bits stay, by the memory of the others where it has all, else from disk."""
 
+from pathlib import Path
+
 import pytest
 from job import Job, assert_no_step_lost
-from small import small_run, train
+from small import small_run, train, train_command
 
 OVERRIDES = ("train.lanes=8", "train.epochs=2", "train.ema=0.9", "train.clip=1.0", "checkpoint.every_steps=7")
 IN_MEMORY, FROM_DISK = "have all of the state", "a part of the state is lost"
@@ -36,6 +38,19 @@ def test_a_lost_worker_costs_no_bit(flags, victim, told, alone, tmp_path):
         job.hurry()
         output, _ = job.finish()
     assert told in output, output
+    assert_no_step_lost(tmp_path / "run")
+    assert job.hashes() == alone
+
+
+@pytest.mark.gloo
+@pytest.mark.parametrize("plan", ["data=2,pipeline=2", "data=4,shard=optimizer,replicas=2"])
+def test_a_step_that_some_have_committed_is_committed_by_all(plan, alone, tmp_path):
+    command = train_command(tmp_path, "--plan", plan, overrides=OVERRIDES)
+    place = command.index("-m")
+    command[place : place + 2] = [str(Path(__file__).parent / "uneven_commit.py")]
+    with Job(tmp_path, command=command, env={"KILLED": str(tmp_path / "killed")}) as job:
+        output, _ = job.finish()
+    assert f"{IN_MEMORY}, and go on from step 5" in output, output
     assert_no_step_lost(tmp_path / "run")
     assert job.hashes() == alone
 
