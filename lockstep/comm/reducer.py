@@ -10,7 +10,7 @@ from torch import Tensor
 from lockstep.comm.background import BackgroundThread
 from lockstep.comm.bucket import Bucket, ReducedTensor, split
 from lockstep.comm.group import Group
-from lockstep.comm.shard.block import Block
+from lockstep.comm.shard.shard_block import Block
 from lockstep.comm.shard.scatter import ScatteredBucket
 from lockstep.comm.tree import Leaf
 

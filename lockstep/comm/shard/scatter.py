@@ -11,7 +11,7 @@ from torch import Tensor
 from lockstep.comm.bucket import Bucket, ReducedTensor
 from lockstep.comm.exchange import ExchangeShape, write_mean
 from lockstep.comm.group import Group
-from lockstep.comm.shard.block import Block
+from lockstep.comm.shard.shard_block import Block
 from lockstep.comm.transport import Round
 from lockstep.comm.tree import Leaf, all_heights
 

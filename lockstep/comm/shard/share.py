@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from lockstep.comm.shard.block import Block
+from lockstep.comm.shard.shard_block import Block
 
 
 class Share:
