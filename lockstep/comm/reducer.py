@@ -10,12 +10,12 @@ from torch import Tensor
 from lockstep.comm.background import BackgroundThread
 from lockstep.comm.bucket import Bucket, ReducedTensor, split
 from lockstep.comm.group import Group
-from lockstep.comm.shard.shard_block import Block
 from lockstep.comm.shard.scatter import ScatteredBucket
+from lockstep.comm.shard.shard_block import ShardBlock
 from lockstep.comm.tree import Leaf
 
 BUCKET_MB = 25.0
-Shard = tuple[Block, Sequence[int]]  # a block, and the indices of its entries
+Shard = tuple[ShardBlock, Sequence[int]]  # a block, and the indices of its entries
 
 
 class Reducer:

@@ -13,8 +13,8 @@ from lockstep.recipes import RECIPES
 
 FLAGS = {
     "train": "RECIPE --audit --backend --bucket-mb --config --data-changed --device --fork --min-workers "
-    "--name --no-graph --no-overlap --nodes --or --override --plan --print-config --quiet --rdzv --replicas --restarts "
-    "--resume --runs-dir --tensorboard --trace --wait --workers -c -o",
+    "--name --no-graph --no-overlap --nodes --or --override --plan --print-config --quiet --rdzv "
+    "--replicas --restarts --resume --runs-dir --tensorboard --trace --wait --workers -c -o",
     "launch": "SCRIPT … --min-workers --nodes --rdzv --restarts --wait --workers",
     "eval": "RUN --checkpoint --data-dir --device --json --other-data --runs-dir --split",
     "predict": "RUN IMAGE --checkpoint --device --json --runs-dir",

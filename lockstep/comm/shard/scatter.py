@@ -11,7 +11,7 @@ from torch import Tensor
 from lockstep.comm.bucket import Bucket, ReducedTensor
 from lockstep.comm.exchange import ExchangeShape, write_mean
 from lockstep.comm.group import Group
-from lockstep.comm.shard.shard_block import Block
+from lockstep.comm.shard.shard_block import ShardBlock
 from lockstep.comm.transport import Round
 from lockstep.comm.tree import Leaf, all_heights
 
@@ -23,7 +23,7 @@ class ScatteredBucket(Bucket):
     """
 
     def __init__(
-        self, group: Group, lanes: int, entries: list[ReducedTensor], indices: list[int], block: Block
+        self, group: Group, lanes: int, entries: list[ReducedTensor], indices: list[int], block: ShardBlock
     ) -> None:
         self._group, self._block = group, block
         heights, like, wire = all_heights(lanes, group.size), entries[0].like, entries[0].wire
@@ -66,7 +66,7 @@ class ScatteredBucket(Bucket):
         return found
 
 
-def _by_messages(group: Group, roots: list[Tensor], block: Block, shape: ExchangeShape) -> Tensor:
+def _by_messages(group: Group, roots: list[Tensor], block: ShardBlock, shape: ExchangeShape) -> Tensor:
     """This worker's share of the mean, from all workers' roots."""
     rank, count = group.rank, block.num_shares
     mine = roots[0].new_empty(block.size(rank % count))
@@ -87,7 +87,7 @@ def _by_messages(group: Group, roots: list[Tensor], block: Block, shape: Exchang
     return mine
 
 
-def _by_all_to_all(group: Group, roots: list[Tensor], block: Block, shape: ExchangeShape) -> Tensor:
+def _by_all_to_all(group: Group, roots: list[Tensor], block: ShardBlock, shape: ExchangeShape) -> Tensor:
     """The same by a collective that NCCL has."""
     size, heights = block.size(group.rank % block.num_shares), shape.heights
     every = [worker % block.num_shares for worker in range(group.size)]
@@ -112,7 +112,7 @@ def _holders(group: Group, count: int, rank: int) -> dict[int, int]:
     return found | {rank % count: rank}
 
 
-def gather_share(group: Group, block: Block, share: Tensor) -> Tensor:
+def gather_share(group: Group, block: ShardBlock, share: Tensor) -> Tensor:
     """The flat buffer of a block from all shares; worker r has share r mod their number."""
     staged, count = group.stages(share.device), block.num_shares
     near = share.cpu() if staged else share

@@ -28,7 +28,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Block:
+class ShardBlock:
     """Tensors of these shapes, one after another, in so many shares."""
 
     shapes: tuple[torch.Size, ...]

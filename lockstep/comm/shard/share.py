@@ -8,14 +8,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from lockstep.comm.shard.shard_block import Block
+from lockstep.comm.shard.shard_block import ShardBlock
 
 
 class Share:
     """Share `number` of named tensors; `names` are those of each block, in its order."""
 
     def __init__(
-        self, names: Sequence[Sequence[str]], blocks: Sequence[Block], number: int, flats: list[Tensor]
+        self, names: Sequence[Sequence[str]], blocks: Sequence[ShardBlock], number: int, flats: list[Tensor]
     ) -> None:
         self.names, self.blocks, self.number, self.flats = names, blocks, number, flats
         self.shapes = {
@@ -31,7 +31,7 @@ class Share:
         """A share of tensors that this worker has whole."""
         blocks, flats = [], []
         for own in names:
-            block = Block(tuple(tensors[name].shape for name in own), shares)
+            block = ShardBlock(tuple(tensors[name].shape for name in own), shares)
             like = tensors[own[0]]
             flat = torch.zeros(block.size(number), dtype=like.dtype, device=like.device)
             for piece in block.pieces(number):
