@@ -18,8 +18,8 @@ from lockstep.errors import LockstepError
 def record_group(group: Group, folder: Path, device: torch.device | None = None) -> None:
     """Note all calls of a group of all workers, and of the parts that it makes, in a folder of its own.
 
-    `device` is where all tensors have to be; the GPU's transport asks for the GPU anyway. Sums go by
-    calls, even on one host: shared memory is no transport.
+    `device` is where all tensors have to be; without it any will do. Sums go by calls, even on one host:
+    shared memory is no transport.
     """
     _record(group, CallLog(folder, group.rank), "world", range(group.size), device)
 
@@ -32,8 +32,7 @@ def _record(
     if group.host:
         group.host = RecordingTransport(group.host, log, name, members, device)
     if group.gpu:
-        on_gpu = device or torch.device("cuda", torch.cuda.current_device())
-        group.gpu = RecordingTransport(group.gpu, log, f"{name}, on the GPU", members, on_gpu)
+        group.gpu = RecordingTransport(group.gpu, log, f"{name}, on the GPU", members, device)
     if group.make_part:
         group.make_part = _recording(group.make_part, log, members, device)
 
