@@ -100,7 +100,9 @@ class StateParts:
                 error = error or _try(partial(writer.put, name, whole))
         if writer:
             error = _try(writer.close) or error
-        told = world.all_gather_bytes(json.dumps([error.errno, str(error)] if error else None).encode())
+        told = world.all_gather_bytes(
+            json.dumps([error.errno, error.strerror or str(error)] if error else None).encode()
+        )
         failed = next((OSError(*found) for text in told if (found := json.loads(text))), None)
         if path and failed:
             raise failed

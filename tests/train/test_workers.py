@@ -15,7 +15,7 @@ from world import has_mpi, launched
 
 import lockstep
 from lockstep.spec.world import World
-from lockstep.train.worker import _crowded
+from lockstep.train.preflight import explain_crowding
 
 # Augmentation, averaged weights, clipping for all; googlenet has dropout, resnet18 and googlenet batch norm.
 EVERYTHING = ("train.lanes=8", "train.epochs=1", "data.augment=flip,crop", "train.ema=0.9", "train.clip=1.0")
@@ -106,7 +106,7 @@ def test_workers_that_mpirun_has_bound_to_cores_of_their_own_are_no_crowd():
 
     def warnings(launcher, workers):
         world = World(launcher, rank=0, size=workers, local_size=workers)
-        return _crowded(lockstep.Launch(world=world), small_run(), cpu)
+        return explain_crowding(lockstep.Launch(world=world), small_run(), cpu)
 
     os.sched_setaffinity(0, {min(cores)})
     try:
