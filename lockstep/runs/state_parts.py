@@ -6,6 +6,7 @@ Nobody needs memory for more than its own part and one tensor.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -88,7 +89,7 @@ class StateParts:
         error = _try(lambda: begin_tensors(path, entries)) if path else None
         target = str(path.absolute()) if path and not error else ""
         target = world.broadcast_bytes(target.encode()).decode()
-        sees = bool(target) and Path(target).is_file()
+        sees = bool(target) and os.access(target, os.R_OK | os.W_OK)
         all_see = all(world.all_gather_bytes(b"sees" if sees else b""))
         writer = TensorWriter(Path(target), entries) if sees else None
         places = [(each.name, place) for each in listed for place in each.owners if target]
