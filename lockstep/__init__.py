@@ -128,8 +128,11 @@ def export(
     from lockstep.runs.export import export_model
     from lockstep.runs.trained_run import open_trained
 
-    trained = open_trained(Path("runs"), str(run), device="cpu", which=checkpoint, model=model)
-    export_model(trained, Path(path), Path(path).suffix.removeprefix("."))
+    kind = Path(path).suffix.removeprefix(".")
+    trained = open_trained(
+        Path("runs"), str(run), device="cpu", which=checkpoint, model=model, loads=kind == "onnx"
+    )
+    export_model(trained, Path(path), kind)
     return Path(path)
 
 

@@ -8,13 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.cli.flag import add_device, add_json, add_trained_run
+from lockstep.cli.flag import add_device, add_eval_workers, add_json, add_trained_run, eval_launch
+from lockstep.cli.launch import start_users
 from lockstep.cli.trained_run import open_run
 from lockstep.errors import DataError
 
 if TYPE_CHECKING:
     from lockstep.data import Split
     from lockstep.runs.trained_run import Trained
+    from lockstep.train.evaluation.host_evaluate import Evaluation
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -36,16 +38,32 @@ def add_parser(verbs: Verbs) -> None:
         help="evaluate on other images: DIR, or its val/ and test/, has a folder for each class of the run",
     )
     add_json(parser)
+    add_eval_workers(parser)
     parser.set_defaults(handler=evaluate)
 
 
 def evaluate(options: argparse.Namespace) -> int:
-    """Evaluate and print loss and accuracy."""
+    """Evaluate, alone or as one of several workers, and print loss and accuracy."""
+    launch = start_users(eval_launch(options))
+    opens = _open_other if options.other_data else _open_own
+    if launch.world:
+        from lockstep.cli.joined_run import join_run
+
+        with join_run(options, launch) as joined:
+            name, split = joined.agree(lambda: opens(joined.trained, options))
+            result = joined.evaluate(split)
+            if joined.is_main:
+                _tell(joined.trained, name, result, options)
+        return 0
     from lockstep.train.evaluation.evaluate import evaluate_trained
 
     trained = open_run(options, options.device)
-    name, split = (_open_other if options.other_data else _open_own)(trained, options)
-    result = evaluate_trained(trained, split)
+    name, split = opens(trained, options)
+    _tell(trained, name, evaluate_trained(trained, split), options)
+    return 0
+
+
+def _tell(trained: Trained, name: str, result: Evaluation, options: argparse.Namespace) -> None:
     row = {
         "run": str(trained.directory),
         "step": trained.step,
@@ -65,7 +83,6 @@ def evaluate(options: argparse.Namespace) -> int:
             f"{trained.directory} step {trained.step}: {what} {100 * result.accuracy:.2f} % "
             f"({result.correct:,} of {result.samples:,}), loss {result.loss:.4f}"
         )
-    return 0
 
 
 def _open_own(trained: Trained, options: argparse.Namespace) -> tuple[str, Split]:

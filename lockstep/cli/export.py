@@ -29,7 +29,7 @@ def export(options: argparse.Namespace) -> int:
     """Write the file; an existing file is never overwritten."""
     from lockstep.runs.export import SUFFIXES, export_model
 
-    trained = open_run(options, "cpu")
+    trained = open_run(options, "cpu", loads=options.format == "onnx")
     path = options.output or trained.directory / f"model{SUFFIXES[options.format]}"
     error = export_model(trained, path, options.format)
     more = f"step {trained.step}" if error is None else f"within {error:.1e} of torch in onnxruntime"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lockstep.spec.launch import BACKENDS, DEVICES
+from lockstep.spec.launch import BACKENDS, DEVICES, Launch
+from lockstep.spec.plan import read_plan
 
 
 def add_run_keys(parser: argparse.ArgumentParser) -> None:
@@ -37,11 +38,9 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 def add_workers(parser: argparse.ArgumentParser) -> None:
     """Add the number of workers, and how they exchange gradients; nothing here changes a bit."""
     group = add_num_workers(parser, "train.lanes")
-    group.add_argument(
-        "--plan",
-        default="pipeline=1",
-        metavar="SPEC|FILE",
-        help="how the model is dealt to workers: pipeline=2 gives each half of them half of the layers, "
+    _add_plan(
+        group,
+        "how the model is dealt to workers: pipeline=2 gives each half of them half of the layers, "
         "data=2,pipeline=2 needs 4 workers (workers = data × pipeline), shard=optimizer, gradients or "
         "parameters shares these over data; also replicas=2 (of shares), schedule=gpipe, cost=counted, "
         "cuts=LAYER/LAYER; or a TOML file with such keys",
@@ -62,12 +61,7 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="how many workers keep each share of a plan with shard, so that N - 1 may be lost (default 1)",
     )
-    group.add_argument(
-        "--backend",
-        choices=BACKENDS,
-        default="auto",
-        help="default: auto, nccl with a GPU per worker, else gloo",
-    )
+    _add_backend(group)
     group.add_argument(
         "--bucket-mb",
         type=float,
@@ -79,6 +73,32 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--no-graph", action="store_true", help="launch kernels one by one on a GPU, not as CUDA graphs"
     )
+
+
+def add_eval_workers(parser: argparse.ArgumentParser) -> None:
+    """Add the number of workers that use a trained run, and what each has of its model."""
+    group = add_num_workers(parser, "as many as you like")
+    _add_plan(
+        group,
+        "for a model that does not fit one worker: pipeline=2 gives each half of the workers half of the "
+        "layers, shard=parameters each a share of the weights; the result is the same",
+    )
+    _add_backend(group)
+
+
+def eval_launch(options: argparse.Namespace) -> Launch:
+    """How the workers of `add_eval_workers` are started."""
+    plan = read_plan(options.plan)
+    return Launch(device=options.device, workers=options.workers, backend=options.backend, plan=plan)
+
+
+def _add_plan(group: argparse._ArgumentGroup, text: str) -> None:
+    group.add_argument("--plan", default="pipeline=1", metavar="SPEC|FILE", help=text)
+
+
+def _add_backend(group: argparse._ArgumentGroup) -> None:
+    text = "default: auto, nccl with a GPU per worker, else gloo"
+    group.add_argument("--backend", choices=BACKENDS, default="auto", help=text)
 
 
 def add_num_workers(parser: argparse.ArgumentParser, most: str) -> argparse._ArgumentGroup:

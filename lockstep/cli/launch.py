@@ -91,6 +91,21 @@ def start_workers(launch: Launch, run: Run) -> Launch:
     raise SystemExit(Launcher(job, _Screen()).run())
 
 
+def start_users(launch: Launch) -> Launch:
+    """As `start_workers`, for workers that use a trained run: none is replaced, and a loss ends the job."""
+    world = launch.world or read_world(os.environ)
+    if world and launch.workers not in (None, "auto", world.size):
+        raise SpecError(
+            f"--workers {launch.workers}, but {world.launcher} started {world.size}: leave it out"
+        )
+    size = world.size if world else launch.plan.most(_count(launch, 1)) or _count(launch, 1)
+    launch = replace(launch, world=world, plan=launch.plan.for_workers(size))
+    if world or size == 1:
+        return launch
+    job = Job(size, size, preload="lockstep.cli.joined_run", is_elastic=False)
+    raise SystemExit(Launcher(job, _Screen()).run())
+
+
 def launch_script(launch: Launch, script: list[str]) -> int:
     """Start the workers of a script with a loop of its own; `script` is its path and its arguments."""
     job = _job(launch, _count(launch, 1), _MANY_LANES, "lockstep.lanes")

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.cli.flag import add_device, add_json, add_trained_run
+from lockstep.cli.flag import add_device, add_eval_workers, add_json, add_trained_run, eval_launch
+from lockstep.cli.launch import start_users
 from lockstep.cli.trained_run import open_run
 from lockstep.errors import BadInput
 
@@ -30,15 +31,35 @@ def add_parser(verbs: Verbs) -> None:
     add_device(parser)
     parser.add_argument("images", nargs="+", type=Path, metavar="IMAGE", help="PNG or JPEG files")
     add_json(parser)
+    add_eval_workers(parser)
     parser.set_defaults(handler=predict)
 
 
 def predict(options: argparse.Namespace) -> int:
-    """Read all images, so that a bad file is reported before any work; then predict."""
-    from lockstep.data.image_file import read_image
+    """Predict, alone or as one of several workers."""
+    launch = start_users(eval_launch(options))
+    if launch.world:
+        from lockstep.cli.joined_run import join_run
+
+        with join_run(options, launch) as joined:
+            pictures = joined.agree(lambda: _read(joined.trained, options, joined.is_main))
+            probabilities = joined.predict(pictures)
+            for path, row in zip(options.images if joined.is_main else (), probabilities, strict=False):
+                _tell(joined.trained, path, row, options)
+        return 0
     from lockstep.runs.predictor import Predictor
 
     trained = open_run(options, options.device)
+    pictures, predictor = _read(trained, options), Predictor(trained)
+    for path, picture in zip(options.images, pictures, strict=True):
+        _tell(trained, path, predictor(picture[None])[0], options)
+    return 0
+
+
+def _read(trained: Trained, options: argparse.Namespace, tells: bool = True) -> list[Tensor]:
+    """Read all images, so that a bad file is reported before any work."""
+    from lockstep.data.image_file import read_image
+
     missing = [str(path) for path in options.images if not path.is_file()]
     if missing:
         raise BadInput(f"no such file, or a folder: {', '.join(missing)}: give PNG or JPEG files")
@@ -47,18 +68,19 @@ def predict(options: argparse.Namespace) -> int:
     for path in options.images:
         picture, size = read_image(path, trained.shape)
         pictures.append(picture)
-        if size != (height, width):
+        if tells and size != (height, width):
             note = f"{path}: resized from {size[1]}×{size[0]} to {width}×{height}"
             print(note, file=sys.stderr)
-    predictor = Predictor(trained)
-    for path, picture in zip(options.images, pictures, strict=True):
-        top = _top(trained, predictor(picture[None])[0])
-        if options.json:
-            print(json.dumps({"image": str(path), "top": top}))
-        else:
-            best = "  ".join(f"{row['class']} {100 * row['probability']:.1f} %" for row in top)
-            print(f"{path}: {best}")
-    return 0
+    return pictures
+
+
+def _tell(trained: Trained, path: Path, probabilities: Tensor, options: argparse.Namespace) -> None:
+    top = _top(trained, probabilities)
+    if options.json:
+        print(json.dumps({"image": str(path), "top": top}))
+    else:
+        best = "  ".join(f"{row['class']} {100 * row['probability']:.1f} %" for row in top)
+        print(f"{path}: {best}")
 
 
 def _top(trained: Trained, probabilities: Tensor) -> list[dict[str, Any]]:

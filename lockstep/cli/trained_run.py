@@ -10,16 +10,28 @@ from lockstep.errors import BadInput
 
 if TYPE_CHECKING:
     from lockstep.runs.trained_run import Trained
+    from lockstep.spec.world import World
 
 
-def open_run(options: argparse.Namespace, device: str) -> Trained:
+def open_run(
+    options: argparse.Namespace, device: str, loads: bool = True, world: World | None = None
+) -> Trained:
     """Open the run that the arguments name; say if it is not finished, or if there is a later one."""
     from lockstep.runs.directory import RunDirectory
     from lockstep.runs.trained_run import open_trained
 
-    trained = open_trained(options.runs_dir, options.run, device=device, which=options.checkpoint)
+    trained = open_trained(
+        options.runs_dir,
+        options.run,
+        device=device,
+        which=options.checkpoint,
+        loads=loads,
+        local_rank=world.local_rank if world else None,
+    )
     if not trained.step:
         raise BadInput(f"{trained.directory} was stopped before its first step: there are no trained weights")
+    if world and world.rank:
+        return trained  # worker 0 tells
     if RunDirectory(trained.directory).summary() is None:
         print(f"{trained.directory} is not finished: the weights of step {trained.step}", file=sys.stderr)
     later = RunDirectory.newest(trained.directory.parent, options.run)

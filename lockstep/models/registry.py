@@ -80,17 +80,25 @@ def build(
     return entry.builder(in_channels, num_classes, image_size, **options)
 
 
-def build_model(run: Run, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-    """The model that a Run names; its weights are a pure function of the seed."""
-    with torch.random.fork_rng():
+def build_model(
+    run: Run, shape: tuple[int, int, int], num_classes: int, without_memory: bool = False
+) -> nn.Module:
+    """The model that a Run names; its weights are a pure function of the seed.
+
+    `without_memory`: on torch's `meta` device, as shapes alone. timm computes with tensors while it builds,
+    so its models have memory for a moment.
+    """
+    early = without_memory and not run.model.name.startswith(_TIMM)
+    with torch.random.fork_rng(), torch.device("meta" if early else "cpu"):
         torch.manual_seed(random.key("init", run.seed))
-        return build(
+        model = build(
             run.model.name,
             in_channels=shape[0],
             num_classes=num_classes,
             image_size=(shape[1], shape[2]),
             options=run.model.options,
         )
+    return model.to("meta") if without_memory else model
 
 
 def _entry(name: str) -> ModelEntry:

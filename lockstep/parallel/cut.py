@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from lockstep.errors import ModelError
 from lockstep.kernels.structure import leaves
@@ -33,33 +34,44 @@ class Trial:
 def try_lane(graph: ModelGraph, images: Tensor, cost: str, keeps_shared: bool) -> Trial:
     """Compute one lane, call by call; with `keeps_shared`, parameters of several calls stay in one stage.
 
-    `cost` is "measured", a time in seconds, or "counted", multiplications and values written.
+    `cost` is "measured", a time in seconds, or "counted", multiplications and values written. Nothing is kept
+    for a backward pass, and no value after its last use. A model on `meta` has its shapes alone; each call
+    gets stand-ins for its parameters.
     """
     values: Values = {graph.input: images}
     versions = {graph.input: images._version}
     changed: dict[Key, int] = {}  # the last place that changed a value
-    costs, draws = [], False
-    for place, node in enumerate(graph.calls):
-        measured = _measure(graph, place, values) if cost == "measured" else 0.0
-        state = _generator(images)
-        values[node.name] = graph.call(place, values)
-        draws = draws or not torch.equal(state, _generator(images))
-        costs.append(measured or _count(graph, place, values))
-        for key, value in values.items():
-            version = sum(part._version for part in leaves(value))
-            if version != versions.setdefault(key, version):
-                changed[key], versions[key] = place, version
+    tensors = {key: _value(key, t) for key, t in {**values, **_shared_parameters(graph)}.items()}
+    plain: Values = {}
+    costs, sendable, draws = [], [], False
+    with saved_tensors_hooks(lambda tensor: None, _keep):
+        for place, node in enumerate(graph.calls):
+            sendable.append(_can_go(graph.crossing(place), values, plain))
+            given = {**values, **plain, **_stand_ins(graph, place, images.device)}
+            measured = _measure(graph, place, given, images.device) if cost == "measured" else 0.0
+            state = _generator(images)
+            values[node.name] = graph.call(place, given)
+            draws = draws or not torch.equal(state, _generator(images))
+            costs.append(measured or _count(graph, place, values))
+            for key, value in values.items():
+                version = sum(part._version for part in leaves(value))
+                if key in versions and version != versions[key]:
+                    changed[key] = place
+                if isinstance(value, Tensor) and version != versions.get(key):
+                    tensors[key] = _value(key, value)
+                versions[key] = version
+            plain |= {key: value for key, value in values.items() if _is_plain(value)}
+            for key in [key for key in values if graph.last_uses.get(key, -1) <= place]:
+                del values[key]
     kept = _kept(graph, keeps_shared)
     allowed = [
         place
         for place in range(1, len(graph.calls))
-        if not any(first < place <= last for first, last in kept)
-        and _can_go(graph.crossing(place), values)
+        if sendable[place]
+        and not any(first < place <= last for first, last in kept)
         and all(changed.get(key, -1) < place for key in graph.crossing(place))
     ]
-    every = {**values, **_shared_parameters(graph)}
-    tensors = {k: Value(k, form_of(v), v.requires_grad) for k, v in every.items() if isinstance(v, Tensor)}
-    return Trial(allowed, costs, tensors, {k: v for k, v in values.items() if _is_plain(v)}, draws)
+    return Trial(allowed, costs, tensors, plain, draws)
 
 
 def choose_cuts(costs: Sequence[float], allowed: Sequence[int], stages: int) -> list[int]:
@@ -114,12 +126,27 @@ def share_of_work(costs: Sequence[float], own: range) -> str:
     return f"{sum(costs[own.start : own.stop]) / total if total else 0.0:.0%} of the work"
 
 
-def _can_go(keys: Sequence[Key], values: Values) -> bool:
+def _value(key: Key, tensor: Tensor) -> Value:
+    return Value(key, form_of(tensor), tensor.requires_grad)
+
+
+def _can_go(keys: Sequence[Key], values: Values, plain: Values) -> bool:
     """Whether values can be sent: tensors without gaps, none of them under two names, or plain constants."""
     tensors = [values[key] for key in keys if isinstance(values.get(key), Tensor)]
-    plain = [key for key in keys if key not in values or _is_plain(values[key])]
-    whole = len(tensors) + len(plain) == len(keys) and all(map(is_dense, tensors))
+    others = [key for key in keys if key not in values or key in plain]
+    whole = len(tensors) + len(others) == len(keys) and all(map(is_dense, tensors))
     return whole and len(set(map(id, tensors))) == len(tensors)
+
+
+def _stand_ins(graph: ModelGraph, place: int, device: torch.device) -> Values:
+    """Memory for the parameters and buffers of a call that are on `meta`."""
+    known = {**dict(graph.model.named_parameters()), **dict(graph.model.named_buffers())}
+    used = {name: known[name] for name in graph.tensors_of(place) if known[name].is_meta}
+    return {name: torch.ones_like(tensor, device=device) for name, tensor in used.items()}
+
+
+def _keep(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def _kept(graph: ModelGraph, keeps_shared: bool) -> list[tuple[int, int]]:
@@ -150,7 +177,7 @@ def _count(graph: ModelGraph, place: int, values: Values) -> float:
     return float(written + 3 * sum(w.numel() * (written // len(w)) for w in weights if w.dim() > 1))
 
 
-def _measure(graph: ModelGraph, place: int, values: Values) -> float:
+def _measure(graph: ModelGraph, place: int, values: Values, device: torch.device) -> float:
     """The seconds of one call, forward and backward, on copies of what it gets."""
     used = {node.name for node in graph.calls[place].all_input_nodes}
     known, state, seconds = dict(graph.model.named_parameters()), torch.get_rng_state(), []
@@ -159,19 +186,20 @@ def _measure(graph: ModelGraph, place: int, values: Values) -> float:
         given = {key: value for key, value in values.items() if key in used and isinstance(value, Tensor)}
         ends = {key: value.detach().requires_grad_(value.requires_grad) for key, value in given.items()}
         copies = {key: end.clone() for key, end in ends.items()}  # a call may change what it gets
-        _wait(values[graph.input])
+        _wait(device)
         start = time.perf_counter()
-        outputs = [o for o in leaves(graph.call(place, {**values, **copies})) if o.requires_grad]
+        with saved_tensors_hooks(_keep, _keep):
+            outputs = [o for o in leaves(graph.call(place, {**values, **copies})) if o.requires_grad]
         inputs = [tensor for tensor in (*ends.values(), *weights) if tensor.requires_grad]
         if outputs and inputs:
             ones = [torch.ones_like(output) for output in outputs]
             torch.autograd.grad(outputs, inputs, ones, allow_unused=True)
-        _wait(values[graph.input])
+        _wait(device)
         seconds.append(time.perf_counter() - start)
     torch.set_rng_state(state)
     return min(seconds)
 
 
-def _wait(like: Tensor) -> None:
-    if like.is_cuda:
-        torch.cuda.synchronize(like.device)
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -49,11 +49,7 @@ def cut_model(model: nn.Module, images: Tensor, bf16: bool, plan: Plan, mesh: Me
     """Cut a model; `images` are those of a lane. A collective: worker 0 chooses the cuts."""
     number = mesh.pipeline.rank
     graph, trial = _try(model.train(), images, bf16, plan.cost if plan.pipeline > 1 else "counted")
-    labels = [graph.label(place) for place in range(len(graph.calls))]
-    if plan.cuts:
-        cuts = named_cuts(labels, trial.allowed, plan.cuts)
-    else:
-        cuts = choose_cuts(trial.costs, trial.allowed, plan.pipeline)
+    cuts = _choose(graph, trial, plan)
     cuts = json.loads(mesh.world.broadcast_bytes(json.dumps(cuts).encode()))  # measured times differ
     training = Stage(graph, trial, cuts, number)
     with torch.no_grad():
@@ -69,6 +65,15 @@ def cut_model(model: nn.Module, images: Tensor, bf16: bool, plan: Plan, mesh: Me
     model.train()
     draws = trial.draws or eval_trial.draws
     return Pipeline(training, evaluation, plan.schedule, draws, _tell(graph, trial, cuts))
+
+
+def cut_for_evaluation(model: nn.Module, images: Tensor, bf16: bool, plan: Plan, mesh: Mesh) -> Pipeline:
+    """Cut a model that is only evaluated, and may have no memory yet: all of it on `meta`."""
+    with torch.no_grad():
+        graph, trial = _try(model.eval(), images, bf16, "counted")
+    cuts = _choose(graph, trial, plan)
+    stage = Stage(graph, trial, cuts, mesh.pipeline.rank)
+    return Pipeline(stage, stage, plan.schedule, trial.draws, _tell(graph, trial, cuts))
 
 
 def keep_part(model: nn.Module, names: set[str]) -> None:
@@ -99,6 +104,14 @@ def _try(model: nn.Module, images: Tensor, bf16: bool, cost: str) -> tuple[Model
         graph = ModelGraph(model)
         # autocast casts a parameter once for all calls, so their gradients add up in half precision
         return graph, try_lane(graph, images, cost, keeps_shared=bf16)
+
+
+def _choose(graph: ModelGraph, trial: Trial, plan: Plan) -> list[int]:
+    """The cuts that the plan names, or those that balance the stages."""
+    labels = [graph.label(place) for place in range(len(graph.calls))]
+    if plan.cuts:
+        return named_cuts(labels, trial.allowed, plan.cuts)
+    return choose_cuts(trial.costs, trial.allowed, plan.pipeline)
 
 
 def _same_cuts(graph: ModelGraph, cuts: list[int], other: ModelGraph, trial: Trial) -> list[int]:

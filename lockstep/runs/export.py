@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import warnings
 from pathlib import Path
 
-import safetensors.torch
 import torch
 
 from lockstep.errors import BadInput, LockstepError, unknown
 from lockstep.kernels.structure import leaves
-from lockstep.runs.checkpoint import write_durably
+from lockstep.runs.checkpoint import sync_folder, write_durably
+from lockstep.runs.tensor_file import TensorEntry, TensorWriter, begin_tensors
 from lockstep.runs.trained_run import Trained
 
 SUFFIXES = {"safetensors": ".safetensors", "onnx": ".onnx"}
@@ -37,9 +38,25 @@ def export_model(trained: Trained, path: Path, format: str) -> float | None:
 
 
 def export_safetensors(trained: Trained, path: Path) -> None:
-    """Write parameters and buffers by name; the metadata holds the facts needed to use them."""
-    tensors = {k: v.detach().cpu().contiguous().clone() for k, v in trained.model.state_dict().items()}
-    write_durably(path, safetensors.torch.save(tensors, metadata=_metadata(trained)))
+    """Write parameters and buffers by name; the metadata holds the facts needed to use them.
+
+    They go from the checkpoint to the file one by one, so the model needs no memory.
+    """
+    entries = [
+        TensorEntry(name, tensor.dtype, tuple(tensor.shape))
+        for name, tensor in sorted(trained.model.state_dict().items())
+    ]
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        begin_tensors(temporary, entries, _metadata(trained))
+        writer = TensorWriter(temporary, entries, _metadata(trained))
+        for entry in entries:
+            writer.put(entry.name, trained.weights[entry.name])
+        writer.close()
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
 
 
 def export_onnx(trained: Trained, path: Path) -> float:

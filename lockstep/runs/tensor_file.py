@@ -50,9 +50,11 @@ class TensorEntry:
 class TensorWriter:
     """Writes pieces of tensors at their places in a file that is there already; see `begin_tensors`."""
 
-    def __init__(self, path: Path, entries: Sequence[TensorEntry]) -> None:
+    def __init__(
+        self, path: Path, entries: Sequence[TensorEntry], metadata: Mapping[str, str] | None = None
+    ) -> None:
         self.path = path
-        end = len(_header(entries))
+        end = len(_header(entries, metadata))
         self._places: dict[str, tuple[int, int]] = {}
         for entry in entries:
             self._places[entry.name] = end, entry.dtype.itemsize
@@ -74,10 +76,12 @@ class TensorWriter:
         self._file.close()
 
 
-def begin_tensors(path: Path, entries: Sequence[TensorEntry]) -> None:
+def begin_tensors(
+    path: Path, entries: Sequence[TensorEntry], metadata: Mapping[str, str] | None = None
+) -> None:
     """Make a file for tensors, all of its size, without their values."""
     with path.open("wb") as file:
-        file.write(_header(entries))
+        file.write(_header(entries, metadata))
         size = file.tell() + sum(entry.num_bytes for entry in entries)
         os.posix_fallocate(file.fileno(), 0, size)  # so that a full disk is told before anything is sent
 
@@ -112,8 +116,9 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _header(entries: Sequence[TensorEntry]) -> bytes:
-    header, end = {}, 0
+def _header(entries: Sequence[TensorEntry], metadata: Mapping[str, str] | None) -> bytes:
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
     for entry in entries:
         first, end = end, end + entry.num_bytes
         header[entry.name] = {

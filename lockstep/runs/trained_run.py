@@ -1,7 +1,8 @@
-"""Opens a trained run for use: rebuilds its model and loads the weights of a checkpoint."""
+"""Opens a trained run for use: rebuilds its model and loads the weights of a checkpoint, or leaves them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,13 +23,36 @@ from lockstep.spec import Run
 from lockstep.spec.identity import HISTORY, Identity, differences, flatten
 
 
+class Weights(Mapping[str, Tensor]):
+    """The weights to use, each read when it is asked for: averaged ones, if the checkpoint has them."""
+
+    def __init__(self, saved: Saved) -> None:
+        self._file = saved.tensors
+        self._keys = {k.removeprefix("model."): k for k in self._file if k.startswith("model.")}
+        self._keys |= {k.removeprefix("ema."): k for k in self._file if k.startswith("ema.")}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._file[self._keys[name]]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor, which is not read."""
+        return self._file.shape(self._keys[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+
 @dataclass(frozen=True)
 class Trained:
-    """A trained model in eval mode, with averaged weights if the run keeps them."""
+    """A trained model in eval mode; it may be on `meta` still, without the weights."""
 
     directory: Path
     run: Run
     model: nn.Module
+    weights: Weights
     step: int
     identity: Identity
     classes: tuple[str, ...]
@@ -57,14 +81,34 @@ class Trained:
 
 
 def open_trained(
-    runs_dir: Path, name: str, *, device: str, which: str = "last", model: nn.Module | None = None
+    runs_dir: Path,
+    name: str,
+    *,
+    device: str,
+    which: str = "last",
+    model: nn.Module | None = None,
+    loads: bool = True,
+    local_rank: int | None = None,
 ) -> Trained:
-    """Open a run by name or directory; `which` is `last`, `best` or a checkpoint's path."""
+    """Open a run by name or directory; `which` is `last`, `best` or a checkpoint's path.
+
+    Without `loads` no weight is read, and a model by name has no memory: all of it is on `meta`.
+    """
     with plain_torch():
-        return _open(RunDirectory.find(runs_dir, name), device, which, model)
+        trained = _open(RunDirectory.find(runs_dir, name), device, which, model, loads, local_rank)
+        if loads:
+            _copy_weights(trained)
+        return trained
 
 
-def _open(directory: RunDirectory, device: str, which: str, model: nn.Module | None) -> Trained:
+def _open(
+    directory: RunDirectory,
+    device: str,
+    which: str,
+    model: nn.Module | None,
+    loads: bool,
+    local_rank: int | None,
+) -> Trained:
     run, identity = directory.run(), directory.identity()
     saved = _choose(directory, which)
     check_checkpoint(saved, identity)
@@ -78,14 +122,17 @@ def _open(directory: RunDirectory, device: str, which: str, model: nn.Module | N
                 f"({identity['source.model.class'].split()[0]}): give it to "
                 "lockstep.load, predictor, evaluate or export in Python as model=YourModule()"
             )
-        model = build_model(run, (shape[0], shape[1], shape[2]), len(classes))
-    _copy_weights(model, saved)
-    chosen = prepare_device(device, run.train.threads, tf32=run.train.precision == "tf32")
+        model = build_model(run, (shape[0], shape[1], shape[2]), len(classes), without_memory=not loads)
+    weights = Weights(saved)
+    _check_weights(model, weights, saved.path)
+    chosen = prepare_device(device, run.train.threads, local_rank, tf32=run.train.precision == "tf32")
+    place = next(model.parameters()).device if not loads else chosen
     augment = make_augment(run, shape, tuple(identity["manifest.mean"]), tuple(identity["manifest.std"]))
     return Trained(
         directory.path,
         run,
-        to_device(model, chosen, run).eval(),
+        to_device(model, place, run).eval(),
+        weights,
         int(saved.manifest["cursor"]["step"]),
         identity,
         classes,
@@ -111,12 +158,6 @@ def check_same_data(trained: Trained, store: Store) -> None:
         )
 
 
-def weights_of(saved: Saved) -> dict[str, Tensor]:
-    """The weights to use: the trained ones, replaced by averaged ones if the checkpoint has them."""
-    weights = {k.removeprefix("model."): v for k, v in saved.tensors.items() if k.startswith("model.")}
-    return weights | {k.removeprefix("ema."): v for k, v in saved.tensors.items() if k.startswith("ema.")}
-
-
 def _choose(directory: RunDirectory, which: str) -> Saved:
     paths = checkpoint.checkpoint_steps(directory.checkpoints)
     if which == "last" and paths:
@@ -135,16 +176,19 @@ def _choose(directory: RunDirectory, which: str) -> Saved:
     return checkpoint.load_checkpoint(Path(which))
 
 
-@torch.no_grad()
-def _copy_weights(model: nn.Module, saved: Saved) -> None:
-    weights, targets = weights_of(saved), model_tensors(model)
-    theirs = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    ours = {name: tuple(tensor.shape) for name, tensor in targets.items()}
+def _check_weights(model: nn.Module, weights: Weights, path: Path) -> None:
+    theirs = {name: weights.shape(name) for name in weights}
+    every = {**model.state_dict(), **dict(model.named_buffers())}
+    ours = {name: tuple(tensor.shape) for name, tensor in every.items()}
     if theirs != ours:
         first = sorted(dict(theirs.items() ^ ours.items()))[0]
         raise ModelError(
-            f"{saved.path}: its weights do not fit the model: '{first}' is {theirs.get(first, 'absent')} "
+            f"{path}: its weights do not fit the model: '{first}' is {theirs.get(first, 'absent')} "
             f"there and {ours.get(first, 'absent')} here"
         )
-    for name, target in targets.items():
-        target.copy_(weights[name])
+
+
+@torch.no_grad()
+def _copy_weights(trained: Trained) -> None:
+    for name, target in model_tensors(trained.model).items():
+        target.copy_(trained.weights[name])

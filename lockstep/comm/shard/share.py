@@ -28,14 +28,14 @@ class Share:
     def cut(
         cls, names: Sequence[Sequence[str]], tensors: Mapping[str, Tensor], shares: int, number: int
     ) -> Share:
-        """A share of tensors that this worker has whole."""
+        """A share of tensors that this worker has whole, or reads block by block."""
         blocks, flats = [], []
         for own in names:
-            block = ShardBlock(tuple(tensors[name].shape for name in own), shares)
-            like = tensors[own[0]]
-            flat = torch.zeros(block.size(number), dtype=like.dtype, device=like.device)
+            whole = [tensors[name] for name in own]
+            block = ShardBlock(tuple(tensor.shape for tensor in whole), shares)
+            flat = torch.zeros(block.size(number), dtype=whole[0].dtype, device=whole[0].device)
             for piece in block.pieces(number):
-                source = tensors[own[piece.index]].detach().reshape(-1)[piece.start : piece.stop]
+                source = whole[piece.index].detach().reshape(-1)[piece.start : piece.stop]
                 flat[piece.offset : piece.offset + len(source)] = source
             blocks.append(block)
             flats.append(flat)

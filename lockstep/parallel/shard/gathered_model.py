@@ -7,7 +7,7 @@ than others gathers for it all the same. The next block is gathered while one is
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
@@ -29,11 +29,16 @@ class GatheredModel(ShardedModel):
     """The parameters have memory only while a call uses them; in between they keep their shape."""
 
     def __init__(
-        self, model: nn.Module, names: Sequence[Sequence[str]], group: Group, replicas: int = 1
+        self,
+        model: nn.Module,
+        names: Sequence[Sequence[str]],
+        group: Group,
+        replicas: int = 1,
+        values: Mapping[str, Tensor] | None = None,
     ) -> None:
-        super().__init__(model, names, group, replicas)
+        super().__init__(model, names, group, replicas, values)
         self._home = {name: number for number, block in enumerate(names) for name in block}
-        self._strides = {name: p.stride() for name, p in self._params.items()}
+        self._strides = {name: (values or self._params)[name].stride() for name in self._params}
         self._device = next((p.device for p in self._params.values()), None)
         self._source = self.share
         self._here: dict[int, Tensor] = {}  # the flat buffers of blocks that are whole now

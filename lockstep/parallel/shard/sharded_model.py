@@ -5,7 +5,7 @@ A step reduces gradients into shares, updates the shares, and publishes them: al
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -54,15 +54,23 @@ def blocks_by_use(model: nn.Module, calls: Sequence[Sequence[str]], bucket_mb: f
 
 
 class ShardedModel:
-    """The parameters of a model, and this worker's share of them, by blocks of names."""
+    """The parameters of a model, and this worker's share of them, by blocks of names.
+
+    Their values are the model's, or are read from `values`, a block at a time.
+    """
 
     def __init__(
-        self, model: nn.Module, names: Sequence[Sequence[str]], group: Group, replicas: int = 1
+        self,
+        model: nn.Module,
+        names: Sequence[Sequence[str]],
+        group: Group,
+        replicas: int = 1,
+        values: Mapping[str, Tensor] | None = None,
     ) -> None:
         self._model, self._group = model, group
         self._params = {name: p for name, p in model.named_parameters() if name in set().union(*names)}
         shares = group.size // replicas
-        self.share = Share.cut(names, self._params, shares, group.rank % shares)
+        self.share = Share.cut(names, values or self._params, shares, group.rank % shares)
         self.is_published = False  # whether the model has the values of the share
 
     def shards(self, params: Sequence[str]) -> list[Shard]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 
+from lockstep.comm.group import Group
 from lockstep.comm.tree import worker_lanes
 from lockstep.data import Split, Store, open_data
 from lockstep.data.map_style import from_map_style
@@ -58,20 +60,45 @@ def evaluate_trained(
     trained: Trained, split: Split, loss: Loss | None = None, metrics: Metrics | None = None
 ) -> Evaluation:
     """Loss, accuracy and metrics of a trained run; on the device if it trained there and this device can."""
-    run, lowering = trained.run, None
+    loss = find_loss(trained, loss)
+    with prepared(trained):
+        return place_evaluator(stock_evaluator(trained, split, loss, metrics), lower_trained(trained, loss))(
+            trained.model
+        )
+
+
+def find_loss(trained: Trained, loss: Loss | None) -> Loss:
+    """The loss to evaluate with: a script's own, or the one that the Run names."""
     if loss is None and not trained.is_classifier:
         raise ModelError(
             f"{trained.directory} was trained with a loss of your own, over outputs of any shape: give it "
             "to lockstep.evaluate as loss="
         )
     loss = loss or make_loss(trained.run.train)
-    loss = loss if trained.is_classifier else WholeLoss(loss)
+    return loss if trained.is_classifier else WholeLoss(loss)
+
+
+def stock_evaluator(
+    trained: Trained, split: Split, loss: Loss, metrics: Metrics | None, group: Group | None = None
+) -> Evaluator:
+    """Evaluation through the host."""
+    device, group = trained.device, group or Group()
+    return Evaluator(trained.run, split, trained.augment, loss, device, group, metrics or {})
+
+
+def lower_trained(trained: Trained, loss: Loss) -> DeviceLowering | None:
+    """How the run is evaluated on a GPU, if it trained with fused or compiled kernels and this GPU can."""
+    if trained.identity.get("kernels.set") == "stock" or trained.device.type != "cuda":
+        return None
+    with suppress(ModelError):
+        return lower_for_device(trained.run, trained.model, loss, trained.shape, trained.device, trains=False)
+    return None
+
+
+@contextmanager
+def prepared(trained: Trained) -> Iterator[None]:
+    """Torch's settings as the run asks for them; the caller's after the block."""
+    run, device = trained.run, trained.device
     with plain_torch():
-        prepare_device(trained.device.type, run.train.threads, tf32=run.train.precision == "tf32")
-        if trained.identity.get("kernels.set") != "stock" and trained.device.type == "cuda":
-            with suppress(ModelError):
-                lowering = lower_for_device(
-                    run, trained.model, loss, trained.shape, trained.device, trains=False
-                )
-        stock = Evaluator(run, split, trained.augment, loss, trained.device, metrics=metrics or {})
-        return place_evaluator(stock, lowering)(trained.model)
+        prepare_device(device.type, run.train.threads, device.index, tf32=run.train.precision == "tf32")
+        yield

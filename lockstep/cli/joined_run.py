@@ -1,0 +1,86 @@
+"""A trained run that several workers use together: joins them, and deals the run by the plan."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+from torch import Tensor
+
+from lockstep.cli.trained_run import open_run
+from lockstep.comm.everywhere import everywhere
+from lockstep.comm.group import Group
+from lockstep.data import Split
+from lockstep.elastic.worker_groups import WorkerGroups
+from lockstep.errors import LockstepError
+from lockstep.kernels.numerics import prepare_device
+from lockstep.runs.trained_run import Trained
+from lockstep.spec.launch import Launch
+from lockstep.spec.plan import Plan
+from lockstep.train.evaluation.dealt_run import DealtRun
+from lockstep.train.evaluation.evaluate import find_loss
+from lockstep.train.evaluation.host_evaluate import Evaluation
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class JoinedRun:
+    """A run, opened without its weights, and the workers that use it; every call is a collective."""
+
+    trained: Trained
+    group: Group
+    plan: Plan
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this worker is the one to print."""
+        return self.group.rank == 0
+
+    def agree(self, work: Callable[[], T]) -> T:
+        """Do what may fail on some workers only; then all of them fail."""
+        return everywhere(self.group, work)
+
+    def evaluate(self, split: Split) -> Evaluation:
+        """Loss and accuracy on a split."""
+        train = self.trained.run.train
+        batch, loss = train.batch // train.lanes, find_loss(self.trained, None)
+        with closing(DealtRun(self.trained, self.plan, self.group, batch=batch, loss=loss)) as dealt:
+            return dealt.evaluate(split)
+
+    def predict(self, pictures: Sequence[Tensor]) -> list[Tensor]:
+        """The probabilities of the classes for every picture."""
+        with closing(DealtRun(self.trained, self.plan, self.group, batch=1)) as dealt:
+            return [dealt.predict(picture[None])[0] for picture in pictures]
+
+
+@contextmanager
+def join_run(options: argparse.Namespace, launch: Launch) -> Iterator[JoinedRun]:
+    """Join the other workers and open the run that the arguments name; worker 0 may print."""
+    world = launch.world
+    assert world
+    device = prepare_device(options.device, 1, world.local_rank)
+    groups = WorkerGroups(world, options.backend, device)
+    group = groups.next()
+    if group.rank == 0 and world.stdout_fd >= 0:
+        sys.stdout.flush()
+        os.dup2(world.stdout_fd, 1)
+    try:
+        trained = everywhere(group, lambda: open_run(options, options.device, loads=False, world=world))
+        yield JoinedRun(trained, group, launch.plan)
+    except BaseException as error:
+        if isinstance(error, LockstepError):
+            error.rank = group.rank
+        if getattr(error, "everywhere", False):
+            groups.tell_end(getattr(error, "exit_code", 1), group.rank)
+            groups.leave(group)
+        else:
+            group.abort()
+        raise
+    groups.leave(group)
+    groups.tell_end(0, group.rank)
