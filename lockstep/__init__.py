@@ -107,17 +107,26 @@ def evaluate(
     *,
     metrics: Metrics | None = None,
     checkpoint: str = "last",
-    device: str = "auto",
+    device: str | Launch = "auto",
 ) -> Evaluation:
     """Loss, accuracy and metrics of a run on its test images; what is given here is as for `train`.
 
     What the run took from a script has to be given again; a loss that is left out is the one that the Run
-    names. Of `data` the test part counts, whatever the run was trained on.
+    names. Of `data` the test part counts, whatever the run was trained on. `device` may be a Launch of
+    several workers, which then all evaluate together: `Launch(plan="pipeline=2")`.
     """
+    from lockstep.cli.launch import start_users
+
+    launch = start_users(device) if isinstance(device, Launch) else Launch(device=device)
+    opened: dict[str, Any] = {"name": str(run), "which": checkpoint, "model": model}
+    if launch.world:
+        from lockstep.cli.joined_run import evaluate_joined
+
+        return evaluate_joined(launch, opened, data, loss, metrics)
     from lockstep.runs.trained_run import open_trained
     from lockstep.train.evaluation.evaluate import evaluate_trained, open_given_data
 
-    trained = open_trained(Path("runs"), str(run), device=device, which=checkpoint, model=model)
+    trained = open_trained(launch.runs_dir, device=launch.device, **opened)
     return evaluate_trained(trained, open_given_data(trained, data).test, loss, metrics)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from lockstep.cli.flag import add_device, add_eval_workers, add_json, add_trained_run, eval_launch
 from lockstep.cli.launch import start_users
-from lockstep.cli.trained_run import open_run
+from lockstep.cli.trained_run import joined_run, open_run
 from lockstep.errors import DataError
 
 if TYPE_CHECKING:
@@ -47,9 +47,7 @@ def evaluate(options: argparse.Namespace) -> int:
     launch = start_users(eval_launch(options))
     opens = _open_other if options.other_data else _open_own
     if launch.world:
-        from lockstep.cli.joined_run import join_run
-
-        with join_run(options, launch) as joined:
+        with joined_run(options, launch) as joined:
             name, split = joined.agree(lambda: opens(joined.trained, options))
             result = joined.evaluate(split)
             if joined.is_main:

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
-from lockstep.cli.trained_run import open_run
 from lockstep.comm.everywhere import everywhere
 from lockstep.comm.group import Group
 from lockstep.data import Split
 from lockstep.elastic.worker_groups import WorkerGroups
 from lockstep.errors import LockstepError
+from lockstep.kernels.loss import Loss
 from lockstep.kernels.numerics import prepare_device
-from lockstep.runs.trained_run import Trained
+from lockstep.runs.trained_run import Trained, open_trained
 from lockstep.spec.launch import Launch
 from lockstep.spec.plan import Plan
+from lockstep.spec.world import World
 from lockstep.train.evaluation.dealt_run import DealtRun
-from lockstep.train.evaluation.evaluate import find_loss
+from lockstep.train.evaluation.evaluate import find_loss, open_given_data
 from lockstep.train.evaluation.host_evaluate import Evaluation
+from lockstep.train.evaluation.metric import Metrics
 
 T = TypeVar("T")
 
@@ -46,12 +47,12 @@ class JoinedRun:
         """Do what may fail on some workers only; then all of them fail."""
         return everywhere(self.group, work)
 
-    def evaluate(self, split: Split) -> Evaluation:
-        """Loss and accuracy on a split."""
+    def evaluate(self, split: Split, loss: Loss | None = None, metrics: Metrics | None = None) -> Evaluation:
+        """Loss, accuracy and metrics on a split."""
         train = self.trained.run.train
-        batch, loss = train.batch // train.lanes, find_loss(self.trained, None)
-        with closing(DealtRun(self.trained, self.plan, self.group, batch=batch, loss=loss)) as dealt:
-            return dealt.evaluate(split)
+        batch, found = train.batch // train.lanes, find_loss(self.trained, loss)
+        with closing(DealtRun(self.trained, self.plan, self.group, batch=batch, loss=found)) as dealt:
+            return dealt.evaluate(split, metrics)
 
     def predict(self, pictures: Sequence[Tensor]) -> list[Tensor]:
         """The probabilities of the classes for every picture."""
@@ -60,18 +61,18 @@ class JoinedRun:
 
 
 @contextmanager
-def join_run(options: argparse.Namespace, launch: Launch) -> Iterator[JoinedRun]:
-    """Join the other workers and open the run that the arguments name; worker 0 may print."""
+def join_run(launch: Launch, opens: Callable[[World], Trained]) -> Iterator[JoinedRun]:
+    """Join the other workers and open a run; worker 0 may print."""
     world = launch.world
     assert world
-    device = prepare_device(options.device, 1, world.local_rank)
-    groups = WorkerGroups(world, options.backend, device)
+    device = prepare_device(launch.device, 1, world.local_rank)
+    groups = WorkerGroups(world, launch.backend, device)
     group = groups.next()
     if group.rank == 0 and world.stdout_fd >= 0:
         sys.stdout.flush()
         os.dup2(world.stdout_fd, 1)
     try:
-        trained = everywhere(group, lambda: open_run(options, options.device, loads=False, world=world))
+        trained = everywhere(group, lambda: opens(world))
         yield JoinedRun(trained, group, launch.plan)
     except BaseException as error:
         if isinstance(error, LockstepError):
@@ -84,3 +85,17 @@ def join_run(options: argparse.Namespace, launch: Launch) -> Iterator[JoinedRun]
         raise
     groups.leave(group)
     groups.tell_end(0, group.rank)
+
+
+def evaluate_joined(
+    launch: Launch, opened: dict[str, Any], data: Any, loss: Loss | None, metrics: Metrics | None
+) -> Evaluation:
+    """`lockstep.evaluate` by several workers; `opened` are arguments of `open_trained`."""
+
+    def opens(world: World) -> Trained:
+        rank = world.local_rank
+        return open_trained(launch.runs_dir, device=launch.device, loads=False, local_rank=rank, **opened)
+
+    with join_run(launch, opens) as joined:
+        split = joined.agree(lambda: open_given_data(joined.trained, data).test)
+        return joined.evaluate(split, loss, metrics)

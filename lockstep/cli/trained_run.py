@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from lockstep.errors import BadInput
 
 if TYPE_CHECKING:
+    from lockstep.cli.joined_run import JoinedRun
     from lockstep.runs.trained_run import Trained
+    from lockstep.spec import Launch
     from lockstep.spec.world import World
+
+
+@contextmanager
+def joined_run(options: argparse.Namespace, launch: Launch) -> Iterator[JoinedRun]:
+    """Open it together with the other workers that a launcher started, without its weights."""
+    from lockstep.cli.joined_run import join_run
+
+    with join_run(launch, lambda world: open_run(options, launch.device, False, world)) as joined:
+        yield joined
 
 
 def open_run(

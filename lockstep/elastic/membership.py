@@ -92,9 +92,8 @@ class Membership:
 
     @property
     def is_short(self) -> bool:
-        """Whether training waits because too few workers are ready; False while the first ones start."""
-        starting = self.current is None and self._waits()
-        return self._training > self.over and not starting and 0 < len(self._able()) < self._min_workers
+        """Whether training waits because too few workers are ready; False while others still come to it."""
+        return self._training > self.over and not self._waits() and 0 < len(self._able()) < self._min_workers
 
     @property
     def changes(self) -> tuple[Change, ...]:

@@ -21,6 +21,7 @@ from lockstep.errors import SpecError
 from lockstep.spec.world import STARTED_IN, VARIABLE
 
 _REPLY_BYTES = 1 << 12
+_AGAIN_S = 0.05  # between two tries to send to the fork server
 # The fork server gets our sys.path, so that no file in the current directory can shadow a module.
 _FORK_SERVER = "import sys; sys.path[:] = sys.argv[4:]; import lockstep.elastic.fork_server as f; f.serve()"
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")  # Python's flags that take a value
@@ -89,12 +90,8 @@ class Processes:
             "orig_argv": sys.orig_argv,
             "module": self._command.module,
         }
-        with theirs:
-            fds = [theirs.fileno(), 1, writing]
-            with suppress(OSError):  # if the fork server has ended, `_read_fork_server` notices
-                socket.send_fds(self._line, [json.dumps(request).encode()], fds)
-        os.close(writing)
         self._workers[worker.name] = worker
+        self._spawn(self._ask(json.dumps(request).encode(), theirs, writing))
         self._spawn(self._attend(worker, ours))
         self._spawn(self._show_errors(worker, reading))
 
@@ -186,6 +183,23 @@ class Processes:
         worker.ended, worker.code = True, code
         self._ended(worker)
         self._changed.set()
+
+    async def _ask(self, request: bytes, line: socket.socket, errors: int) -> None:
+        """Send a request with its descriptors; while the fork server imports torch, they may pile up."""
+        try:
+            with suppress(OSError):  # if the fork server has ended, `_read_fork_server` notices
+                while not self._is_sent(request, [line.fileno(), 1, errors]):
+                    await asyncio.sleep(_AGAIN_S)
+        finally:
+            line.close()
+            os.close(errors)
+
+    def _is_sent(self, request: bytes, fds: list[int]) -> bool:
+        try:
+            socket.send_fds(self._line, [request], fds)
+        except BlockingIOError:
+            return False
+        return True
 
     async def _attend(self, worker: Worker, line: socket.socket) -> None:
         """Receive a worker's messages until it ends."""

@@ -13,6 +13,10 @@ from patience import PATIENCE_S
 from small import OVERRIDES, call, rows, small_run, summary, train, train_command
 from world import has_mpi, launched
 
+from lockstep.elastic import job as elastic_job
+from lockstep.elastic.launcher import Launcher
+from lockstep.elastic.worker_process import script_command
+
 pytestmark = pytest.mark.gloo
 LONG = ("train.epochs=400", "data.num_test=10")  # far longer than any test
 
@@ -352,3 +356,13 @@ def test_a_worker_that_raises_under_mpi_is_heard_and_ends_the_job(tmp_path):
     command, env = launched("mpich", 2, [sys.executable, str(path)])
     done = call(command, env=env, cwd=tmp_path)
     assert done.returncode != 0 and "ValueError: broken here" in done.stderr
+
+
+def test_more_requests_than_a_socket_holds(tmp_path, monkeypatch):
+    """While the fork server still imports, as many workers are asked for as there are."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "slow_import.py").write_text("import time; time.sleep(1.0)\n")
+    script = tmp_path / "script.py"
+    script.write_text("pass\n")
+    job = elastic_job.Job(200, 200, preload="slow_import", is_elastic=False)
+    assert Launcher(job, lambda worker, line: None, script_command([str(script)])).run() == 0
