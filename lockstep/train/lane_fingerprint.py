@@ -23,12 +23,20 @@ from lockstep.train.preflight import is_out_of_memory
 
 
 def fingerprint_lane(
-    run: Run, model: nn.Module, loss: Loss, store: Store, lowering: DeviceLowering | None, is_own: bool
+    run: Run,
+    model: nn.Module,
+    loss: Loss,
+    store: Store,
+    lowering: DeviceLowering | None,
+    *,
+    is_own: bool,
+    in_stages: bool,
 ) -> str:
     """The hash of a lane's results; or the reason why there is none, which workers then compare instead.
 
-    A module may fail on fixed values. A user's own module or loss (`is_own`) may give other bits every time:
-    Lockstep promises nothing for it, and does not refuse the worker.
+    If the model trains `in_stages`, a lane of all of it may be too large for one worker. A module may fail on
+    fixed values. A user's own module or loss (`is_own`) may give other bits every time: Lockstep promises
+    nothing for it, and does not refuse the worker.
     """
     device = next(model.parameters()).device
     size, bf16 = run.train.batch // run.train.lanes, run.train.precision == "bf16"
@@ -49,6 +57,8 @@ def fingerprint_lane(
         found = lane_hash(compute())
         return found if not is_own or lane_hash(compute()) == found else "varies"
     except Exception as error:
+        if in_stages and not lowering and is_out_of_memory(error):
+            return "too large for one worker"
         if lowering or is_out_of_memory(error):
             raise  # it would fail in training, too
         return f"fails: {type(error).__name__}"

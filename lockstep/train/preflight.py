@@ -200,7 +200,7 @@ def explain_memory(train: Train, device: torch.device, at_once: bool) -> Iterato
             )
         raise OutOfMemory(
             f"out of memory on {device} with {held}: {fix}, lower train.batch={train.batch} or the image "
-            "size, or use precision=bf16"
+            "size, use precision=bf16, or give the layers to several workers (--plan pipeline=2)"
         ) from None
 
 

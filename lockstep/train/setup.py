@@ -148,10 +148,12 @@ def set_up(
     device: torch.device,
     given: Given | None = None,
     recorded: Identity | None = None,
+    in_stages: bool = False,
 ) -> Setup:
     """Check and build all that a run needs on a prepared device.
 
-    A resumed run passes its `recorded` identity; it no longer needs the weights that it started from.
+    A resumed run passes its `recorded` identity; it no longer needs the weights that it started from. If it
+    trains `in_stages`, no worker needs memory for a lane of the whole model.
     """
     given = given or Given()
     model, data, loss = given.model, given.data, given.loss
@@ -201,9 +203,8 @@ def set_up(
     if lowering and not lowering.is_fused and device.type == "cuda":
         notices.append("torch compiles the model before the first step, which can take minutes")
     with explain_memory(run.train, device, at_once=bool(lowering)):
-        lane = fingerprint_lane(
-            run, model, chosen_loss, store, lowering, is_own="model" in source or "loss" in source
-        )
+        is_own = "model" in source or "loss" in source
+        lane = fingerprint_lane(run, model, chosen_loss, store, lowering, is_own=is_own, in_stages=in_stages)
     if not lowering and (text := explain_stock(run, chosen_loss, device)):
         notices.append(text)
     if isinstance(chosen_loss, WholeLoss):
