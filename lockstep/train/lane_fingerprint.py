@@ -30,7 +30,7 @@ def fingerprint_lane(
     lowering: DeviceLowering | None,
     *,
     is_own: bool,
-    in_stages: bool,
+    in_stages: bool = False,
 ) -> str:
     """The hash of a lane's results; or the reason why there is none, which workers then compare instead.
 
