@@ -59,7 +59,7 @@ class ShardedModel:
     def __init__(
         self, model: nn.Module, names: Sequence[Sequence[str]], group: Group, replicas: int = 1
     ) -> None:
-        self._model, self._group = model, group
+        self.model, self._group = model, group
         self._params = {name: p for name, p in model.named_parameters() if name in set().union(*names)}
         shares = group.size // replicas
         self.share = Share.cut(names, self._params, shares, group.rank % shares)
@@ -85,7 +85,7 @@ class ShardedModel:
             self.publish()
             yield
             return
-        floats = float_state(self._model)
+        floats = float_state(self.model)
         live = [floats[name] for name in ema if name not in averages.shapes]
         before = [tensor.clone() for tensor in live]
         with torch.no_grad():
