@@ -146,8 +146,8 @@ class KernelNetwork(DeviceNetwork):
 
     def drop_tables(self) -> None:
         super().drop_tables()
-        self._kept = self.part(self._statistic_places).clone()
-        self._parts = []
+        if self._parts:  # evaluation makes none
+            self._kept, self._parts = self.part(self._statistic_places).clone(), []
 
     @property
     def _statistic_places(self) -> slice:

@@ -47,7 +47,7 @@ PLANS = [
     ("residual", "compiled", "pipeline=2"),
     ("residual", "compiled", "data=2,pipeline=2,cuts=blocks.2"),
     ("chain", "fused", "data=3,shard=parameters"),
-    ("chain", "fused", "data=2,pipeline=2,shard=parameters,cuts=3"),
+    ("chain", "fused", "data=2,pipeline=2,shard=parameters,cost=counted"),
     ("residual", "fused", "data=2,shard=parameters"),
     ("residual", "compiled", "data=2,shard=parameters"),
 ]
