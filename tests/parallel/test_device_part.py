@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -17,6 +18,7 @@ from lockstep.comm.group import Group
 from lockstep.comm.mesh import Mesh
 from lockstep.comm.tree import LaneTree
 from lockstep.data.loader import Lanes
+from lockstep.errors import ModelError
 from lockstep.kernels.global_average import GlobalAverage
 from lockstep.kernels.numerics import plain_torch, prepare_device
 from lockstep.kernels.triton.conv.tile import Tile
@@ -31,7 +33,7 @@ from lockstep.models.block import BlockModel
 from lockstep.models.googlenet import GoogLeNet, Inception
 from lockstep.models.resnet import BasicBlock
 from lockstep.models.tensors import has_values
-from lockstep.parallel.device_pipeline import DevicePipeline
+from lockstep.parallel.device_pipeline import DevicePipeline, cut_program
 from lockstep.parallel.pipeline import keep_part
 from lockstep.parallel.pipelined_device import PipelinedDevice
 from lockstep.parallel.schedule import Position
@@ -39,6 +41,7 @@ from lockstep.parallel.shard.device_part import DevicePart, PartTables
 from lockstep.parallel.shard.gathered_model import GatheredModel
 from lockstep.parallel.stage_link import StageLink
 from lockstep.spec import Train
+from lockstep.spec.plan import Plan
 
 BOX = Tile(16, 16, 16, warps=1, stages=1, parts=2, boxes=True)
 LANES = 2
@@ -223,3 +226,10 @@ def test_only_the_part_that_computes_has_weights(kind: str, monkeypatch: pytest.
     assert len(tables) == 2 * LANES * len(lowering.program.blocks)
     assert not any(ref() for ref in tables) and not any(map(has_values, model.parameters()))
     source.close()
+
+
+def test_norms_that_see_all_lanes_are_refused() -> None:
+    model, lowering, lanes = make("residual")
+    shared = replace(lowering, train=replace(lowering.train, sync_norm=True))
+    with pytest.raises(ModelError, match=r"train\.sync_norm=false.*without pipeline and shard=parameters"):
+        cut_program(model, shared, lanes.images[:1], Plan(data=2, shard="parameters"), Mesh())
