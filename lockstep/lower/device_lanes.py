@@ -5,7 +5,7 @@ A gradient starts here: backward → lane tree → bucket → … → optimizer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -85,16 +85,23 @@ def read_output(
     way: LaneByLane, program: Program, network: DeviceNetwork | PartNetwork, lanes: range, height: int
 ) -> LaneOutput:
     """The sum over a subtree of a network's lanes, as tensors of the model."""
+    params, size = list(way.params.values()), network.lane_size
+    loss, found = read_sums(program, network, lanes, [*params, *way.float_buffers()])
+    logits = network.logits[lanes.start * size : lanes.stop * size].clone()
+    counts = [count + 1 for count in way.int_buffers()]
+    return LaneOutput(loss, logits, found[: len(params)], found[len(params) :], counts, height)
+
+
+def read_sums(
+    program: Program, network: DeviceNetwork | PartNetwork, lanes: range, like: Sequence[Tensor]
+) -> tuple[Tensor, list[Tensor]]:
+    """The summed loss of some lanes, their gradients and statistics; `like` are those of its blocks."""
     layout, device = network.layout, network.logits.device
     flat = torch.empty(layout.size, device=device)
     network.sum_lanes(lanes, flat, torch.zeros(1, dtype=torch.int32, device=device))
-    grads = [torch.empty_like(p) for p in way.params.values()]
-    floats = [torch.empty_like(buffer) for buffer in way.float_buffers()]
-    program.from_flat(layout, flat, [*grads, *floats])
-    size = network.lane_size
-    logits = network.logits[lanes.start * size : lanes.stop * size].clone()
-    counts = [count + 1 for count in way.int_buffers()]
-    return LaneOutput(flat[layout.loss].clone(), logits, grads, floats, counts, height)
+    found = [torch.empty_like(tensor) for tensor in like]
+    program.from_flat(layout, flat, found)
+    return flat[layout.loss].clone(), found
 
 
 def make_keys(program: Program, seed: int, lanes: range, step: int) -> Tensor:

@@ -41,6 +41,12 @@ class EvalNetwork(Protocol):
     def leave(self) -> list[Tensor]:
         """What the part after it needs."""
 
+    def make_weights(self) -> None:
+        """Have memory for weights again, after `drop_tables`."""
+
+    def drop_tables(self) -> None:
+        """Free the weights."""
+
 
 class ScoreBuffers:
     """Labels, logits and scores of `lanes` blocks of `lane_size` images."""

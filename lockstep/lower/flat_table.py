@@ -73,6 +73,7 @@ class DeviceNetwork(ABC):
     x: list[Tensor]  # the first tensor is the images, inside a border of `pad` zeros
     pad: tuple[int, int]
     keys: Tensor  # dropout keys, one for each layer and lane
+    weights: Tensor  # the master weights
     copy: Tensor  # the weights in the kernels' type
 
     def __init__(
@@ -87,16 +88,29 @@ class DeviceNetwork(ABC):
         self.labels = self.zeros(count, dtype=torch.int32)
         self.logits = self.zeros(count, classes, dtype=single)
         self.loss, self.right = self.zeros(count, dtype=single), self.zeros(count, dtype=single)
-        self.weights = self.zeros(self.layout.size, dtype=single)  # the master weights
+        self.weights, self.copy = self.new_weights()
         self.all_lanes: Callable[[Tensor], Tensor] = lambda own: own  # [L, …] → [V, …] of all lanes
 
     @abstractmethod
     def compute(self) -> None:
         """Compute what `sum_lanes` sums, from images, labels, keys and weights."""
 
-    def share_weights(self, other: DeviceNetwork) -> None:
-        """Use the weights of another network of the same layout."""
-        self.weights, self.copy = other.weights, other.copy
+    def new_weights(self) -> tuple[Tensor, Tensor]:
+        """A table of weights, and one of their copy, both zeros."""
+        return self.zeros(self.layout.size, dtype=torch.float32), self.zeros(self.layout.size)
+
+    def make_weights(self) -> None:
+        """Have new tables of weights."""
+        self.take_weights(*self.new_weights())
+
+    def take_weights(self, weights: Tensor, copy: Tensor) -> None:
+        """Use these tables of weights."""
+        self.weights, self.copy = weights, copy
+
+    def drop_tables(self) -> None:
+        """Free weights and results; a pass needs both again, a later pass what `make_results` restores."""
+        none = self.zeros(1, dtype=torch.float32).expand(self.layout.size)
+        self.take_weights(none, none)
 
     @abstractmethod
     def sum_lanes(self, lanes: range, out: Tensor, bad: Tensor) -> None:
@@ -117,11 +131,27 @@ class KernelNetwork(DeviceNetwork):
         self, slots: Sequence[Slot], classes: int, lanes: int, train: Train, device: torch.device
     ) -> None:
         super().__init__(slots, classes, lanes, train, device)
-        self.copy = self.zeros(self.layout.size)
+        self._kept: Tensor | None = None
+        self.make_results()
+
+    def make_results(self, backward: bool = True) -> None:
+        """Make the parts; a forward pass only writes statistics. Those that were dropped are there again."""
+        groups = [(g, g.chunks if backward or g.stop > self.layout.params else 0) for g in self.layout.groups]
         self._parts = [
-            self.zeros(lanes * group.chunks, group.stop - group.first, dtype=torch.float32)
-            for group in self.layout.groups
+            self.zeros(self.lanes * chunks, group.stop - group.first, dtype=torch.float32)
+            for group, chunks in groups
         ]
+        if self._kept is not None:
+            self.part(self._statistic_places).copy_(self._kept)
+
+    def drop_tables(self) -> None:
+        super().drop_tables()
+        if self._parts:  # evaluation makes none
+            self._kept, self._parts = self.part(self._statistic_places).clone(), []
+
+    @property
+    def _statistic_places(self) -> slice:
+        return slice(self.layout.params, self.layout.loss)
 
     @property
     def pad(self) -> tuple[int, int]:  # type: ignore[override]

@@ -147,7 +147,7 @@ class LaneByLane:
 
     def _unused(self, parameter: Tensor) -> Tensor:
         """The gradient of a parameter that the loss does not depend on."""
-        return _ghost(parameter) if self.hands_over else torch.zeros_like(parameter)
+        return ghost(parameter) if self.hands_over else torch.zeros_like(parameter)
 
     def buffers(self) -> list[Tensor]:
         """The model's buffers, floating ones first."""
@@ -215,10 +215,10 @@ def own_gradients(grads: Sequence[Tensor]) -> list[Tensor]:
 def _hand_over(early: OnGradient, and_forget: bool, index: int, grad: Tensor | None) -> Tensor | None:
     if grad is not None:
         early(index, grad.detach())
-    return _ghost(grad) if grad is not None and and_forget else None
+    return ghost(grad) if grad is not None and and_forget else None
 
 
-def _ghost(like: Tensor) -> Tensor:
+def ghost(like: Tensor) -> Tensor:
     """Zeros of the same shape that take the memory of one element."""
     return like.new_zeros(()).expand(like.shape)
 

@@ -6,7 +6,7 @@ the networks of a program, for training and for evaluation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -104,8 +104,17 @@ class PartNetwork(Protocol):
     logits: Tensor
     keys: Tensor
 
-    def share_weights(self, other: PartNetwork) -> None:
-        """Use the weights of another network of the same blocks."""
+    def make_weights(self) -> None:
+        """Have new tables of weights."""
+
+    def take_weights(self, weights: Tensor, copy: Tensor) -> None:
+        """Use these tables, also those of another network of the same blocks."""
+
+    def make_results(self, backward: bool) -> None:
+        """Make the tables that a forward or a backward pass writes, after `drop_tables`."""
+
+    def drop_tables(self) -> None:
+        """Free weights and results between passes; activations stay."""
 
     def enter(self, given: Sequence[Tensor]) -> None:
         """Take images [N, H, W, C], or what the part before has sent."""
@@ -130,13 +139,18 @@ class PartNetwork(Protocol):
 
 
 def fill_weights(program: Program, network: _Tables, model: nn.Module) -> None:
-    """Copy a model's parameters and statistics into a network; those of other parts are on `meta`."""
-    floats = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
-    tensors = [
-        tensor for tensor in (*(p.detach() for p in model.parameters()), *floats) if not tensor.is_meta
-    ]
+    """Copy a model's parameters and statistics into a network, as far as they are in its blocks."""
+    floats = [(name, buffer) for name, buffer in model.named_buffers() if buffer.is_floating_point()]
+    every = {name: tensor.detach() for name, tensor in (*model.named_parameters(), *floats)}
+    tensors = [every[name] for name in names_in(program, every)]
     program.to_flat(network.layout, tensors, network.weights)
     network.copy.copy_(network.weights)
+
+
+def names_in(program: Program, names: Iterable[str]) -> list[str]:
+    """Those of the names of parameters and buffers that are in the blocks of a program."""
+    blocks = program.blocks
+    return [name for name in names if any(block.has(name) for block in blocks)]
 
 
 @dataclass(frozen=True)

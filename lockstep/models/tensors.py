@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -65,6 +66,17 @@ def replace_tensors(model: nn.Module, choose: Callable[[str, Tensor], Tensor | N
                     is_parameter = isinstance(tensor, nn.Parameter)
                     new = nn.Parameter(new, tensor.requires_grad) if is_parameter else new
                     table[key] = made.setdefault(id(tensor), new)
+
+
+def copy_part(model: nn.Module, has: Callable[[str], bool]) -> nn.Module:
+    """A copy of a part of a model, the rest of which is on `meta`; what has no memory gets none."""
+    made: dict[int, Tensor] = {}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if not has(name) or not has_values(tensor):
+            new = tensor.detach() if has(name) else torch.empty_like(tensor, device="meta")
+            is_parameter = isinstance(tensor, nn.Parameter)
+            made[id(tensor)] = nn.Parameter(new, tensor.requires_grad) if is_parameter else new
+    return deepcopy(model, made)
 
 
 def has_values(tensor: Tensor) -> bool:

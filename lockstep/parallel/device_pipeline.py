@@ -18,23 +18,42 @@ from torch import Tensor, nn
 from lockstep.comm.mesh import Mesh
 from lockstep.errors import ModelError
 from lockstep.lower.fixed_lane import count_work
-from lockstep.lower.program import DeviceLowering
+from lockstep.lower.program import DeviceLowering, names_in
+from lockstep.models.tensors import trainable
 from lockstep.parallel.cut import choose_cuts, named_cuts, share_of_work
 from lockstep.parallel.schedule import Position
+from lockstep.parallel.shard.device_part import DevicePart, find_parts
+from lockstep.parallel.shard.gathered_model import GatheredModel, Use
 from lockstep.spec.plan import Plan
 
 _TIMES = 3  # each block is measured, the first time with its kernels' compilation; the shortest time counts
 
 
-@dataclass(frozen=True)
+@dataclass
 class DevicePipeline:
-    """This worker's stage of a program, and what all stages are."""
+    """This worker's stage of a program, and what all stages are; a stage is one part, unless it is shared."""
 
     position: Position
     schedule: str
     names: set[str]  # of the parameters and buffers that it keeps
-    lowering: DeviceLowering  # of its own blocks
+    whole: DeviceLowering  # of all stages
+    own: range  # the blocks of its stage
     told: list[str]  # a line for each stage
+    gathered: GatheredModel | None = None  # if its parameters are gathered part by part
+
+    def __post_init__(self) -> None:
+        self.parts = [DevicePart(self.whole.part(self.own))]
+        self.uses: list[Use] = []  # the blocks of parameters that each part needs, if they are gathered
+
+    def share(self, model: nn.Module, most_mb: float) -> list[list[str]]:
+        """Cut the stage into parts of at most so many megabytes; the names of each one's parameters."""
+        self.parts = find_parts(model, self.whole, self.own, most_mb)
+        return [names for part in self.parts if (names := part.own(trainable(model)))]
+
+    def gather(self, gathered: GatheredModel) -> None:
+        """Gather parameters, in training and in evaluation."""
+        names = trainable(gathered.model)
+        self.gathered, self.uses = gathered, [gathered.blocks_of(part.own(names)) for part in self.parts]
 
 
 def cut_program(
@@ -44,11 +63,13 @@ def cut_program(
     if lowering.train.sync_norm:
         raise ModelError(
             f"--plan {plan}: train.sync_norm=true needs all lanes at once, and a stage takes one by one: "
-            "use train.sync_norm=false, which is another run, or a plan without pipeline"
+            "use train.sync_norm=false, which is another run, or a plan without pipeline and "
+            "shard=parameters"
         )
     blocks, number = lowering.program.blocks, mesh.pipeline.rank
     labels, allowed = [block.modules[0] for block in blocks], range(1, len(blocks))
-    measured = plan.cost == "measured" and not plan.cuts and mesh.world.rank == 0
+    is_cut = plan.pipeline > 1
+    measured = is_cut and plan.cost == "measured" and not plan.cuts and mesh.world.rank == 0
     costs = _measure(lowering, images) if measured else _count(model, lowering, images)
     cuts = named_cuts(labels, allowed, plan.cuts) if plan.cuts else choose_cuts(costs, allowed, plan.pipeline)
     told = [
@@ -57,9 +78,9 @@ def cut_program(
     ]
     cuts, told = json.loads(mesh.world.broadcast_bytes(json.dumps([cuts, told]).encode()))
     own = dict(_dealt(cuts, len(blocks)))[number]
-    every = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
-    names = {name for name in every if any(blocks[place].has(name) for place in own)}
-    return DevicePipeline(Position(number, plan.pipeline), plan.schedule, names, lowering.part(own), told)
+    every = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
+    names = set(names_in(lowering.program.part(own), every))
+    return DevicePipeline(Position(number, plan.pipeline), plan.schedule, names, lowering, own, told)
 
 
 def _dealt(cuts: list[int], count: int) -> list[tuple[int, range]]:

@@ -20,6 +20,8 @@ from lockstep.models.tensors import buffers_kept, has_values, replace_tensors
 from lockstep.parallel.cut import Trial, choose_cuts, named_cuts, share_of_work, try_lane
 from lockstep.parallel.model_graph import ModelGraph
 from lockstep.parallel.schedule import Position
+from lockstep.parallel.shard.gathered_model import GatheredModel
+from lockstep.parallel.shard.sharded_model import blocks_by_use
 from lockstep.parallel.stage import Stage
 from lockstep.spec.plan import Plan
 
@@ -43,6 +45,19 @@ class Pipeline:
     def names(self) -> set[str]:
         """Names of the parameters and buffers that it keeps."""
         return self.training.names
+
+    @property
+    def gathered(self) -> GatheredModel | None:
+        """The model whose parameters are gathered block by block, if they are shared."""
+        return self.training.gathered
+
+    def share(self, model: nn.Module, most_mb: float) -> list[list[str]]:
+        """The names of the parameters of blocks of at most so many megabytes, in the order of use."""
+        return blocks_by_use(model, self.training.calls, most_mb)
+
+    def gather(self, gathered: GatheredModel) -> None:
+        """Gather parameters, in training and in evaluation."""
+        self.training.gathered = self.evaluation.gathered = gathered
 
 
 def cut_model(model: nn.Module, images: Tensor, bf16: bool, plan: Plan, mesh: Mesh) -> Pipeline:

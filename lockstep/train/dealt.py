@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -18,9 +19,10 @@ from lockstep.lower.fixed_lane import fixed_values
 from lockstep.lower.lane_by_lane import LaneByLane
 from lockstep.parallel.device_pipeline import DevicePipeline, cut_program
 from lockstep.parallel.pipeline import Pipeline, cut_model, forget_values, keep_part
+from lockstep.parallel.pipelined_lanes import PipelinedLanes
 from lockstep.parallel.pipelined_stock import PipelinedStock
 from lockstep.parallel.shard.gathered_model import GatheredModel
-from lockstep.parallel.shard.sharded_model import ShardedModel, blocks_by_size, blocks_by_use
+from lockstep.parallel.shard.sharded_model import ShardedModel, blocks_by_size
 from lockstep.parallel.stage_link import StageLink
 from lockstep.runs.state_parts import StateParts
 from lockstep.runs.train_state import TrainState
@@ -54,18 +56,20 @@ class Dealt:
     def lower(self, read: Callable[[], Lanes]) -> LaneByLane:
         """The model, or this worker's stage of it, made ready to run its lanes."""
         setup, pipeline, data = self.setup, self.pipeline, self.mesh.data
-        if isinstance(pipeline, DevicePipeline):
-            from lockstep.parallel.pipelined_device import PipelinedDevice
-
-            return PipelinedDevice(setup.model, setup.run.seed, pipeline, StageLink(self.mesh, setup.device))
         if pipeline is None:
             lowered = setup.lower(read, data)
             lowered.hands_over = self.plan.shards_gradients and type(lowered) is LaneByLane
             return lowered
-        link = StageLink(self.mesh, setup.device)
-        staged = PipelinedStock(setup.model, setup.loss, setup.run.seed, setup.bf16, pipeline, link)
+        link, seed = StageLink(self.mesh, setup.device), setup.run.seed
+        staged: PipelinedLanes[Any]
+        if isinstance(pipeline, DevicePipeline):
+            from lockstep.parallel.pipelined_device import PipelinedDevice
+
+            staged = PipelinedDevice(setup.model, seed, pipeline, link)
+        else:
+            staged = PipelinedStock(setup.model, setup.loss, seed, setup.bf16, pipeline, link)
         staged.hands_over = self.plan.shards_gradients
-        if pipeline.training.gathered:
+        if pipeline.gathered:
             lanes = setup.run.train.lanes
             staged.rounds = max(len(worker_lanes(lanes, data.size, rank)) for rank in range(data.size))
         return staged
@@ -79,8 +83,7 @@ class Dealt:
         stock["link"] = StageLink(self.mesh, self.setup.device)
         if isinstance(pipeline, Pipeline):
             return PipelinedEvaluator(**stock, pipeline=pipeline)
-        network, load = pipeline.lowering.eval_network(1)
-        return PipelinedDeviceEvaluator(**stock, network=network, load=load)
+        return PipelinedDeviceEvaluator(**stock, pipeline=pipeline)
 
     def begin(self) -> TrainState:
         """The state before the first step: this worker's part of it, if the plan splits it."""
@@ -91,12 +94,10 @@ class Dealt:
         if self.pipeline:
             keep_part(setup.model, self.pipeline.names)
         if plan.shard == "parameters":
-            assert isinstance(self.pipeline, Pipeline)
-            calls = self.pipeline.training.calls
-            blocks = blocks_by_use(setup.model, calls, self.bucket_mb)
-            gathered = GatheredModel(setup.model, blocks, mesh.shard, plan.replicas)
-            self.sharded = gathered
-            self.pipeline.training.gathered = self.pipeline.evaluation.gathered = gathered
+            assert self.pipeline
+            blocks = self.pipeline.share(setup.model, self.bucket_mb)
+            self.sharded = gathered = GatheredModel(setup.model, blocks, mesh.shard, plan.replicas)
+            self.pipeline.gather(gathered)
         elif plan.shard != "none":
             blocks = blocks_by_size(setup.model, self.bucket_mb)
             self.sharded = ShardedModel(setup.model, blocks, mesh.shard, plan.replicas)
@@ -157,21 +158,17 @@ def forget_part(setup: Setup | None, given: Given) -> Setup | None:
 
 
 def _split(setup: Setup, plan: Plan, bucket_mb: float, world: Group) -> Dealt:
-    if setup.lowering and (plan.shard == "parameters" or (setup.metrics and plan.pipeline > 1)):
-        why = (
-            "they keep weights in tables of their own"
-            if plan.shard == "parameters"
-            else "metrics of your own need the outputs of stock kernels"
-        )
+    in_parts = plan.pipeline > 1 or plan.shard == "parameters"
+    if setup.lowering and setup.metrics and in_parts:
         raise ModelError(
-            f"--plan {plan}: not with {setup.lowering.program.kernels} kernels, as {why}: use "
-            "kernels.set=stock, which is another run"
+            f"--plan {plan}: not with {setup.lowering.program.kernels} kernels, as metrics of your own need "
+            "the outputs of stock kernels: use kernels.set=stock, which is another run"
         )
     mesh = make_mesh(world, plan)
     dealt = Dealt(setup, mesh, plan, bucket_mb)
-    if setup.lowering and plan.pipeline > 1:
+    if in_parts and setup.lowering:
         dealt.pipeline = cut_program(setup.model, setup.lowering, _fixed_images(setup), plan, mesh)
-    elif plan.pipeline > 1 or plan.shard == "parameters":
+    elif in_parts:
         dealt.pipeline = cut_model(setup.model, _fixed_images(setup), setup.bf16, plan, mesh)
     return dealt
 

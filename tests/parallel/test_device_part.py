@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -11,8 +14,11 @@ from images import DEVICE
 from tiny_resnet import TinyResNet
 from torch import Tensor, nn
 
+from lockstep.comm.group import Group
+from lockstep.comm.mesh import Mesh
 from lockstep.comm.tree import LaneTree
 from lockstep.data.loader import Lanes
+from lockstep.errors import ModelError
 from lockstep.kernels.global_average import GlobalAverage
 from lockstep.kernels.numerics import plain_torch, prepare_device
 from lockstep.kernels.triton.conv.tile import Tile
@@ -22,12 +28,20 @@ from lockstep.lower.device_lanes import DeviceLanes, make_keys, read_output
 from lockstep.lower.fused.chain_program import find_chain
 from lockstep.lower.fused.residual_program import find_residual
 from lockstep.lower.lane_by_lane import LaneByLane
-from lockstep.lower.program import DeviceLowering, Program, fill_weights
+from lockstep.lower.program import DeviceLowering, PartNetwork, Program, fill_weights
 from lockstep.models.block import BlockModel
 from lockstep.models.googlenet import GoogLeNet, Inception
 from lockstep.models.resnet import BasicBlock
+from lockstep.models.tensors import has_values
+from lockstep.parallel.device_pipeline import DevicePipeline, cut_program
 from lockstep.parallel.pipeline import keep_part
+from lockstep.parallel.pipelined_device import PipelinedDevice
+from lockstep.parallel.schedule import Position
+from lockstep.parallel.shard.device_part import DevicePart, PartTables
+from lockstep.parallel.shard.gathered_model import GatheredModel
+from lockstep.parallel.stage_link import StageLink
 from lockstep.spec import Train
+from lockstep.spec.plan import Plan
 
 BOX = Tile(16, 16, 16, warps=1, stages=1, parts=2, boxes=True)
 LANES = 2
@@ -128,7 +142,7 @@ def in_parts(kind: str, cuts: list[int]) -> dict[str, Tensor]:
         ways.append((LaneByLane(model, lambda *_: None, 0, False), part.program))
         networks.append([part.part_network() for _ in range(LANES)])
         fill_weights(part.program, networks[-1][0], model)
-        networks[-1][1].share_weights(networks[-1][0])
+        networks[-1][1].take_weights(networks[-1][0].weights, networks[-1][0].copy)
     trees, logits, sent = [LaneTree() for _ in networks], [], []
     for lane in range(LANES):
         images, labels = lanes.lane(lane)
@@ -166,3 +180,56 @@ def test_parts_give_the_bits_of_the_whole_network(kind: str) -> None:
         found = in_parts(kind, cuts)
         assert found.keys() == expected.keys()
         assert [name for name in expected if not torch.equal(found[name], expected[name])] == [], cuts
+
+
+def gathered(model: nn.Module, lowering: DeviceLowering) -> tuple[PipelinedDevice, GatheredModel]:
+    """A stage of all blocks, each of them a part whose parameters are gathered."""
+    blocks = range(len(lowering.program.blocks))
+    pipeline = DevicePipeline(Position(0, 1), "1f1b", set(), lowering, blocks, [])
+    source = GatheredModel(model, pipeline.share(model, 1e-6), Group())
+    pipeline.gather(source)
+    assert len(pipeline.parts) == len(blocks)
+    way = PipelinedDevice(model, 0, pipeline, StageLink(Mesh(), torch.device(DEVICE)))
+    way.hands_over = True
+    return way, source
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_only_the_part_that_computes_has_weights(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = whole(*make(kind))
+    model, lowering, lanes = make(kind)
+    way, source = gathered(model, lowering)
+    filled, tables = PartTables.filled, []
+
+    @contextmanager
+    def checked(self: PartTables, part: DevicePart, network: PartNetwork, backward: bool) -> Iterator[None]:
+        with filled(self, part, network, backward):
+            yield
+            assert [n for own in way._networks for n in own if has_values(n.weights)] == [network]
+            here = {name for name, p in model.named_parameters() if has_values(p)}
+            assert here == set(part.own(way.params)) or not part.own(way.params)
+            tables.append(weakref.ref(network.weights.untyped_storage()))
+        # what autograd has saved keeps no table either
+        assert all(ref() in (None, tables[-1]()) for ref in tables)
+
+    monkeypatch.setattr(PartTables, "filled", checked)
+    tree, grads, logits = LaneTree(), dict[int, Tensor](), []
+    for output in way.run(lanes, 3, grads.__setitem__):
+        assert not any(map(has_values, output.grads))
+        tree.add(
+            [output.loss, *(grads.pop(i).clone() for i in range(len(way.params))), *output.float_buffers]
+        )
+        logits.append(output.logits)
+    loss, *tensors = tree.root()[1]
+    found = {"loss": loss, **named(way, tensors), "logits": torch.cat(logits)}
+    assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
+    assert len(tables) == 2 * LANES * len(lowering.program.blocks)
+    assert not any(ref() for ref in tables) and not any(map(has_values, model.parameters()))
+    source.close()
+
+
+def test_norms_that_see_all_lanes_are_refused() -> None:
+    model, lowering, lanes = make("residual")
+    shared = replace(lowering, train=replace(lowering.train, sync_norm=True))
+    with pytest.raises(ModelError, match=r"train\.sync_norm=false.*without pipeline and shard=parameters"):
+        cut_program(model, shared, lanes.images[:1], Plan(data=2, shard="parameters"), Mesh())

@@ -29,13 +29,13 @@ def residual():
     return TinyResNet(BasicBlock(8, 8, 1), BasicBlock(8, 16, 2), channels=16, colours=1)
 
 model, kernels, plan = sys.argv[1:]
-lanes = {"chain": 4, "residual": 2}[model]
+lanes, mb = {"chain": 4, "residual": 2}[model], 1e-4 if "shard" in plan else 25.0
 keys = ["data.size=8", "data.num_train=8", "data.num_test=3", "train.batch=4", "train.epochs=1"]
 keys += [f"train.lanes={lanes}", "train.ema=0.9", "train.clip=1.0", "data.augment=flip,crop:1"]
 keys += [f"kernels.set={kernels}"]
 run = from_table(merge(to_table(lockstep.recipe("shapes")), parse_overrides(keys)))
 torch.manual_seed(0)
-launch = lockstep.Launch(name="run", runs_dir=Path(), device="cpu", plan=plan, quiet=True)
+launch = lockstep.Launch(name="run", runs_dir=Path(), device="cpu", plan=plan, quiet=True, bucket_mb=mb)
 lockstep.train(run, {"chain": chain, "residual": residual}[model](), launch=launch)
 """
 PLANS = [
@@ -46,6 +46,10 @@ PLANS = [
     ("residual", "fused", "pipeline=3,schedule=gpipe,cost=counted"),
     ("residual", "compiled", "pipeline=2"),
     ("residual", "compiled", "data=2,pipeline=2,cuts=blocks.2"),
+    ("chain", "fused", "data=3,shard=parameters"),
+    ("chain", "fused", "data=2,pipeline=2,shard=parameters,cost=counted"),
+    ("residual", "fused", "data=2,shard=parameters"),
+    ("residual", "compiled", "data=2,shard=parameters"),
 ]
 SAME = ("weights_sha256", "optimizer_sha256", "ema_sha256", "loss", "accuracy", "identity")
 

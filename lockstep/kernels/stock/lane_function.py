@@ -79,7 +79,7 @@ class _Conv(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, has_input_grad: bool, *options: Any) -> Tensor:
         conv, w = Conv(*options), in_type_of(x, weight)
-        ctx.save_for_backward(x, w)
+        ctx.save_for_backward(x, weight)  # not its copy in another type, which would stay in memory
         ctx.conv, ctx.has_input_grad = conv, has_input_grad
         if conv.own:
             return cast(Tensor, stem_forward(x, w, conv.stride, conv.padding))
@@ -87,7 +87,8 @@ class _Conv(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (g,), (x, w), conv = grads, ctx.saved_tensors, ctx.conv
+        (g,), (x, weight), conv = grads, ctx.saved_tensors, ctx.conv
+        w = in_type_of(x, weight)
         if conv.own:
             sizes = conv.lane_size, conv.total_lanes
             by_weight: Tensor = stem_weight_grad(g, x, w, conv.stride, conv.padding, *sizes)
@@ -101,16 +102,16 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, has_input_grad: bool, lane_size: int) -> Tensor:
         w = in_type_of(x, weight)
-        ctx.save_for_backward(x, w)
+        ctx.save_for_backward(x, weight)
         ctx.lane_size, ctx.has_input_grad = lane_size, has_input_grad
         y: Tensor = product(x, w, lane_size, True)
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (g,), (x, w), lane_size = grads, ctx.saved_tensors, ctx.lane_size
+        (g,), (x, weight), lane_size = grads, ctx.saved_tensors, ctx.lane_size
         by_weight: Tensor = product_weight_grad(g, x, lane_size)
-        by_input = product(g, w, lane_size, False) if ctx.has_input_grad else None
+        by_input = product(g, in_type_of(x, weight), lane_size, False) if ctx.has_input_grad else None
         return by_input, by_weight, None, None
 
 

@@ -5,8 +5,7 @@ Its calls can be captured as a CUDA graph.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from copy import deepcopy
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,16 +15,18 @@ from lockstep.kernels.triton.conv.tile import KERNEL_TYPES
 from lockstep.lower.compiled.compiled_network import CompiledModel
 from lockstep.lower.compiled.compiled_part import without_gaps
 from lockstep.lower.eval_network import ScoreBuffers
-from lockstep.models.tensors import model_tensors
+from lockstep.models.tensors import copy_part, model_tensors
 from lockstep.spec import Train
 
 
-def fix_weights(module: nn.Module, precision: str) -> nn.Module:
-    """A copy for inference, with weights in the type of the matrix products.
+def fix_weights(
+    module: nn.Module, precision: str, has: Callable[[str], bool] = lambda name: True
+) -> nn.Module:
+    """A copy for inference, with weights in the type of the matrix products; of a part, what it `has`.
 
     Autocast would cast them to this type for every batch, so this changes no bit.
     """
-    fixed: nn.Module = deepcopy(module).to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
+    fixed: nn.Module = copy_part(module, has).to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
     for part in fixed.modules():
         vars(part).pop("forward", None)  # our keyed dropout of a model in training
         if isinstance(part, (nn.Conv2d, nn.Linear)):
@@ -48,9 +49,23 @@ class CompiledEval(ScoreBuffers):
     @torch.no_grad()
     def load(self, model: nn.Module) -> None:
         """Copy the weights and statistics of a model."""
-        own = model_tensors(self._module)
-        for name, tensor in model_tensors(model).items():
-            own[name].copy_(tensor)
+        given = model_tensors(model)
+        for name, tensor in model_tensors(self._module).items():
+            tensor.copy_(given[name])
+
+    def make_weights(self) -> None:
+        """Have memory for weights again, as they lay before."""
+        for parameter, stride in zip(self._params, self._strides, strict=True):
+            parameter.data = torch.empty_strided(
+                parameter.shape, stride, dtype=parameter.dtype, device=self._device
+            )
+
+    def drop_tables(self) -> None:
+        """Free the weights until `make_weights`."""
+        self._params = [p for p in self._module.parameters() if not p.is_meta]
+        self._strides = [p.stride() for p in self._params]
+        for parameter in self._params:
+            parameter.data = parameter.new_zeros(()).expand(parameter.shape)
 
     def enter(self, given: Sequence[Tensor]) -> None:
         """Take images [N, H, W, C], or the output of the part before."""

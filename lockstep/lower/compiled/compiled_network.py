@@ -10,7 +10,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +24,7 @@ from lockstep.kernels.triton.softmax_loss import cross_entropy, lane_means
 from lockstep.lower.compiled.compiled_block import Heads, ModelBlock, make_forward
 from lockstep.lower.compiled.compiled_layer import LaneDropout, LaneNorm, Sizes, by_lane
 from lockstep.lower.flat_table import DeviceNetwork, Slot
+from lockstep.models.tensors import copy_part
 from lockstep.spec import Train
 
 # Bits must depend neither on which operations the compiler fuses nor on a timing.
@@ -67,12 +67,11 @@ class CompiledNetwork(DeviceNetwork):
     def __init__(
         self, model: CompiledModel, lanes: int, train: Train, device: torch.device, _: Table
     ) -> None:
-        module, (channels, height, width) = deepcopy(model.module).train(), model.image
+        module, (channels, height, width) = copy_part(model.module, model.has).train(), model.image
         floats = [b for name, b in module.named_buffers() if model.has(name) and b.is_floating_point()]
         slots = [Slot(p.numel()) for name, p in module.named_parameters() if model.has(name)]
         slots += [Slot(buffer.numel(), is_statistic=True) for buffer in floats]
         super().__init__(slots, model.classes, lanes, train, device)
-        self.copy = self.weights
         self.x = [self.zeros(lanes * self.lane_size, height, width, channels)]
         self._aux_weight = float(getattr(module, "aux_weight", 0.0))
         sizes = Sizes(self.lane_size, train.lanes, lanes, self.dtype)
@@ -84,6 +83,11 @@ class CompiledNetwork(DeviceNetwork):
         self._compiles = model.compiles and device.type == "cuda"
         self._blocks = [self._compile(forward) for forward in model.forwards(self._module)]
         self._scores = [self.zeros(lanes, dtype=torch.float32) for _ in range(2)]
+
+    def new_weights(self) -> tuple[Tensor, Tensor]:
+        """One table is both."""
+        weights, _ = super().new_weights()
+        return weights, weights
 
     def compute(self) -> None:
         """Does nothing: `sum_lanes` computes the lanes and sums them."""

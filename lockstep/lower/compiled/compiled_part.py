@@ -10,7 +10,6 @@ from torch import Tensor
 from lockstep.kernels.triton.conv.tile_table import Table
 from lockstep.lower.compiled.compiled_block import Heads
 from lockstep.lower.compiled.compiled_network import CompiledModel, CompiledNetwork
-from lockstep.lower.flat_table import DeviceNetwork
 from lockstep.spec import Train
 
 
@@ -21,11 +20,19 @@ class CompiledPart(CompiledNetwork):
         self, model: CompiledModel, lanes: int, train: Train, device: torch.device, table: Table
     ) -> None:
         super().__init__(model, lanes, train, device, table)
-        self._found = torch.zeros_like(self.weights)  # gradients, statistics, loss and right answers
+        self.make_results()
 
-    def share_weights(self, other: DeviceNetwork) -> None:
-        super().share_weights(other)
+    def take_weights(self, weights: Tensor, copy: Tensor) -> None:
+        super().take_weights(weights, copy)
         self._bind()
+
+    def make_results(self, backward: bool = True) -> None:
+        """Make the table of gradients, statistics, loss and right answers, which a backward pass writes."""
+        self._found = self.zeros(self.layout.size if backward else 0, dtype=torch.float32)
+
+    def drop_tables(self) -> None:
+        super().drop_tables()
+        self.make_results(backward=False)
 
     def enter(self, given: Sequence[Tensor]) -> None:
         """Take images [N, H, W, C], or what the part before has sent."""

@@ -55,6 +55,7 @@ class CompiledProgram:
     drops: tuple[str, ...]
     largest: int  # values in the largest layer's output for one sample
     values: int  # and in all layers' outputs
+    is_part: bool = False  # whether a stage computes it lane by lane; it may have all blocks
 
     @property
     def kernels(self) -> str:
@@ -72,7 +73,7 @@ class CompiledProgram:
     def make_eval(self, lowering: DeviceLowering, lanes: int) -> tuple[EvalNetwork, Load]:
         """One block at a time: with stock kernels a sample's bits may depend on its batch."""
         train = lowering.train
-        fixed = fix_weights(self.model.module, train.precision)
+        fixed = fix_weights(self.model.module, train.precision, self.model.has)
         size = train.batch // train.lanes
         network = CompiledEval(replace(self.model, module=fixed), size, train, lowering.device)
         return network, network.load
@@ -92,13 +93,13 @@ class CompiledProgram:
         model = self.model
         is_first, is_last = model.is_first and not own.start, model.is_last and own.stop == len(model.blocks)
         blocks = model.blocks[own.start : own.stop]
-        return replace(self, model=replace(model, blocks=blocks, is_first=is_first, is_last=is_last))
+        part = replace(model, blocks=blocks, is_first=is_first, is_last=is_last)
+        return replace(self, model=part, is_part=True)
 
     @property
     def make(self) -> Make:
         """Makes buffers and kernels for a number of lanes."""
-        is_whole = self.model.is_first and self.model.is_last
-        return partial(CompiledNetwork if is_whole else CompiledPart, self.model)
+        return partial(CompiledPart if self.is_part else CompiledNetwork, self.model)
 
     def to_flat(self, layout: Layout, tensors: Sequence[Tensor], flat: Tensor) -> None:
         """Copy tensors shaped as the parameters, or as those and the statistics, into a flat table."""

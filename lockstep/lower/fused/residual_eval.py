@@ -47,7 +47,7 @@ class ResidualEval(ScoreBuffers):
         self._dtype, self._precision = KERNEL_TYPES[train.precision]
         self._tiles = [table.tiles(layer, train.precision)["forward"] for layer in layers]
         self.layout = Layout(make_slots(units, head, [1] * len(layers)))
-        self.weights, self.copy = self._zeros(self.layout.size, single=True), self._zeros(self.layout.size)
+        self.make_weights()
         count, first = len(self.labels), units[0].layer
         images = first.height, first.width, first.in_channels
         self.x = [self._zeros(count, *with_border(units, IMAGES, images))]
@@ -59,6 +59,14 @@ class ResidualEval(ScoreBuffers):
     def pad(self) -> tuple[int, int]:
         """The border that the first layer reads."""
         return self._units[0].layer.pad
+
+    def make_weights(self) -> None:
+        """Make the tables of weights."""
+        self.weights, self.copy = self._zeros(self.layout.size, single=True), self._zeros(self.layout.size)
+
+    def drop_tables(self) -> None:
+        """Free the weights until `make_weights`."""
+        self.weights = self.copy = self._zeros(0)
 
     def fold(self) -> None:
         """Replace each norm's gamma and beta by the factor and shift that it applies to its convolution."""

@@ -67,7 +67,7 @@ class ShardedModel:
         replicas: int = 1,
         values: Mapping[str, Tensor] | None = None,
     ) -> None:
-        self._model, self._group = model, group
+        self.model, self._group = model, group
         self._params = {name: p for name, p in model.named_parameters() if name in set().union(*names)}
         shares = group.size // replicas
         self.share = Share.cut(names, values or self._params, shares, group.rank % shares)
@@ -93,7 +93,7 @@ class ShardedModel:
             self.publish()
             yield
             return
-        floats = float_state(self._model)
+        floats = float_state(self.model)
         live = [floats[name] for name in ema if name not in averages.shapes]
         before = [tensor.clone() for tensor in live]
         with torch.no_grad():

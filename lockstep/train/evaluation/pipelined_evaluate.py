@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from lockstep.comm.group import Group
 from lockstep.comm.tree import tree_sum
-from lockstep.lower.eval_network import EvalNetwork
-from lockstep.lower.program import Load
 from lockstep.models.tensors import buffers_kept
+from lockstep.parallel.device_pipeline import DevicePipeline
 from lockstep.parallel.pipeline import Pipeline
+from lockstep.parallel.shard.eval_part import EvalParts
+from lockstep.parallel.shard.gathered_model import Use
 from lockstep.parallel.stage_link import Passage, StageLink
 from lockstep.parallel.stage_turn import StageTurns
 from lockstep.train.evaluation.host_evaluate import Evaluation, Evaluator
@@ -30,11 +31,17 @@ class StagedEvaluator(Evaluator):
 
     stages: Group  # the workers with the same blocks, in the order of their stages
     link: StageLink
+    pipeline: Pipeline | DevicePipeline
 
     @torch.no_grad()
     def __call__(self, model: nn.Module) -> Evaluation:
-        """Evaluate in blocks of one shape; the last stage counts, and tells the others."""
-        found = ""
+        """Evaluate in blocks of one shape; the last stage counts, and tells the others.
+
+        All workers along `data` gather parameters as often.
+        """
+        found, gathered = "", self.pipeline.gathered
+        if gathered:
+            gathered.begin(self.uses * self._rounds)
         if self.is_last:
             found = json.dumps(asdict(super().__call__(model)))
         else:
@@ -43,12 +50,29 @@ class StagedEvaluator(Evaluator):
                 self.pass_blocks(model)
             self.catch_up()
         self.link.flush()
+        if gathered:
+            gathered.use_nothing()
         last = self.stages.size - 1
         return Evaluation(**json.loads(self.stages.broadcast_bytes(found.encode(), last)))
 
     @property
     def is_last(self) -> bool:
         return self.stages.rank == self.stages.size - 1
+
+    @property
+    @abstractmethod
+    def uses(self) -> list[Use]:
+        """The blocks of parameters that a block of images needs, one after another, if they are gathered."""
+
+    def catch_up(self) -> None:
+        """Gather for blocks of images that only other workers along `data` have."""
+        if self.pipeline.gathered:
+            self.pipeline.gathered.pass_over(self.uses * (self._rounds - len(self.own)))
+
+    @property
+    def _rounds(self) -> int:
+        """The most blocks of images of a worker."""
+        return -(-self.num_blocks // self.group.size)
 
     @abstractmethod
     def pass_blocks(self, model: nn.Module) -> None:
@@ -61,26 +85,9 @@ class PipelinedEvaluator(StagedEvaluator):
 
     pipeline: Pipeline
 
-    def __call__(self, model: nn.Module) -> Evaluation:
-        """Evaluate in blocks of one shape; all workers along `data` gather parameters as often."""
-        gathered = self.pipeline.evaluation.gathered
-        if gathered is None:
-            return super().__call__(model)
-        gathered.begin(self.pipeline.evaluation.block_uses * self._rounds)
-        found = super().__call__(model)
-        gathered.use_nothing()
-        return found
-
-    def catch_up(self) -> None:
-        """Gather for blocks of images that only other workers along `data` have."""
-        stage = self.pipeline.evaluation
-        if stage.gathered:
-            stage.gathered.pass_over(stage.block_uses * (self._rounds - len(self.own)))
-
     @property
-    def _rounds(self) -> int:
-        """The most blocks of images of a worker."""
-        return -(-self.num_blocks // self.group.size)
+    def uses(self) -> list[Use]:
+        return self.pipeline.evaluation.block_uses
 
     def pass_blocks(self, model: nn.Module) -> None:
         forward = self._stage_forward()
@@ -104,21 +111,26 @@ class PipelinedEvaluator(StagedEvaluator):
 
 @dataclass(frozen=True, kw_only=True)
 class PipelinedDeviceEvaluator(StagedEvaluator):
-    """Evaluates with fused or compiled kernels, in a network of this stage's blocks for one block of images.
+    """Evaluates with fused or compiled kernels, in networks of this stage's parts for one block of images.
 
     A block's sum is that of `DeviceEvaluator`.
     """
 
-    network: EvalNetwork
-    load: Load  # copies a model's weights into the network
+    pipeline: DevicePipeline
+
+    @property
+    def uses(self) -> list[Use]:
+        return self.pipeline.uses
 
     def pass_blocks(self, model: nn.Module) -> None:
-        for _ in self._computed(model):
-            self._after.send(self.network.leave())
+        for _, _, given in self._computed(model):
+            self._after.send(given)
 
     def measure(self, model: nn.Module, rows: list[Row]) -> tuple[Tensor, Tensor]:
-        network, sums = self.network, []
-        for real in self._computed(model):
+        sums = []
+        for labels, real, _ in self._computed(model):
+            network = self._parts.last
+            network.labels.copy_(labels)
             network.score()
             for scores in (network.loss, network.right):
                 masked = scores.clone()
@@ -126,16 +138,19 @@ class PipelinedDeviceEvaluator(StagedEvaluator):
                 sums.append(tree_sum(masked[:, None])[0])
         return torch.stack(sums[::2]), torch.stack(sums[1::2]).sum().to(torch.int64)
 
-    def _computed(self, model: nn.Module) -> Iterator[int]:
-        """Compute this stage of every block; yields its number of real samples."""
-        self.load(model)
+    def _computed(self, model: nn.Module) -> Iterator[tuple[Any, int, list[Tensor]]]:
+        """Compute this stage of every block: its labels, how many samples are real, what it sends."""
+        parts = self._parts
+        parts.begin(model)
         arriving = [self._before.receive() for _ in self.own] if self.stages.rank else []
         for images, labels, real in self.seeded_blocks():
             given = arriving.pop(0).result() if self.stages.rank else [images.permute(0, 2, 3, 1)]
-            self.network.enter(given)
-            self.network.labels.copy_(labels)
-            self.network.forward(training=False)
-            yield real
+            yield labels, real, parts.forward(model, given, sends=not self.is_last)
+        parts.end()
+
+    @cached_property
+    def _parts(self) -> EvalParts:
+        return EvalParts(self.pipeline.parts, self.pipeline.gathered, self.uses)
 
     @cached_property
     def _before(self) -> Passage:
