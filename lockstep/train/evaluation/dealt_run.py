@@ -22,7 +22,6 @@ from lockstep.models.tensors import replace_tensors
 from lockstep.parallel.device_pipeline import DevicePipeline, cut_program
 from lockstep.parallel.pipeline import Pipeline, cut_for_evaluation
 from lockstep.parallel.shard.gathered_model import GatheredModel
-from lockstep.parallel.shard.sharded_model import blocks_by_use
 from lockstep.parallel.stage_link import StageLink
 from lockstep.parallel.stage_turn import StageTurns
 from lockstep.runs.trained_run import Trained
@@ -73,11 +72,9 @@ class DealtRun:
             stock = stock_evaluator(trained, split, self._loss, metrics, self._mesh.data)
             if pipeline is None:
                 return place_evaluator(stock, self._lowering)(trained.model)
+            kind = PipelinedEvaluator if isinstance(pipeline, Pipeline) else PipelinedDeviceEvaluator
             given = {**vars(stock), "stages": self._mesh.pipeline, "link": self._link}
-            if isinstance(pipeline, Pipeline):
-                return PipelinedEvaluator(**given, pipeline=pipeline)(trained.model)
-            network, load = pipeline.lowering.eval_network(1)
-            return PipelinedDeviceEvaluator(**given, network=network, load=load)(trained.model)
+            return kind(**given, pipeline=pipeline)(trained.model)
 
     @torch.no_grad()
     def predict(self, images: Tensor) -> Tensor:
@@ -121,7 +118,7 @@ class DealtRun:
             return None
         images = torch.zeros(self._batch, *trained.shape, device=trained.device)
         images = images.contiguous(memory_format=trained.memory_format)
-        if self._lowering and plan.shard != "parameters":
+        if self._lowering:
             return cut_program(trained.model, self._lowering, images.to("meta"), plan, self._mesh)
         bf16 = trained.run.train.precision == "bf16"
         return cut_for_evaluation(trained.model, images, bf16, plan, self._mesh)
@@ -148,11 +145,10 @@ class DealtRun:
 
         replace_tensors(model, choose)
         if shares:
-            assert isinstance(pipeline, Pipeline)
-            values = _Placed(weights, strides, device)
-            blocks = blocks_by_use(model, pipeline.evaluation.calls, bucket_mb)
+            assert pipeline
+            values, blocks = _Placed(weights, strides, device), pipeline.share(model, bucket_mb)
             self._gathered = GatheredModel(model, blocks, self._mesh.shard, plan.replicas, values)
-            pipeline.evaluation.gathered = self._gathered
+            pipeline.gather(self._gathered)
 
 
 class _Placed(Mapping[str, Tensor]):
