@@ -30,7 +30,7 @@ from lockstep.spec import Launch
 from lockstep.spec.generation import Generation
 from lockstep.spec.plan import Plan
 from lockstep.train.evaluation.host_evaluate import Evaluator, averaged_weights
-from lockstep.train.evaluation.pipelined_evaluate import PipelinedDeviceEvaluator, PipelinedEvaluator
+from lockstep.train.evaluation.pipelined_evaluate import stage_evaluator
 from lockstep.train.setup import Given, Setup
 
 
@@ -79,11 +79,8 @@ class Dealt:
         pipeline = self.pipeline
         if pipeline is None:
             return self.setup.evaluator(self.mesh.data, graph)
-        stock = {**vars(self.setup.stock_evaluator(self.mesh.data)), "stages": self.mesh.pipeline}
-        stock["link"] = StageLink(self.mesh, self.setup.device)
-        if isinstance(pipeline, Pipeline):
-            return PipelinedEvaluator(**stock, pipeline=pipeline)
-        return PipelinedDeviceEvaluator(**stock, pipeline=pipeline)
+        stock, link = self.setup.stock_evaluator(self.mesh.data), StageLink(self.mesh, self.setup.device)
+        return stage_evaluator(stock, pipeline, self.mesh.pipeline, link)
 
     def begin(self) -> TrainState:
         """The state before the first step: this worker's part of it, if the plan splits it."""

@@ -34,7 +34,7 @@ from lockstep.train.evaluation.evaluate import (
 )
 from lockstep.train.evaluation.host_evaluate import Evaluation
 from lockstep.train.evaluation.metric import Metrics
-from lockstep.train.evaluation.pipelined_evaluate import PipelinedDeviceEvaluator, PipelinedEvaluator
+from lockstep.train.evaluation.pipelined_evaluate import stage_evaluator
 
 
 class DealtRun:
@@ -72,9 +72,7 @@ class DealtRun:
             stock = stock_evaluator(trained, split, self._loss, metrics, self._mesh.data)
             if pipeline is None:
                 return place_evaluator(stock, self._lowering)(trained.model)
-            kind = PipelinedEvaluator if isinstance(pipeline, Pipeline) else PipelinedDeviceEvaluator
-            given = {**vars(stock), "stages": self._mesh.pipeline, "link": self._link}
-            return kind(**given, pipeline=pipeline)(trained.model)
+            return stage_evaluator(stock, pipeline, self._mesh.pipeline, self._link)(trained.model)
 
     @torch.no_grad()
     def predict(self, images: Tensor) -> Tensor:

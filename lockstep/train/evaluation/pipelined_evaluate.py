@@ -159,3 +159,13 @@ class PipelinedDeviceEvaluator(StagedEvaluator):
     @cached_property
     def _after(self) -> Passage:
         return Passage(self.link, self.stages.rank + 1)
+
+
+def stage_evaluator(
+    stock: Evaluator, pipeline: Pipeline | DevicePipeline, stages: Group, link: StageLink
+) -> StagedEvaluator:
+    """The evaluator of one stage, for the images of `stock`."""
+    given = {**vars(stock), "stages": stages, "link": link}
+    if isinstance(pipeline, Pipeline):
+        return PipelinedEvaluator(**given, pipeline=pipeline)
+    return PipelinedDeviceEvaluator(**given, pipeline=pipeline)
