@@ -31,7 +31,9 @@ from patience import PATIENCE_S
 
 SERVER = multiprocessing.get_context("forkserver")
 # beside ours, what a run imports when it first draws, and a script when it first makes an optimizer
-IMPORTED = ["lockstep.cli.listeners", "matplotlib.backends.backend_agg", "matplotlib.figure", "torch._dynamo"]
+IMPORTED = ["lockstep.cli.listeners", "matplotlib.backends.backend_agg", "matplotlib.figure"]
+if "TRITON_INTERPRET" in os.environ:  # there is no GPU, whose driver it might ask for before the fork
+    IMPORTED.append("torch._dynamo")
 SERVER.set_forkserver_preload(IMPORTED)
 
 
