@@ -22,6 +22,10 @@ GROUPS = {
     "[lenet5-": "lenet5",  # they share the run by one worker that they are compared with
     "test_the_wire_precision_is_part_of_the_run": "lenet5",
     "[resnet18-": "resnet18",
+    "[googlenet-": "googlenet",
+    "[chain-fused-": "chain",
+    "[residual-fused-": "residual",
+    "[residual-compiled-": "compiled",
     "runs/test_resume.py": "resume",  # and these what is trained once for the module
     "cli/test_verify.py": "verify",
     "cli/test_trained.py": "trained",
@@ -36,7 +40,23 @@ def group(nodeid):
 
 
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: group(item.nodeid) == item.nodeid and "[googlenet-" not in item.nodeid)
+    items.sort(key=lambda item: group(item.nodeid) == item.nodeid)
+
+
+@pytest.fixture(scope="session")
+def by_one_worker(tmp_path_factory):
+    """The summary of a small run with some overrides by one worker, which trains it once."""
+    from small import small_run, train  # after what is set above is read
+
+    known = {}
+
+    def find(*overrides):
+        if overrides not in known:
+            result, _ = train(small_run(*overrides), tmp_path_factory.mktemp("alone"))
+            known[overrides] = result.summary
+        return known[overrides]
+
+    return find
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -10,6 +10,7 @@ is forked here has a child already that waits to become that process: see `_stan
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import multiprocessing
 import os
@@ -29,7 +30,11 @@ from typing import Any
 from patience import PATIENCE_S
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["lockstep.cli.listeners", "matplotlib.backends.backend_agg"])
+# beside ours, what a run imports when it first draws, and a script when it first makes an optimizer
+IMPORTED = ["lockstep.cli.listeners", "matplotlib.backends.backend_agg", "matplotlib.figure"]
+if "TRITON_INTERPRET" in os.environ:  # there is no GPU, whose driver it might ask for before the fork
+    IMPORTED.append("torch._dynamo")
+SERVER.set_forkserver_preload(IMPORTED)
 
 
 class Forked:
@@ -43,12 +48,16 @@ class Forked:
         terminal: str | None = None,
         errors: str | None = None,
         launches: bool = False,
+        draws: bool = False,
     ) -> None:
-        """`terminal` takes what it prints, `errors` what it says on stderr; it `launches` workers or not."""
+        """`terminal` takes what it prints, `errors` what it says on stderr; it `launches` workers or not.
+
+        It `draws` its pictures or not: that takes longer than a small run, and is the same for all of them.
+        """
         self._command, self._said = command, ["", ""]
         pipes = [SERVER.Pipe(duplex=False) for _ in self._said]
         outputs = [terminal or pipes[0][1], errors or terminal or pipes[1][1]]
-        given = (command, dict(env or os.environ), str(cwd or Path.cwd()), outputs, launches)
+        given = (command, dict(env or os.environ), str(cwd or Path.cwd()), outputs, launches, draws)
         self._process = SERVER.Process(target=_become, args=given, daemon=True)
         self._process.start()
         self.pid = self._process.pid
@@ -115,17 +124,28 @@ def call(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     launches: bool = False,
+    draws: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end and keep what it printed."""
-    with Forked(command, env, cwd, launches=launches) as process:
+    with Forked(command, env, cwd, launches=launches, draws=draws) as process:
         return process.finish()
 
 
 def _become(
-    command: list[str], env: dict[str, str], cwd: str, outputs: list[str | Connection], launches: bool
+    command: list[str],
+    env: dict[str, str],
+    cwd: str,
+    outputs: list[str | Connection],
+    launches: bool,
+    draws: bool,
 ) -> None:
     """In the new process: take the environment, the folder, the streams, and run the command line."""
+    import torch
+
+    from lockstep.cli import listeners
+
     words = command[1:]
+    gc.freeze()  # else each collection goes through all that the server has imported
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
@@ -137,6 +157,10 @@ def _become(
     if words[:2] == ["-W", "error"]:
         warnings.simplefilter("error")
         words = words[2:]
+    if "OMP_NUM_THREADS" in env:
+        torch.set_num_threads(int(env["OMP_NUM_THREADS"]))  # the server has read its own
+    if not draws:
+        listeners.draw_curves = listeners.draw_timeline = lambda directory: None
     if launches:
         _standby(command, cwd)
     kind, *rest = words

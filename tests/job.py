@@ -26,7 +26,8 @@ class Job:
     """`lockstep train` of the small run; use it as a context, and it ends with the test.
 
     It is forked, which saves most of its start; a `fresh` one is started as a shell would, or `inside` what
-    another command makes. One that is `paced` takes its time for each step, until it should `hurry`.
+    another command makes. One that is `paced` takes its time for each step, until it should `hurry`. One
+    that is forked draws no pictures unless it `draws`.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Job:
         fresh: bool = False,
         inside: tuple[str, ...] = (),
         paced: bool = False,
+        draws: bool = False,
     ) -> None:
         self.run = runs_dir / "run"
         self._command = command or train_command(runs_dir, *arguments, overrides=overrides)
@@ -48,6 +50,7 @@ class Job:
             self._command[place : place + 2] = [str(SCRIPTS / "paced.py")]
         self._command[:0] = inside
         self._env, self._cwd, self._fresh = {**os.environ, **(env or {})}, cwd, fresh or bool(inside)
+        self._draws = draws
         self._seen: set[int] = set()
 
     def __enter__(self) -> Job:
@@ -66,7 +69,9 @@ class Job:
             )
         else:
             errors = self._errors.name
-            self.process = Forked(self._command, self._env, self._cwd, errors=errors, launches=True)
+            self.process = Forked(
+                self._command, self._env, self._cwd, errors=errors, launches=True, draws=self._draws
+            )
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -175,7 +180,7 @@ def faulty_job(folder: Path, keys: tuple[str, ...], **variables: str) -> Job:
     """A job of the script tests/elastic/faulty.py, which the variables tell what to suffer."""
     given = {"KEYS": json.dumps([*OVERRIDES, *keys]), **variables}
     command = [sys.executable, "-W", "error", str(SCRIPTS / "faulty.py")]
-    return Job(folder, command=command, env={**given, "RUNS_DIR": str(folder)})
+    return Job(folder, command=command, env={**given, "RUNS_DIR": str(folder)}, draws=True)
 
 
 def assert_no_step_lost(run: Path) -> None:

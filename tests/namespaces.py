@@ -52,11 +52,11 @@ ENTER = """
 import ctypes, runpy, sys
 with open("/var/run/netns/" + sys.argv.pop(1)) as file:
     assert ctypes.CDLL(None).setns(file.fileno(), 0x40000000) == 0
-runpy.run_module("lockstep", run_name="__main__", alter_sys=True)
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 """
 
 
 def forked_inside(namespace, command):
-    """A command line of ours for `forked`: its process enters the namespace by itself."""
-    flags, words = command[: command.index("-m")], command[command.index("lockstep") + 1 :]
-    return [*flags, "-c", ENTER, namespace, *words]
+    """A command line with a module for `forked`: its process enters the namespace by itself."""
+    place = command.index("-m")
+    return [*command[:place], "-c", ENTER, namespace, *command[place + 1 :]]

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small import call, command
+from forked import call
+from small import command
 
 from lockstep.cli.bench import to_toml
 from lockstep.kernels.triton.conv.fused_layer import Layer

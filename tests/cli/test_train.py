@@ -4,9 +4,9 @@ import os
 import tomllib
 from pathlib import Path
 
+import forked
 import pytest
 import torch
-from forked import Forked
 from small import OVERRIDES, call, command, small_run, summary, train_command
 
 import lockstep
@@ -133,7 +133,7 @@ def test_a_terminal_gets_a_bar(tmp_path):
     parent, child = os.openpty()
     arguments = train_command(tmp_path, overrides=("train.epochs=6",))
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
-    with Forked(arguments, env=environment, terminal=os.ttyname(child)) as process:
+    with forked.Forked(arguments, env=environment, terminal=os.ttyname(child), draws=True) as process:
         shown = os.read(parent, 4096)  # it has opened the terminal
         os.close(child)
         try:
@@ -176,6 +176,6 @@ def test_a_scripts_run_is_not_forked_without_its_script(tmp_path):
     launch = lockstep.Launch("own", runs_dir=tmp_path, device="cpu")
     keys = lockstep.Run(train=lockstep.Train(epochs=1, batch=8, lanes=1))
     lockstep.train(keys, data=(data, data), launch=launch, on_event=lambda event: None)
-    done = call(command("train", "--fork", "own", "--runs-dir", str(tmp_path), "--device", "cpu"))
+    done = forked.call(command("train", "--fork", "own", "--runs-dir", str(tmp_path), "--device", "cpu"))
     assert done.returncode == 2 and "by a script" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["own"]

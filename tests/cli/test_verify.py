@@ -4,7 +4,8 @@ import json
 import shutil
 
 import pytest
-from small import call, small_run, train, train_command
+from forked import call
+from small import small_run, train, train_command
 
 import lockstep
 from lockstep.cli.main import run
@@ -29,7 +30,8 @@ def runs(tmp_path_factory):
         folder,
         launch={"name": "model"},
     )
-    done = call(train_command(folder, "--workers", "2", "--trace", "--name", "two", overrides=OVERRIDES))
+    words = train_command(folder, "--workers", "2", "--trace", "--name", "two", overrides=OVERRIDES)
+    done = call(words, launches=True)
     assert done.returncode == 0, done.stderr
     return folder
 

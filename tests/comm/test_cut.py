@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -11,6 +10,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from forked import Forked
 
 from lockstep.comm.rendezvous import Place, form
 from lockstep.errors import GroupLost
@@ -31,7 +31,7 @@ def meet(path, rank):
 @pytest.mark.parametrize("sends", [True, False])
 def test_who_waits_for_half_a_message_leaves_a_group_that_is_cut(sends, tmp_path):
     path = str(tmp_path / "store")
-    with subprocess.Popen([sys.executable, __file__, path, str(int(sends))]) as other:
+    with Forked([sys.executable, __file__, path, str(int(sends))]) as other:
         group, cut_at = meet(path, 0), []
 
         def freeze_and_cut():

@@ -2,17 +2,16 @@
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
 from comm.test_cut import meet
 from comm.test_reducer import expected_mean
 from comm.test_tree import rows
+from forked import Forked
 from world import in_threads
 
 from lockstep.comm import exchange as module
@@ -92,8 +91,7 @@ LONG = 1 << 25  # elements: an exchange takes some hundred milliseconds
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_who_exchanges_with_a_worker_that_is_lost_half_way_leaves_and_nothing_arrives_later(how, tmp_path):
     path = str(tmp_path / "store")
-    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}  # it imports other tests
-    with subprocess.Popen([sys.executable, __file__, path], env=environ) as other:
+    with Forked([sys.executable, __file__, path]) as other:
         group, cut_at = meet(path, 0), []
         exchange = Exchange(group, shape_of(2, LONG))
 

@@ -103,7 +103,8 @@ def four_workers(job):
 
 def test_kills_from_outside(reference, tmp_path):
     """While it starts; any worker; worker 0; two at once."""
-    with Job(tmp_path, "--workers", "4", "--restarts", "100", overrides=PACED, paced=True) as job:
+    flags = ["--workers", "4", "--restarts", "100"]
+    with Job(tmp_path, *flags, overrides=PACED, paced=True, draws=True) as job:
         job.wait_for_workers("0")
         job.kill("0")
         job.wait_for_steps(3)
@@ -292,7 +293,7 @@ def test_a_full_disk_and_a_loss(reference, tmp_path):
     if call(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)]).returncode:
         pytest.skip("cannot mount here")
     try:
-        with Job(disk, "--workers", "2", overrides=KEYS, paced=True) as job:
+        with Job(disk, "--workers", "2", overrides=KEYS, paced=True, draws=True) as job:
             job.wait_for_steps(10)
             job.kill("0")
             job.hurry()

@@ -116,7 +116,7 @@ def script(folder, before="", launch="workers=3, ", overrides=OVERRIDES):
 
 
 def test_a_script_of_the_user_prints_once_and_trains_to_the_same_bits(tmp_path):
-    done = call([sys.executable, "-W", "error", str(script(tmp_path))], cwd=tmp_path)
+    done = forked.call([sys.executable, "-W", "error", str(script(tmp_path))], cwd=tmp_path, launches=True)
     assert done.returncode == 0, done.stderr
     alone, _ = train(small_run(), tmp_path / "alone")
     assert done.stdout.split() == ["finished", "3", alone.summary["weights_sha256"]]

@@ -4,7 +4,6 @@ import difflib
 import json
 import os
 import socket
-import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,17 +19,12 @@ pytestmark = [pytest.mark.gloo, pytest.mark.timeout(600)]  # many processes, on 
 
 
 def run(folder, *command, code=0, **variables):
-    """What a script prints, in a folder of its own; forked, unless torchrun starts it."""
+    """What a script prints, in a folder of its own; forked, but for workers that torchrun starts."""
     folder.mkdir(exist_ok=True)
     words = [sys.executable, *map(str, command)]
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
-    if "torch.distributed.run" in words:
-        done = subprocess.run(
-            words, cwd=folder, env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-        )
-    else:
-        with forked.Forked(words, environ, folder, launches="launch" in words) as process:
-            done = process.finish(3 * PATIENCE_S)  # several workers are killed and start again
+    with forked.Forked(words, environ, folder, launches="launch" in words) as process:
+        done = process.finish(3 * PATIENCE_S)  # several workers are killed and start again
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout
 

@@ -99,7 +99,7 @@ def wait_for_rows(count, runs_dir, process):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_and_says_how_to_go_on(tmp_path, whole, number, code):
-    with Forked(train_command(tmp_path, overrides=FULL)) as process:
+    with Forked(train_command(tmp_path, overrides=FULL), draws=True) as process:
         wait_for_rows(4, tmp_path, process)
         os.kill(process.pid, number)
         done = process.finish()

@@ -1,15 +1,13 @@
 """Two nodes: two network namespaces of this machine, joined by a cable of their own."""
 
 import os
-import subprocess
 import sys
 import time
 from contextlib import ExitStack
 
 import forked
 import pytest
-from namespaces import can_make_namespaces, forked_inside, inside, two_nodes
-from patience import PATIENCE_S
+from namespaces import can_make_namespaces, forked_inside, two_nodes
 from small import small_run, summary, train, train_command
 
 pytestmark = [
@@ -23,19 +21,14 @@ def test_two_nodes_of_two_workers_train_to_the_same_bits(tmp_path):
     run = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2"]
     run += ["--master-addr=10.77.0.1", "--master-port=29531"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with two_nodes() as (names, _):
+    with two_nodes() as (names, _), ExitStack() as stack:
+        words = [[*run, f"--node-rank={number}", *command[command.index("-m") :]] for number in range(2)]
         nodes = [
-            subprocess.Popen(
-                inside(name, [*run, f"--node-rank={number}", *command[command.index("-m") :]]),
-                env=env,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for number, name in enumerate(names)
+            stack.enter_context(forked.Forked(forked_inside(name, own), env))
+            for name, own in zip(names, words, strict=True)
         ]
-        errors = [node.communicate(timeout=PATIENCE_S)[1] for node in nodes]
-    assert [node.returncode for node in nodes] == [0, 0], errors
+        done = [node.finish() for node in nodes]
+    assert [node.returncode for node in done] == [0, 0], [node.stderr for node in done]
     alone, _ = train(small_run(), tmp_path / "alone")
     found = summary(tmp_path / "run")
     assert found["workers"] == 4 and found["weights_sha256"] == alone.summary["weights_sha256"]
