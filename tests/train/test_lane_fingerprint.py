@@ -10,6 +10,7 @@ import torch
 from small import OVERRIDES, small_run
 from torch import nn
 
+from lockstep.errors import OutOfMemory
 from lockstep.kernels.numerics import plain_torch, prepare_device
 from lockstep.models.tensors import model_tensors, tensors_sha256
 from lockstep.train.lane_fingerprint import fingerprint_lane
@@ -112,3 +113,21 @@ def test_a_worker_whose_lane_differs_is_refused_by_name(tmp_path):
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr  # for both workers
     assert f"worker 1 on {socket.gethostname()} has numerics.lane=" in done.stderr, done.stderr
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def too_large(x):
+    """As a GPU would, that has no memory for a whole lane of the model."""
+    if len(x) > 2:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    return x
+
+
+def test_in_stages_a_lane_may_be_too_large_for_one_worker():
+    run = small_run(*KEYS, "train.lanes=4")
+    with plain_torch(), torch.random.fork_rng():
+        device, given = prepare_device("cpu", run.train.threads), Given(model=Net(also=too_large))
+        assert (
+            set_up(run, device, given, in_stages=True).identity["numerics.lane"] == "too large for one worker"
+        )
+        with pytest.raises(OutOfMemory, match="--plan pipeline=2"):
+            set_up(run, device, given)
