@@ -120,7 +120,7 @@ def evaluate(
     launch = start_users(device) if isinstance(device, Launch) else Launch(device=device)
     opened: dict[str, Any] = {"name": str(run), "which": checkpoint, "model": model}
     if launch.world:
-        from lockstep.cli.joined_run import evaluate_joined
+        from lockstep.cli.trained_run import evaluate_joined
 
         return evaluate_joined(launch, opened, data, loss, metrics)
     from lockstep.runs.trained_run import open_trained

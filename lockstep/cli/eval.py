@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.cli.flag import add_device, add_eval_workers, add_json, add_trained_run, eval_launch
 from lockstep.cli.launch import start_users
-from lockstep.cli.trained_run import joined_run, open_run
+from lockstep.cli.trained_run import joined_run, open_part, open_run
 from lockstep.errors import DataError
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def evaluate(options: argparse.Namespace) -> int:
     launch = start_users(eval_launch(options))
     opens = _open_other if options.other_data else _open_own
     if launch.world:
-        with joined_run(options, launch) as joined:
+        with joined_run(launch, partial(open_part, options)) as joined:
             name, split = joined.agree(lambda: opens(joined.trained, options))
             result = joined.evaluate(split)
             if joined.is_main:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from lockstep.cli.flag import add_elastic, add_num_workers
 from lockstep.elastic.job import Job
 from lockstep.elastic.launcher import Launcher
-from lockstep.elastic.worker_process import script_command
+from lockstep.elastic.worker_command import script_command
 from lockstep.errors import SpecError
 from lockstep.spec import Launch
 from lockstep.spec.run import Run
@@ -102,7 +102,7 @@ def start_users(launch: Launch) -> Launch:
     launch = replace(launch, world=world, plan=launch.plan.for_workers(size))
     if world or size == 1:
         return launch
-    job = Job(size, size, preload="lockstep.cli.joined_run", is_elastic=False)
+    job = Job(size, size, preload="lockstep.train.evaluation.joined_run", is_elastic=False)
     raise SystemExit(Launcher(job, _Screen()).run())
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.cli.flag import add_device, add_eval_workers, add_json, add_trained_run, eval_launch
 from lockstep.cli.launch import start_users
-from lockstep.cli.trained_run import joined_run, open_run
+from lockstep.cli.trained_run import joined_run, open_part, open_run
 from lockstep.errors import BadInput
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def predict(options: argparse.Namespace) -> int:
     """Predict, alone or as one of several workers."""
     launch = start_users(eval_launch(options))
     if launch.world:
-        with joined_run(options, launch) as joined:
+        with joined_run(launch, partial(open_part, options)) as joined:
             pictures = joined.agree(lambda: _read(joined.trained, options, joined.is_main))
             probabilities = joined.predict(pictures)
             for path, row in zip(options.images if joined.is_main else (), probabilities, strict=False):

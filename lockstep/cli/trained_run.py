@@ -3,27 +3,56 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lockstep.errors import BadInput
 
 if TYPE_CHECKING:
-    from lockstep.cli.joined_run import JoinedRun
+    from lockstep.kernels.loss import Loss
     from lockstep.runs.trained_run import Trained
     from lockstep.spec import Launch
     from lockstep.spec.world import World
+    from lockstep.train.evaluation.host_evaluate import Evaluation
+    from lockstep.train.evaluation.joined_run import JoinedRun
+    from lockstep.train.evaluation.metric import Metrics
 
 
 @contextmanager
-def joined_run(options: argparse.Namespace, launch: Launch) -> Iterator[JoinedRun]:
-    """Open it together with the other workers that a launcher started, without its weights."""
-    from lockstep.cli.joined_run import join_run
+def joined_run(launch: Launch, opens: Callable[[World], Trained]) -> Iterator[JoinedRun]:
+    """A run that several workers have opened, without its weights; worker 0 may print."""
+    from lockstep.elastic.worker_groups import WorkerGroups
+    from lockstep.train.evaluation.joined_run import join_run
 
-    with join_run(launch, lambda world: open_run(options, launch.device, False, world)) as joined:
+    with join_run(launch, WorkerGroups, opens) as joined:
+        if joined.is_main and launch.world and launch.world.stdout_fd >= 0:
+            sys.stdout.flush()
+            os.dup2(launch.world.stdout_fd, 1)
         yield joined
+
+
+def evaluate_joined(
+    launch: Launch, opened: dict[str, Any], data: Any, loss: Loss | None, metrics: Metrics | None
+) -> Evaluation:
+    """`lockstep.evaluate` by several workers; `opened` are arguments of `open_trained`."""
+    from lockstep.runs.trained_run import open_trained
+    from lockstep.train.evaluation.evaluate import open_given_data
+
+    def opens(world: World) -> Trained:
+        rank = world.local_rank
+        return open_trained(launch.runs_dir, device=launch.device, loads=False, local_rank=rank, **opened)
+
+    with joined_run(launch, opens) as joined:
+        split = joined.agree(lambda: open_given_data(joined.trained, data).test)
+        return joined.evaluate(split, loss, metrics)
+
+
+def open_part(options: argparse.Namespace, world: World) -> Trained:
+    """Open it as one of several workers, without its weights."""
+    return open_run(options, options.device, loads=False, world=world)
 
 
 def open_run(

@@ -18,7 +18,8 @@ from lockstep.elastic.job import Job
 from lockstep.elastic.message import Message
 from lockstep.elastic.process_control import fate, is_stopped
 from lockstep.elastic.restart import Restarts
-from lockstep.elastic.worker_process import Processes, Worker, WorkerCommand, own_command
+from lockstep.elastic.worker_command import WorkerCommand, own_command
+from lockstep.elastic.worker_process import Processes, Worker
 from lockstep.spec.launch import RESTART_CODE
 
 Show = Callable[[str, str], None]  # gets the name of a worker and a line

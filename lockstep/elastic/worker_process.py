@@ -12,19 +12,17 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from lockstep.elastic.message import LIMIT_BYTES, Message, unpack
 from lockstep.elastic.process_control import is_stopped
-from lockstep.errors import SpecError
+from lockstep.elastic.worker_command import WorkerCommand
 from lockstep.spec.world import STARTED_IN, VARIABLE
 
 _REPLY_BYTES = 1 << 12
 _AGAIN_S = 0.05  # between two tries to send to the fork server
 # The fork server gets our sys.path, so that no file in the current directory can shadow a module.
 _FORK_SERVER = "import sys; sys.path[:] = sys.argv[4:]; import lockstep.elastic.fork_server as f; f.serve()"
-_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")  # Python's flags that take a value
 
 
 @dataclass
@@ -223,41 +221,3 @@ class Processes:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-@dataclass(frozen=True)
-class WorkerCommand:
-    """The command of this process: Python's flags, then a script or a module with its arguments."""
-
-    flags: list[str]
-    module: str
-    argv: list[str]
-
-
-def script_command(words: list[str]) -> WorkerCommand:
-    """The command of a script, given by its path and its arguments."""
-    script = Path(STARTED_IN, words[0])
-    if not script.is_file():
-        raise SpecError(f"{words[0]}: no such script: give the path of a Python file, then its arguments")
-    return WorkerCommand([], "", [str(script), *words[1:]])
-
-
-def own_command() -> WorkerCommand:
-    """The command that started this process, for its workers; sys.argv may have been changed by now."""
-    words = iter(sys.orig_argv[1:])
-    flags: list[str] = []
-    for word in words:
-        if word == "-m" or (word.startswith("-m") and not word.startswith("--")):
-            module = word[2:] or next(words)
-            return WorkerCommand(flags, module, [module, *words])
-        if word in ("-c", "-"):
-            break
-        if not word.startswith("-"):
-            script = Path(STARTED_IN, word)
-            if script.exists():
-                return WorkerCommand(flags, "", [str(script), *words])
-            break
-        flags.append(word)
-        if word in _WITH_VALUE:
-            flags.append(next(words))
-    raise SpecError("several workers run copies of a script, and this code is not in a file: save it in one")

@@ -15,7 +15,7 @@ from world import has_mpi, launched
 
 from lockstep.elastic import job as elastic_job
 from lockstep.elastic.launcher import Launcher
-from lockstep.elastic.worker_process import script_command
+from lockstep.elastic.worker_command import script_command
 
 pytestmark = pytest.mark.gloo
 LONG = ("train.epochs=400", "data.num_test=10")  # far longer than any test

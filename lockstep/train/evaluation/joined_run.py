@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch import Tensor
 
 from lockstep.comm.everywhere import everywhere
 from lockstep.comm.group import Group
+from lockstep.comm.group_source import GroupSource
 from lockstep.data import Split
-from lockstep.elastic.worker_groups import WorkerGroups
 from lockstep.errors import LockstepError
 from lockstep.kernels.loss import Loss
 from lockstep.kernels.numerics import prepare_device
-from lockstep.runs.trained_run import Trained, open_trained
+from lockstep.runs.trained_run import Trained
 from lockstep.spec.launch import Launch
 from lockstep.spec.plan import Plan
 from lockstep.spec.world import World
 from lockstep.train.evaluation.dealt_run import DealtRun
-from lockstep.train.evaluation.evaluate import find_loss, open_given_data
+from lockstep.train.evaluation.evaluate import find_loss
 from lockstep.train.evaluation.host_evaluate import Evaluation
 from lockstep.train.evaluation.metric import Metrics
 
@@ -61,19 +59,17 @@ class JoinedRun:
 
 
 @contextmanager
-def join_run(launch: Launch, opens: Callable[[World], Trained]) -> Iterator[JoinedRun]:
-    """Join the other workers and open a run; worker 0 may print."""
+def join_run(
+    launch: Launch, find_groups: Callable[..., GroupSource], opens: Callable[[World], Trained]
+) -> Iterator[JoinedRun]:
+    """Join the other workers and open a run without its weights."""
     world = launch.world
     assert world
     device = prepare_device(launch.device, 1, world.local_rank)
-    groups = WorkerGroups(world, launch.backend, device)
+    groups = find_groups(world, launch.backend, device)
     group = groups.next()
-    if group.rank == 0 and world.stdout_fd >= 0:
-        sys.stdout.flush()
-        os.dup2(world.stdout_fd, 1)
     try:
-        trained = everywhere(group, lambda: opens(world))
-        yield JoinedRun(trained, group, launch.plan)
+        yield JoinedRun(everywhere(group, lambda: opens(world)), group, launch.plan)
     except BaseException as error:
         if isinstance(error, LockstepError):
             error.rank = group.rank
@@ -85,17 +81,3 @@ def join_run(launch: Launch, opens: Callable[[World], Trained]) -> Iterator[Join
         raise
     groups.leave(group)
     groups.tell_end(0, group.rank)
-
-
-def evaluate_joined(
-    launch: Launch, opened: dict[str, Any], data: Any, loss: Loss | None, metrics: Metrics | None
-) -> Evaluation:
-    """`lockstep.evaluate` by several workers; `opened` are arguments of `open_trained`."""
-
-    def opens(world: World) -> Trained:
-        rank = world.local_rank
-        return open_trained(launch.runs_dir, device=launch.device, loads=False, local_rank=rank, **opened)
-
-    with join_run(launch, opens) as joined:
-        split = joined.agree(lambda: open_given_data(joined.trained, data).test)
-        return joined.evaluate(split, loss, metrics)
