@@ -179,7 +179,7 @@ def _standby(command: list[str], cwd: str) -> None:
     It is a child of the launcher, as that is, and no line of the command has run in it; what is saved is one
     more import of torch.
     """
-    from lockstep.elastic import fork_server
+    from lockstep.elastic import fork_server, worker_command
     from lockstep.elastic import worker_process as process
 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -202,7 +202,7 @@ def _standby(command: list[str], cwd: str) -> None:
 
     def start(python: list[str], *, pass_fds: tuple[int], **options: Any) -> _ForkServer:
         code = python.index("-c")
-        assert python[1:code] == process.own_command().flags and python[code + 1] == process._FORK_SERVER
+        assert python[1:code] == worker_command.own_command().flags and python[code + 1] == process._FORK_SERVER
         assert options == {"cwd": Path(cwd), "stdin": subprocess.DEVNULL, "start_new_session": True}
         socket.send_fds(ours, [json.dumps(python[code + 2 :]).encode()], pass_fds)
         return _ForkServer(child)

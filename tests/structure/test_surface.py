@@ -16,7 +16,8 @@ FLAGS = {
     "--name --no-graph --no-overlap --nodes --or --override --plan --print-config --quiet --rdzv "
     "--replicas --restarts --resume --runs-dir --tensorboard --trace --wait --workers -c -o",
     "launch": "SCRIPT … --min-workers --nodes --rdzv --restarts --wait --workers",
-    "eval": "RUN --backend --checkpoint --data-dir --device --json --other-data --plan --runs-dir --split --workers",
+    "eval": "RUN --backend --checkpoint --data-dir --device --json --other-data --plan --runs-dir --split "
+    "--workers",
     "predict": "RUN IMAGE --backend --checkpoint --device --json --plan --runs-dir --workers",
     "export": "RUN --checkpoint --format --output --runs-dir",
     "verify": "RUN_A RUN_B --json --runs-dir",
