@@ -202,7 +202,8 @@ def _standby(command: list[str], cwd: str) -> None:
 
     def start(python: list[str], *, pass_fds: tuple[int], **options: Any) -> _ForkServer:
         code = python.index("-c")
-        assert python[1:code] == worker_command.own_command().flags and python[code + 1] == process._FORK_SERVER
+        assert python[1:code] == worker_command.own_command().flags
+        assert python[code + 1] == process._FORK_SERVER
         assert options == {"cwd": Path(cwd), "stdin": subprocess.DEVNULL, "start_new_session": True}
         socket.send_fds(ours, [json.dumps(python[code + 2 :]).encode()], pass_fds)
         return _ForkServer(child)

@@ -18,7 +18,8 @@ _FORMATS = ("onnx", "safetensors")
 def add_parser(verbs: Verbs) -> None:
     """Add the verb and its flags."""
     text = "write a trained model as safetensors or ONNX"
-    parser = verbs.add_parser("export", help=text, description=text.capitalize() + ".")
+    more = " Safetensors are copied one tensor at a time, so a model of any size is exported without a plan."
+    parser = verbs.add_parser("export", help=text, description=f"{text[0].upper()}{text[1:]}.{more}")
     add_trained_run(parser)
     parser.add_argument("--format", choices=_FORMATS, required=True, help="the file's format")
     parser.add_argument("--output", type=Path, metavar="FILE", help="default: RUN/model.SUFFIX")

@@ -77,7 +77,7 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
 
 def add_eval_workers(parser: argparse.ArgumentParser) -> None:
     """Add the number of workers that use a trained run, and what each has of its model."""
-    group = add_num_workers(parser, "as many as you like")
+    group = add_num_workers(parser, "one for each block of images")
     _add_plan(
         group,
         "for a model that does not fit one worker: pipeline=2 gives each half of the workers half of the "

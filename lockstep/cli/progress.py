@@ -150,10 +150,11 @@ class Progress:
                 "of the last weights, on images that were used for no choice"
             )
         self._print(f"weights_sha256 {summary['weights_sha256']}")
-        for stage in summary.get("stages", ()):
+        for worker, stage in enumerate(summary.get("stages", ())):
             self._print(
-                f"stage {stage['stage']}: busy {stage['busy_s']:.3f} s and waiting {stage['waited_s']:.3f} s "
-                f"a step ({stage['bubble']:.0%}), sends {stage['sent_mb']:.2f} MB, at most "
+                f"worker {worker}, stage {stage['stage']}: busy {stage['busy_s']:.3f} s and waiting "
+                f"{stage['waited_s']:.3f} s a step ({stage['bubble']:.0%}), sent {stage['sent_mb']:.2f} MB a "
+                f"step to its neighbours, at most "
                 f"{_count(stage['lanes_in_flight'], 'lane')} at once, {stage['peak_mb']:,.0f} MB at its peak"
             )
         names = "summary.json", "curves.png", "pipeline.png", "metrics.jsonl", "checkpoints/"

@@ -47,6 +47,7 @@ class Coordinator:
 
     def __init__(self, job: Job, say: Callable[[str], None]) -> None:
         self._min_nodes, self._most_nodes = job.nodes
+        self._is_split = bool(job.sizes)  # then workers have parts of the state, and cannot save it
         self._membership = Membership(job.lanes, job.min_workers, self._min_nodes, job.sizes)
         self._token, self._wait_s, self._say = job.token, job.wait_s, say
         self._nodes: dict[int, Node] = {}
@@ -98,7 +99,8 @@ class Coordinator:
                 self._publish()
             if self._short_at and now - self._short_at > self._wait_s:
                 self._short_at = None
-                self._say(f"too few workers for {self._wait_s:g} s: the state is saved, then the run stops")
+                saves = "the run stops" if self._is_split else "the state is saved, then the run stops"
+                self._say(f"too few workers for {self._wait_s:g} s: {saves}")
                 self._tell_generation(self._membership.halt(time.time()))
 
     @property

@@ -122,7 +122,7 @@ class Processes:
     def tell(self, name: str, message: Message) -> None:
         """Send a message to one of our workers."""
         worker = self._workers.get(name)
-        if worker and worker.line and not worker.ended:
+        if worker and worker.line and not worker.ended and not worker.line.is_closing():
             worker.line.write(json.dumps(message).encode() + b"\n")
 
     def send_signal(self, worker: Worker, number: signal.Signals) -> None:

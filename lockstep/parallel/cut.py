@@ -108,7 +108,8 @@ def named_cuts(labels: Sequence[str], allowed: Sequence[int], names: Sequence[st
     for name in names:
         places = [n for n, label in enumerate(labels) if f".{name}." in f".{label}."]
         if not places:
-            raise ModelError(f"plan.cuts: the model has no layer '{name}'")
+            others = ", ".join(dict.fromkeys(labels[place] for place in allowed))
+            raise ModelError(f"plan.cuts: the model has no layer '{name}'; it can be cut before {others}")
         if places[0] not in allowed:
             raise ModelError(
                 f"plan.cuts: the model cannot be cut before '{name}': what goes there is changed in place "

@@ -160,6 +160,6 @@ def _tell(graph: ModelGraph, trial: Trial, cuts: list[int]) -> list[str]:
     for number, (first, stop) in enumerate(pairwise(ends)):
         share = share_of_work(trial.costs, range(first, stop))
         sent = [trial.tensors[key].form.num_bytes for key in graph.crossing(stop) if key in trial.tensors]
-        told = f"{sum(sent) / 1e6:.2f} MB a lane" if stop < ends[-1] else "nothing"
-        lines.append(f"stage {number}: from {graph.label(first)}, {share}, sends {told}")
+        told = f", {sum(sent) / 1e6:.2f} MB a lane go on" if stop < ends[-1] else ""
+        lines.append(f"stage {number}: from {graph.label(first)}, {share}{told}")
     return lines

@@ -30,7 +30,8 @@ def draw_timeline(directory: Path) -> Path | None:
             if (stop - begin) > 0.012 * end:
                 middle = (begin + stop) / 2 - start
                 axes.text(middle, height, str(lane), ha="center", va="center", color="white", fontsize=8)
-    axes.set_yticks(range(len(stages)), [f"stage {stage['stage']}" for stage in stages])
+    names = [f"worker {number}, stage {stage['stage']}" for number, stage in enumerate(stages)]
+    axes.set_yticks(range(len(stages)), names)
     axes.invert_yaxis()
     axes.set_xlim(0, end)
     axes.set_xlabel("seconds; the numbers are lanes, counted from the worker's first")

@@ -185,16 +185,23 @@ class Launch:
             self.plan.for_workers(size)
         for plan in self.fallbacks:
             if plan.data > run.train.lanes or (isinstance(size, int) and not plan.most(size)):
+                least = plan.workers or plan.pipeline
                 raise SpecError(
-                    f"--or {plan}: it needs more than the {size} workers or {run.train.lanes} lanes"
+                    f"--or {plan} needs {least} workers and {plan.data or 1} lanes, and there are {size} "
+                    f"workers and {run.train.lanes} lanes: name a plan for fewer"
                 )
         if not self.splits_state:
             return
         for flag, value in (("--audit", self.audit), ("--trace", self.trace)):
             if value:
                 raise SpecError(
-                    f"{flag} needs the whole state, and --plan {self.plan} splits it: leave it out"
+                    f"{flag} needs the whole state, and --plan {self.plan} splits it: leave {flag} out"
                 )
+        if self.backend == "mpi":
+            raise SpecError(
+                f"--backend mpi has no groups of some workers, and --plan {self.plan} needs them: leave "
+                "--backend out, also under mpirun"
+            )
 
     def check_run(self, run: Run) -> None:
         """Refuse settings that contradict each other or the run."""

@@ -134,7 +134,7 @@ def read_plan(text: str) -> Plan:
             raise SpecError(f"--plan {text}: '{word}' must be KEY=VALUE, as in data=2,pipeline=2")
         if key in table:
             raise SpecError(f"--plan {text}: {key} stands twice")
-        table[key] = int(value) if value.isdecimal() else value.split("/") if key == "cuts" else value
+        table[key] = value.split("/") if key == "cuts" else int(value) if value.isdecimal() else value
     return _from_table(table, text)
 
 

@@ -101,6 +101,22 @@ class Dealt:
         share = self.sharded.share if self.sharded else None
         return TrainState.begin(setup.model, *options, StateParts(mesh.world, mesh.data), share)
 
+    @property
+    def told(self) -> list[str]:
+        """What each stage has, and how large the shares are: lines for people."""
+        stages = self.pipeline.told if self.pipeline and self.plan.pipeline > 1 else []
+        if not self.sharded:
+            return stages
+        share, count = self.sharded.share, self.mesh.shard.size // self.plan.replicas
+        whole = sum(block.length for block in share.blocks)
+        own = sum(len(flat) for flat in share.flats)
+        kept = {"optimizer": "state of the optimizer", "gradients": "gradients and the optimizer's state"}
+        what = kept.get(self.plan.shard, "parameters, gradients and the optimizer's state")
+        line = (
+            f"{count} shares of the {what} of {whole / 1e6:.2f} M parameters, {own / 1e6:.2f} M at worker 0"
+        )
+        return [*stages, f"{line}, in {len(share.blocks)} blocks"]
+
     def averaged(self, state: TrainState) -> AbstractContextManager[None]:
         """The model with its averaged weights, if the run keeps them."""
         if self.sharded:
@@ -114,7 +130,7 @@ class Dealt:
             if self.is_restored
             else "a part of the state is lost, and all go on from the checkpoint of"
         )
-        return f"--plan {self.plan}: {source} step {state.step}"
+        return f"the plan is now {self.plan}: {source} step {state.step}"
 
     def make_whole(self, state: TrainState) -> None:
         """Give every worker the whole model, at the end."""
@@ -131,11 +147,12 @@ class Dealt:
 def deal(setup: Setup, launch: Launch, world: Group, generation: Generation | None = None) -> Dealt:
     """Deal a run by the plan for so many workers; every worker still has all of it. A collective."""
     if launch.splits_state and generation and generation.halt:
+        left = f"{world.size} worker{'s' * (world.size > 1)} left"
         error = LockstepError(
-            f"{world.size} workers are too few for --plan {launch.plan}: the same command with --resume auto "
-            "goes on from the last checkpoint"
+            f"--plan {launch.plan} needs more than the {left}: --resume auto goes on from the last "
+            "checkpoint, also under another plan; --or names one beforehand"
         )
-        error.everywhere = True
+        error.everywhere, error.exit_code = True, 143
         raise error
     plan = launch.plan_for(world.size)
     if not plan.splits_state:

@@ -86,7 +86,7 @@ class Loop:
         journal.start(state, self._steps, self._group.size, takes_over=bool(changes))
         if state.parts and changes:
             journal.notice(self._dealt.explain_state(state))
-        for line in self._dealt.pipeline.told if self._dealt.pipeline else ():
+        for line in self._dealt.told:
             journal.notice(line)
         if self._is_due() and self._is_unsaved():
             journal.save(state)  # from here on a run that dies can be resumed
@@ -186,9 +186,10 @@ class Loop:
         return {name: value for name, value in tested.items() if value not in (None, {})}
 
     def _tell_plan(self, engine: Engine) -> dict[str, Any]:
-        """The plan, and how the stages of a pipeline spent their time; nothing if the model is not split."""
-        stages = engine.stages()
-        return {"plan": str(self._dealt.plan), "stages": stages} if stages else {}
+        """The plan, if it splits the model, and how the stages of a pipeline spent their time."""
+        plan, stages = self._dealt.plan, engine.stages()
+        told = {"plan": str(plan)} if plan.splits_state else {}
+        return {**told, "stages": stages} if plan.pipeline > 1 else told
 
     def _is_unsaved(self) -> bool:
         """Whether there is no checkpoint of the present step; the same on every worker."""
