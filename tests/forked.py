@@ -208,7 +208,7 @@ def _standby(command: list[str], cwd: str) -> None:
         socket.send_fds(ours, [json.dumps(python[code + 2 :]).encode()], pass_fds)
         return _ForkServer(child)
 
-    process.STARTED_IN = Path(cwd)
+    process.STARTED_IN = worker_command.STARTED_IN = Path(cwd)
     process.subprocess = SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL)
 
 

@@ -70,5 +70,5 @@ def test_those_who_are_left_take_the_next_plan(alone, tmp_path):
         output, _ = job.finish()
     assert_no_step_lost(tmp_path / "run")
     assert job.hashes() == alone
-    assert f"--plan data=2,shard=optimizer: the workers {IN_MEMORY}" in output, output
-    assert f"--plan data=2,shard=optimizer: {FROM_DISK}" in output, output
+    assert f"the plan is now data=2,shard=optimizer: the workers {IN_MEMORY}" in output, output
+    assert f"the plan is now data=2,shard=optimizer: {FROM_DISK}" in output, output
