@@ -94,12 +94,8 @@ def start_workers(launch: Launch, run: Run) -> Launch:
 def start_users(launch: Launch) -> Launch:
     """As `start_workers`, for workers that use a trained run: none is replaced, and a loss ends the job."""
     world = launch.world or read_world(os.environ)
-    if world and launch.workers not in (None, "auto", world.size):
-        raise SpecError(
-            f"--workers {launch.workers}, but {world.launcher} started {world.size}: leave it out"
-        )
-    size = world.size if world else launch.plan.most(_count(launch, 1)) or _count(launch, 1)
-    launch = replace(launch, world=world, plan=launch.plan.for_workers(size))
+    launch = launch.for_users(world, 0 if world else _count(launch, 1))
+    size = launch.plan.workers or 1
     if world or size == 1:
         return launch
     job = Job(size, size, preload="lockstep.train.evaluation.joined_run", is_elastic=False)

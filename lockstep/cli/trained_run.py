@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from lockstep.errors import BadInput
+from lockstep.cli.launch import note_rank
+from lockstep.errors import BadInput, GroupLost, LockstepError
 
 if TYPE_CHECKING:
     from lockstep.kernels.loss import Loss
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from lockstep.train.evaluation.joined_run import JoinedRun
     from lockstep.train.evaluation.metric import Metrics
 
+_PATIENCE_S = 3.0
+
 
 @contextmanager
 def joined_run(launch: Launch, opens: Callable[[World], Trained]) -> Iterator[JoinedRun]:
@@ -27,11 +31,16 @@ def joined_run(launch: Launch, opens: Callable[[World], Trained]) -> Iterator[Jo
     from lockstep.elastic.worker_groups import WorkerGroups
     from lockstep.train.evaluation.joined_run import join_run
 
-    with join_run(launch, WorkerGroups, opens) as joined:
-        if joined.is_main and launch.world and launch.world.stdout_fd >= 0:
-            sys.stdout.flush()
-            os.dup2(launch.world.stdout_fd, 1)
-        yield joined
+    try:
+        with join_run(launch, WorkerGroups, opens) as joined:
+            if joined.is_main and launch.world and launch.world.stdout_fd >= 0:
+                sys.stdout.flush()
+                os.dup2(launch.world.stdout_fd, 1)
+            yield joined
+            note_rank(joined.group.rank)
+    except GroupLost as error:
+        time.sleep(_PATIENCE_S)  # meanwhile the launcher ends us, so that only the failed worker reports
+        raise LockstepError("another worker was lost: run the same command again") from error
 
 
 def evaluate_joined(

@@ -26,6 +26,13 @@ def trainable(model: nn.Module) -> list[str]:
     return [name for name, p in model.named_parameters() if p.requires_grad and not p.is_meta]
 
 
+def parameter_aliases(model: nn.Module) -> dict[str, str]:
+    """Other names of parameters that several modules share, and the first name of each."""
+    first = {id(p): name for name, p in model.named_parameters()}
+    every = model.named_parameters(remove_duplicate=False)
+    return {name: first[id(p)] for name, p in every if first[id(p)] != name}
+
+
 def float_state(model: nn.Module, copy: bool = False) -> dict[str, Tensor]:
     """Parameters and floating buffers by name: the tensors that weight averaging averages."""
     every = {name: tensor for name, tensor in model.state_dict().items() if not _is_elsewhere(tensor)}

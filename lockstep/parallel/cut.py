@@ -34,9 +34,9 @@ class Trial:
 def try_lane(graph: ModelGraph, images: Tensor, cost: str, keeps_shared: bool) -> Trial:
     """Compute one lane, call by call; with `keeps_shared`, parameters of several calls stay in one stage.
 
-    `cost` is "measured", a time in seconds, or "counted", multiplications and values written. Nothing is kept
-    for a backward pass, and no value after its last use. A model on `meta` has its shapes alone; each call
-    gets stand-ins for its parameters.
+    `cost` is "measured", a time in seconds, or "counted", multiplications and values written. What a
+    call keeps for a backward pass is freed after it, and a value after its last use. Of a model on `meta`
+    each call gets stand-ins for its parameters.
     """
     values: Values = {graph.input: images}
     versions = {graph.input: images._version}
@@ -44,7 +44,13 @@ def try_lane(graph: ModelGraph, images: Tensor, cost: str, keeps_shared: bool) -
     tensors = {key: _value(key, t) for key, t in {**values, **_shared_parameters(graph)}.items()}
     plain: Values = {}
     costs, sendable, draws = [], [], False
-    with saved_tensors_hooks(lambda tensor: None, _keep):
+    saved: list[list[Tensor]] = []  # what the calls keep for a backward pass, each freed after its call
+
+    def keep(tensor: Tensor) -> list[Tensor]:
+        saved.append([tensor])
+        return saved[-1]
+
+    with saved_tensors_hooks(keep, lambda box: box[0]):
         for place, node in enumerate(graph.calls):
             sendable.append(_can_go(graph.crossing(place), values, plain))
             given = {**values, **plain, **_stand_ins(graph, place, images.device)}
@@ -52,6 +58,9 @@ def try_lane(graph: ModelGraph, images: Tensor, cost: str, keeps_shared: bool) -
             state = _generator(images)
             values[node.name] = graph.call(place, given)
             draws = draws or not torch.equal(state, _generator(images))
+            for box in saved:
+                box.clear()
+            saved.clear()
             costs.append(measured or _count(graph, place, values))
             for key, value in values.items():
                 version = sum(part._version for part in leaves(value))

@@ -51,7 +51,7 @@ def export_safetensors(trained: Trained, path: Path) -> None:
         begin_tensors(temporary, entries, _metadata(trained))
         writer = TensorWriter(temporary, entries, _metadata(trained))
         for entry in entries:
-            writer.put(entry.name, trained.weights[entry.name])
+            writer.put(entry.name, trained.weights[entry.name].to(entry.dtype))
         writer.close()
         temporary.replace(path)
     finally:

@@ -75,6 +75,7 @@ class TrainState:
             floats = float_state(model).items()
             state.ema = {name: value.clone() for name, value in floats if name not in share.shapes}
             state.ema |= state.averaged.pieces
+            state.ema |= {alias: piece.clone() for alias, piece in state.averaged.other_pieces.items()}
         elif ema:
             state.ema = float_state(model, copy=True)
         return state
@@ -88,7 +89,7 @@ class TrainState:
 
     def floats(self) -> dict[str, Tensor]:
         """What the averages in `ema` are of, by the same names."""
-        pieces = self.share.pieces if self.share else {}
+        pieces = self.share.pieces | self.share.other_pieces if self.share else {}
         found = float_state(self.model) | pieces
         return {name: found[name] for name in self.ema}
 
@@ -171,7 +172,7 @@ class TrainState:
 
     def named(self) -> dict[str, Tensor]:
         """All tensors of the state by name, not copied; of those that workers share, this one's pieces."""
-        pieces = self.share.pieces if self.share else {}
+        pieces = self.share.pieces | self.share.other_pieces if self.share else {}
         cut = self.share.shapes if self.share else {}
         whole = {name: value for name, value in model_tensors(self.model).items() if name not in cut}
         named = {f"model.{name}": value for name, value in (whole | pieces).items()}

@@ -14,7 +14,7 @@ from lockstep.data.augment import Augment, make_augment
 from lockstep.errors import BadInput, CheckpointError, DataError, ModelError
 from lockstep.kernels.numerics import memory_format, plain_torch, prepare_device, to_device
 from lockstep.models.registry import build_model
-from lockstep.models.tensors import model_tensors
+from lockstep.models.tensors import copy_part, model_tensors
 from lockstep.runs import checkpoint
 from lockstep.runs.checkpoint import Saved
 from lockstep.runs.directory import RunDirectory
@@ -92,7 +92,7 @@ def open_trained(
 ) -> Trained:
     """Open a run by name or directory; `which` is `last`, `best` or a checkpoint's path.
 
-    Without `loads` no weight is read, and a model by name has no memory: all of it is on `meta`.
+    Without `loads` no weight is read, and the model has no memory: all of it is on `meta`.
     """
     with plain_torch():
         trained = _open(RunDirectory.find(runs_dir, name), device, which, model, loads, local_rank)
@@ -123,10 +123,12 @@ def _open(
                 "lockstep.load, predictor, evaluate or export in Python as model=YourModule()"
             )
         model = build_model(run, (shape[0], shape[1], shape[2]), len(classes), without_memory=not loads)
+    elif not loads:
+        model = copy_part(model, lambda name: False)  # the caller's own stays as it is
     weights = Weights(saved)
     _check_weights(model, weights, saved.path)
     chosen = prepare_device(device, run.train.threads, local_rank, tf32=run.train.precision == "tf32")
-    place = next(model.parameters()).device if not loads else chosen
+    place = chosen if loads else torch.device("meta")
     augment = make_augment(run, shape, tuple(identity["manifest.mean"]), tuple(identity["manifest.std"]))
     return Trained(
         directory.path,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lockstep.errors import SpecError, unknown
@@ -203,6 +203,21 @@ class Launch:
                 "--backend out, also under mpirun"
             )
 
+    def _check_mpi(self) -> None:
+        if self.backend == "mpi" and (self.world is None or self.world.launcher != "mpirun"):
+            raise SpecError("--backend mpi needs mpirun: mpirun -n N lockstep … --backend mpi")
+
+    def for_users(self, world: World | None, count: int) -> Launch:
+        """The same for workers of a trained run, of which `count` would be started, with their plan."""
+        if world and self.workers not in (None, "auto", world.size):
+            raise SpecError(
+                f"--workers {self.workers}, but {world.launcher} started {world.size}: leave it out"
+            )
+        size = world.size if world else count if self.workers != "auto" else self.plan.most(count) or count
+        found = replace(self, world=world, plan=self.plan.for_workers(size))
+        found._check_mpi()
+        return found
+
     def check_run(self, run: Run) -> None:
         """Refuse settings that contradict each other or the run."""
         world, workers, lanes = self.world, self.workers, run.train.lanes
@@ -232,5 +247,4 @@ class Launch:
             raise SpecError(f"--min-workers {self.min_workers} needs --workers: give both")
         if self.min_workers > most:
             raise SpecError(f"--min-workers {self.min_workers} is more than train.lanes={lanes}")
-        if self.backend == "mpi" and (world is None or world.launcher != "mpirun"):
-            raise SpecError("--backend mpi needs mpirun: mpirun -n N lockstep train … --backend mpi")
+        self._check_mpi()

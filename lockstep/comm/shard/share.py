@@ -12,21 +12,36 @@ from lockstep.comm.shard.shard_block import ShardBlock
 
 
 class Share:
-    """Share `number` of named tensors; `names` are those of each block, in its order."""
+    """Share `number` of named tensors; `names` are those of each block, in its order.
+
+    `aliases` are other names of some of them, as of a weight that two layers share.
+    """
 
     def __init__(
-        self, names: Sequence[Sequence[str]], blocks: Sequence[ShardBlock], number: int, flats: list[Tensor]
+        self,
+        names: Sequence[Sequence[str]],
+        blocks: Sequence[ShardBlock],
+        number: int,
+        flats: list[Tensor],
+        aliases: Mapping[str, str],
     ) -> None:
         self.names, self.blocks, self.number, self.flats = names, blocks, number, flats
-        self.shapes = {
+        shapes = {
             name: shape
             for own, block in zip(names, blocks, strict=True)
             for name, shape in zip(own, block.shapes, strict=True)
         }
+        self.aliases = {alias: name for alias, name in aliases.items() if name in shapes}
+        self.shapes = shapes | {alias: shapes[name] for alias, name in self.aliases.items()}
 
     @classmethod
     def cut(
-        cls, names: Sequence[Sequence[str]], tensors: Mapping[str, Tensor], shares: int, number: int
+        cls,
+        names: Sequence[Sequence[str]],
+        tensors: Mapping[str, Tensor],
+        shares: int,
+        number: int,
+        aliases: Mapping[str, str] | None = None,
     ) -> Share:
         """A share of tensors that this worker has whole, or reads block by block."""
         blocks, flats = [], []
@@ -39,16 +54,17 @@ class Share:
                 flat[piece.offset : piece.offset + len(source)] = source
             blocks.append(block)
             flats.append(flat)
-        return cls(names, blocks, number, flats)
+        return cls(names, blocks, number, flats, aliases or {})
 
     @cached_property
     def starts(self) -> dict[str, int]:
         """Where the piece of each tensor of which there is one begins, in the order of names."""
-        return {
+        found = {
             own[piece.index]: piece.start
             for own, block in zip(self.names, self.blocks, strict=True)
             for piece in block.pieces(self.number)
         }
+        return found | {alias: found[name] for alias, name in self.aliases.items() if name in found}
 
     @cached_property
     def pieces(self) -> dict[str, Tensor]:
@@ -59,6 +75,13 @@ class Share:
             for piece in block.pieces(self.number)
         }
 
+    @property
+    def other_pieces(self) -> dict[str, Tensor]:
+        """The same pieces by their other names."""
+        pairs = self.aliases.items()
+        return {alias: self.pieces[name] for alias, name in pairs if name in self.pieces}
+
     def copy(self) -> Share:
         """Another share of the same values."""
-        return Share(self.names, self.blocks, self.number, [flat.clone() for flat in self.flats])
+        flats = [flat.clone() for flat in self.flats]
+        return Share(self.names, self.blocks, self.number, flats, self.aliases)

@@ -16,7 +16,7 @@ from lockstep.comm.group import Group
 from lockstep.comm.reducer import Shard
 from lockstep.comm.shard.scatter import gather_share
 from lockstep.comm.shard.share import Share
-from lockstep.models.tensors import float_state, trainable
+from lockstep.models.tensors import float_state, parameter_aliases, trainable
 
 
 def blocks_by_size(model: nn.Module, bucket_mb: float) -> list[list[str]]:
@@ -70,7 +70,9 @@ class ShardedModel:
         self.model, self._group = model, group
         self._params = {name: p for name, p in model.named_parameters() if name in set().union(*names)}
         shares = group.size // replicas
-        self.share = Share.cut(names, values or self._params, shares, group.rank % shares)
+        self.share = Share.cut(
+            names, values or self._params, shares, group.rank % shares, parameter_aliases(model)
+        )
         self.is_published = False  # whether the model has the values of the share
 
     def shards(self, params: Sequence[str]) -> list[Shard]:
