@@ -38,7 +38,7 @@ class GatheredModel(ShardedModel):
     ) -> None:
         super().__init__(model, names, group, replicas, values)
         self._home = {name: number for number, block in enumerate(names) for name in block}
-        self._strides = {name: (values or self._params)[name].stride() for name in self._params}
+        self._strides = {n: (p if values is None else values[n]).stride() for n, p in self._params.items()}
         self._device = next((p.device for p in self._params.values()), None)
         self._source = self.share
         self._here: dict[int, Tensor] = {}  # the flat buffers of blocks that are whole now

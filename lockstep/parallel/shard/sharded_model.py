@@ -71,7 +71,11 @@ class ShardedModel:
         self._params = {name: p for name, p in model.named_parameters() if name in set().union(*names)}
         shares = group.size // replicas
         self.share = Share.cut(
-            names, values or self._params, shares, group.rank % shares, parameter_aliases(model)
+            names,
+            self._params if values is None else values,
+            shares,
+            group.rank % shares,
+            parameter_aliases(model),
         )
         self.is_published = False  # whether the model has the values of the share
 
