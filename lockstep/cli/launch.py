@@ -93,6 +93,8 @@ def start_workers(launch: Launch, run: Run) -> Launch:
 
 def start_users(launch: Launch) -> Launch:
     """As `start_workers`, for workers that use a trained run: none is replaced, and a loss ends the job."""
+    if launch.rdzv:
+        raise SpecError("--rdzv is for training: over several hosts a trained run is used under torchrun")
     world = launch.world or read_world(os.environ)
     launch = launch.for_users(world, 0 if world else _count(launch, 1))
     size = launch.plan.workers or 1

@@ -110,12 +110,10 @@ class Dealt:
         share, count = self.sharded.share, self.mesh.shard.size // self.plan.replicas
         whole = sum(block.length for block in share.blocks)
         own = sum(len(flat) for flat in share.flats)
-        kept = {"optimizer": "state of the optimizer", "gradients": "gradients and the optimizer's state"}
-        what = kept.get(self.plan.shard, "parameters, gradients and the optimizer's state")
-        line = (
-            f"{count} shares of the {what} of {whole / 1e6:.2f} M parameters, {own / 1e6:.2f} M at worker 0"
-        )
-        return [*stages, f"{line}, in {len(share.blocks)} blocks"]
+        kept = {"optimizer": "the optimizer's state", "gradients": "gradients and the optimizer's state"}
+        what = kept.get(self.plan.shard, "values, gradients and the optimizer's state")
+        line = f"of {whole / 1e6:.2f} M parameters worker 0 keeps {what} for {own / 1e6:.2f} M"
+        return [*stages, f"{line}: one of {count} shares"]
 
     def averaged(self, state: TrainState) -> AbstractContextManager[None]:
         """The model with its averaged weights, if the run keeps them."""

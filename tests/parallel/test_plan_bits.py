@@ -11,11 +11,10 @@ from small import summary, train_command
 
 EVERYTHING = ("train.lanes=8", "train.epochs=1", "data.augment=flip,crop", "train.ema=0.9", "train.clip=1.0")
 PLAIN = ("train.lanes=8", "train.epochs=1", "train.clip=1.0", "optimizer.name=sgd")
-LARGE = ("train.lanes=4", "train.epochs=1", "data.augment=flip,crop", "train.clip=1.0")
 SMALL = ("train.batch=16", "data.num_train=40", "data.num_test=21")
 MODELS = {
     "lenet5": EVERYTHING,
-    "resnet18": (*LARGE, *SMALL, "model.name=resnet18", "train.channels_last=true"),
+    "resnet18": (*EVERYTHING, *SMALL, "model.name=resnet18", "train.channels_last=true"),
     "googlenet": (*EVERYTHING, *SMALL, "model.name=googlenet"),
     # the largest, without what makes their state larger still
     "alexnet": (*PLAIN, *SMALL, "model.name=alexnet", "data.size=64"),

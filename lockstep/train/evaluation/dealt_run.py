@@ -55,7 +55,7 @@ class DealtRun:
         bucket_mb: float = 25.0,
     ) -> None:
         plan = replace(plan.for_workers(world.size), cost="counted")
-        self._trained, self._world, self._batch, self._loss = trained, world, batch, loss
+        self._trained, self._batch, self._loss = trained, batch, loss
         self._mesh = make_mesh(world, plan)
         self._link = StageLink(self._mesh, trained.device)
         self._gathered: GatheredModel | None = None
@@ -84,12 +84,12 @@ class DealtRun:
             found = torch.zeros(len(images), len(trained.classes), device=trained.device)
             if outputs is not None:
                 found.copy_(outputs.float().softmax(1))
+        self._link.flush()
         stages.broadcast(found, stages.size - 1)
         return found
 
     def close(self) -> None:
         """End the threads that send, receive and gather."""
-        self._link.flush()
         self._link.close()
         if self._gathered:
             self._gathered.close()
