@@ -77,8 +77,8 @@ def start_workers(launch: Launch, run: Run) -> Launch:
         raise
     if launch.world:
         return launch
-    each = [plan.workers if plan.splits_state else None for plan in launch.plans]
-    most = max(n or run.train.lanes * plan.pipeline for n, plan in zip(each, launch.plans, strict=True))
+    each = [plan.workers if plan.splits else None for plan in launch.plans]
+    most = max(n or run.train.lanes * plan.least for n, plan in zip(each, launch.plans, strict=True))
     size = min(_count(launch, run.train.threads), most)
     if not launch.rdzv:
         size = launch.plan.for_workers(size).workers or size

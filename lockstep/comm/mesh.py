@@ -1,6 +1,7 @@
 """A mesh of workers: a group for each axis of a plan, and the one of all workers.
 
-Axes from the outermost to the innermost: pipeline, data. Workers that differ only along an axis are a group.
+Axes from the outermost to the innermost: pipeline, data, spatial, channel. Workers that differ only along an
+axis are a group.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from lockstep.spec.plan import Plan
 
 @dataclass(frozen=True)
 class Mesh:
-    """One worker's groups: of all workers, of those with the same stage, of those with the same lanes.
+    """One worker's groups: of all workers, of those that differ only along an axis, of those of its stage.
 
-    `shard` are those with the same stage once more: shares are gathered while gradients are exchanged, and
-    each needs an order of its own.
+    `shard` are those along data once more: shares are gathered while gradients are exchanged, and each needs
+    an order of its own. So do `spatial` and `channel`, which speak while a layer is computed: neither is
+    ever the group of all workers or of the stage, even if it has the same members.
     """
 
     world: Group = field(default_factory=Group)
@@ -29,25 +31,44 @@ class Mesh:
     # (from stage, to stage): this worker and a neighbour. NCCL makes the calls of one communicator one after
     # another, so if both ways had the same one, what comes would wait for what goes, and there the reverse.
     ways: Mapping[tuple[int, int], Group] = field(default_factory=dict)
+    stage: Group = field(default_factory=Group)  # all workers of this one's stage
+    spatial: Group = field(default_factory=Group)
+    channel: Group = field(default_factory=Group)
+
+
+def plain_mesh(world: Group) -> Mesh:
+    """The groups of workers that are along data only."""
+    return Mesh(world, world, stage=world)
 
 
 def make_mesh(world: Group, plan: Plan) -> Mesh:
     """The groups of a plan for as many workers as there are; a collective."""
     plan = plan.for_workers(world.size)
-    stage, number = divmod(world.rank, plan.data)
-    along_data, column = (
-        range(stage * plan.data, (stage + 1) * plan.data),
-        range(number, world.size, plan.data),
-    )
-    data = _part(world, f"data of stage {stage}", along_data)
-    shard = _make_part(world, f"shard of stage {stage}", along_data) if plan.shard != "none" else Group()
+    size = plan.data * plan.cells
+    stage, place = divmod(world.rank, size)
+    cell, first = world.rank % plan.cells, stage * size
+    lane, row = world.rank - cell, world.rank - cell % plan.channel  # the first of each
+    at = f", cell {cell}" if plan.splits_layers else ""  # which rows and channels
+
+    along_data, column = range(first + cell, first + size, plan.cells), range(place, world.size, size)
+    data = _part(world, f"data of stage {stage}{at}", along_data)
+    shard = _make_part(world, f"shard of stage {stage}{at}", along_data) if plan.shard != "none" else Group()
     ways = {
-        way: _make_part(world, f"pipeline {number}, stage {way[0]} to {way[1]}", [column[end] for end in way])
-        for first, second in pairwise(range(plan.pipeline))
-        for way in ((first, second), (second, first))
+        way: _make_part(world, f"pipeline {place}, stage {way[0]} to {way[1]}", [column[end] for end in way])
+        for before, after in pairwise(range(plan.pipeline))
+        for way in ((before, after), (after, before))
         if stage in way
     }
-    return Mesh(world, data, _part(world, f"pipeline {number}", column), shard, ways)
+    return Mesh(
+        world,
+        data,
+        _part(world, f"pipeline {place}", column),
+        shard,
+        ways,
+        _part(world, f"stage {stage}", range(first, first + size)) if plan.splits_layers else data,
+        _own(world, "spatial", range(lane + cell % plan.channel, lane + plan.cells, plan.channel)),
+        _own(world, "channel", range(row, row + plan.channel)),
+    )
 
 
 def _part(world: Group, name: str, ranks: range) -> Group:
@@ -55,6 +76,11 @@ def _part(world: Group, name: str, ranks: range) -> Group:
     if len(ranks) == 1:
         return Group()
     return world if len(ranks) == world.size else _make_part(world, name, ranks)
+
+
+def _own(world: Group, axis: str, ranks: range) -> Group:
+    """The group of some workers, with a communicator of its own even if they are all."""
+    return _make_part(world, f"{axis} from worker {ranks[0]}", ranks) if len(ranks) > 1 else Group()
 
 
 def _make_part(world: Group, name: str, ranks: Sequence[int]) -> Group:

@@ -19,6 +19,10 @@ VERSION = 5
 # without it, by `numerics.probe`.
 _LANE = "numerics.lane"
 
+# Keys that were added during VERSION 5; at these values they change no bit. They are left out then, so that
+# the identity of such a run is the one from before there were such keys.
+_ADDED = {"train.bands": 1, "train.slices": 1}
+
 # Keys of a Run that cannot change a bit: they say where files are, or when checkpoints are saved.
 _NOT_IDENTITY = ("data.dir", "model.weights", "kernels.table", "checkpoint.every_steps", "checkpoint.keep")
 
@@ -50,7 +54,8 @@ def make_identity(
         **flatten("kernels", kernels),
         "numerics.version": VERSION,
     }
-    return {key: whole[key] for key in sorted(whole) if key not in _NOT_IDENTITY}
+    left_out = {*_NOT_IDENTITY, *(key for key, value in _ADDED.items() if whole[key] == value)}
+    return {key: whole[key] for key in sorted(whole) if key not in left_out}
 
 
 def digest(identity: Identity) -> str:
@@ -91,8 +96,9 @@ def differences(theirs: Identity, ours: Identity, where: tuple[str, str] = ("the
     The hash of a lane is compared only if both runs have one.
     """
     return [
-        f"{key}: {theirs.get(key, 'absent')} {where[0]}, {ours.get(key, 'absent')} {where[1]}"
+        f"{key}: {theirs.get(key, absent)} {where[0]}, {ours.get(key, absent)} {where[1]}"
         for key in _different_keys(theirs, ours)
+        for absent in (_ADDED.get(key, "absent"),)
     ]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lockstep.errors import SpecError, unknown
 from lockstep.spec.plan import Plan, read_plan
+from lockstep.spec.plan_check import check_plans, explain_lanes
 from lockstep.spec.run import Run
 from lockstep.spec.world import World
 
@@ -155,7 +156,7 @@ class Launch:
     @property
     def is_bound(self) -> bool:
         """Whether only some numbers of workers have a plan; else any number that is left goes on."""
-        return bool(self.fallbacks) or self.plan.splits_state
+        return bool(self.fallbacks) or self.plan.splits
 
     def plan_for(self, workers: int) -> Plan:
         """The first plan that comes out for so many workers, with its number along `data`."""
@@ -177,29 +178,25 @@ class Launch:
     @property
     def num_workers(self) -> int | str | None:
         """The number of workers to start: as given, else as the plan says."""
-        least = self.plan.workers or (self.plan.pipeline if self.plan.splits_state else None)
+        least = self.plan.workers or (self.plan.least if self.plan.splits else None)
         return least if self.workers is None else self.workers
 
     def _check_plan(self, run: Run, size: int | str | None) -> None:
         if isinstance(size, int) and not self.rdzv:  # else it is the number on one node
             self.plan.for_workers(size)
-        for plan in self.fallbacks:
-            if plan.data > run.train.lanes or (isinstance(size, int) and not plan.most(size)):
-                least = plan.workers or plan.pipeline
-                raise SpecError(
-                    f"--or {plan} needs {least} workers and {plan.data or 1} lanes, and there are {size} "
-                    f"workers and {run.train.lanes} lanes: name a plan for fewer"
-                )
-        if not self.splits_state:
+        check_plans(self.plans, run, size)
+        splitting = [plan for plan in self.plans if plan.splits]
+        if not splitting:
             return
         for flag, value in (("--audit", self.audit), ("--trace", self.trace)):
             if value:
                 raise SpecError(
-                    f"{flag} needs the whole state, and --plan {self.plan} splits it: leave {flag} out"
+                    f"{flag} needs the whole state and whole layers, and the plan {splitting[0]} splits "
+                    f"them: leave {flag} out"
                 )
         if self.backend == "mpi":
             raise SpecError(
-                f"--backend mpi has no groups of some workers, and --plan {self.plan} needs them: leave "
+                f"--backend mpi has no groups of some workers, and the plan {splitting[0]} needs them: leave "
                 "--backend out, also under mpirun"
             )
 
@@ -226,9 +223,9 @@ class Launch:
                 f"--workers {workers}, but {world.launcher} started {world.size} and keeps them to the end "
                 "of the script: leave --workers out"
             )
-        size, most = world.size if world else self.num_workers, lanes * self.plan.pipeline
+        size, most = world.size if world else self.num_workers, lanes * self.plan.least
+        what = explain_lanes(self.plan, run)
         if isinstance(size, int) and size > most:
-            what = f"train.lanes={lanes}" + f" × pipeline={self.plan.pipeline}" * (self.plan.pipeline > 1)
             raise SpecError(
                 f"{size} workers are more than {what}: every worker needs a lane of its own; "
                 f"use at most {most} workers, or more lanes (a power of two), which is another run"
@@ -246,5 +243,5 @@ class Launch:
         if world is None and workers in (None, 1) and not self.rdzv and self.min_workers > 1:
             raise SpecError(f"--min-workers {self.min_workers} needs --workers: give both")
         if self.min_workers > most:
-            raise SpecError(f"--min-workers {self.min_workers} is more than train.lanes={lanes}")
+            raise SpecError(f"--min-workers {self.min_workers} is more than {what}")
         self._check_mpi()

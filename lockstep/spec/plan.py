@@ -1,9 +1,11 @@
 """A Plan: how a run is dealt to workers; it changes no bit, so it is no part of the identity.
 
-workers = data × pipeline. Along `data` every worker computes some lanes of a batch, along `pipeline` some
-layers of the model. Rank r is stage r // data of the pipeline, and number r mod data along `data`: stages
-send the fewest bytes, so neighbours in rank, which are often on one host, are along `data`. With `shard` the
-workers along `data` also share what they would all keep: each has a part of it.
+workers = data × pipeline × spatial × channel. Along `data` every worker computes some lanes of a batch, along
+`pipeline` some layers of the model, along `spatial` some rows of an image, along `channel` some channels of a
+layer. Stage p, number d along `data`, s along `spatial` and c along `channel` are rank
+((p·D + d)·S + s)·C + c: stages send the fewest bytes and channels the most, so neighbours in rank, which are
+often on one host, are along `channel`. With `shard` the workers along `data` also share what they would all
+keep: each has a part of it.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from lockstep.errors import SpecError, unknown
 from lockstep.spec.field import check_fields
 from lockstep.spec.run_file import read_toml
 
+AXES = ("data", "pipeline", "spatial", "channel")
 SCHEDULES = ("1f1b", "gpipe")
 COSTS = ("measured", "counted")
 SHARDS = ("none", "optimizer", "gradients", "parameters")  # each shares what those before it share, too
@@ -29,6 +33,8 @@ class Plan:
 
     data: int = 0  # 0: as many as there are workers for
     pipeline: int = 1
+    spatial: int = 1  # an image's rows over workers
+    channel: int = 1  # a layer's channels over workers
     shard: str = "none"  # what the workers along `data` share instead of keeping it each
     replicas: int = 1  # how many workers keep each share
     schedule: str = "1f1b"
@@ -37,8 +43,8 @@ class Plan:
 
     def __post_init__(self) -> None:
         check_fields(self, "plan")
-        for axis, least in (("data", 0), ("pipeline", 1), ("replicas", 1)):
-            if getattr(self, axis) < least:
+        for axis in (*AXES, "replicas"):
+            if getattr(self, axis) < (axis != "data"):
                 raise SpecError(f"plan.{axis}={getattr(self, axis)} must be a whole number from 1")
         for key, known in (("shard", SHARDS), ("schedule", SCHEDULES), ("cost", COSTS)):
             if getattr(self, key) not in known:
@@ -57,12 +63,32 @@ class Plan:
     @property
     def workers(self) -> int | None:
         """The number of workers that the plan asks for; None if it leaves `data` open."""
-        return self.data * self.pipeline if self.data else None
+        return self.data * self.least if self.data else None
+
+    @property
+    def least(self) -> int:
+        """The number of workers with one along `data`; all numbers that come out are its multiples."""
+        return self.pipeline * self.cells
+
+    @property
+    def cells(self) -> int:
+        """The number of workers that compute each lane of a stage together."""
+        return self.spatial * self.channel
+
+    @property
+    def splits_layers(self) -> bool:
+        """Whether several workers compute each layer together; each of them has all of its values."""
+        return self.cells > 1
 
     @property
     def splits_state(self) -> bool:
         """Whether a worker has only a part of the run's state: some layers, or a share of what they keep."""
         return self.pipeline > 1 or self.shard != "none"
+
+    @property
+    def splits(self) -> bool:
+        """Whether it splits more than the batch; then only some numbers of workers come out."""
+        return self.splits_state or self.splits_layers
 
     @property
     def shards_gradients(self) -> bool:
@@ -71,21 +97,16 @@ class Plan:
 
     def for_workers(self, workers: int) -> Plan:
         """The same plan with `data` filled in; an error with the equation if it does not come out."""
-        data = self.data or workers // self.pipeline
-        if data * self.pipeline != workers:
-            asked = (
-                f"{data} × {self.pipeline} = {data * self.pipeline}"
-                if self.data
-                else f"data × {self.pipeline}"
-            )
+        data = self.data or workers // self.least
+        if data * self.least != workers:
             raise SpecError(
-                f"--plan {self}: workers = data × pipeline = {asked}, and the number of workers is "
-                f"{workers}: {self._fix(workers)}"
+                f"--plan {self}: workers = {self._equation}, and the number of workers is {workers}: "
+                f"{self._fix(workers)}"
             )
         if self.shard != "none" and data // self.replicas < 2:
             raise SpecError(
                 f"--plan {self}: shares = data / replicas = {data} / {self.replicas}, which is less than 2: "
-                f"give {2 * self.replicas * self.pipeline} workers, or leave shard out"
+                f"give {2 * self.replicas * self.least} workers, or leave shard out"
             )
         return replace(self, data=data)
 
@@ -93,7 +114,8 @@ class Plan:
     def parts(self) -> tuple[int, ...]:
         """A number for the part of the state that each worker has; those with the same have the same part."""
         shares = self.data // self.replicas if self.shard != "none" else 1
-        return tuple(r // self.data * shares + r % self.data % shares for r in range(self.workers or 0))
+        each = (divmod(r // self.cells, self.data) for r in range(self.workers or 0))
+        return tuple(stage * shares + number % shares for stage, number in each)
 
     def most(self, workers: int) -> int:
         """The largest number of workers, of so many, for which it comes out; 0 if there is none."""
@@ -103,15 +125,24 @@ class Plan:
                 return number
         return 0
 
+    @property
+    def _equation(self) -> str:
+        """The product of the axes in the plan, in names and in numbers."""
+        more = [axis for axis in AXES[1:] if getattr(self, axis) > 1]
+        shown = ["data", *(more or ["pipeline"])]
+        numbers = [getattr(self, axis) or axis for axis in shown]
+        result = f" = {prod(numbers)}" if self.data else ""
+        return f"{' × '.join(shown)} = {' × '.join(map(str, numbers))}{result}"
+
     def _fix(self, workers: int) -> str:
-        if self.data:
-            return f"start {self.data * self.pipeline}, or leave `data` out of the plan"
-        fewer, more = workers // self.pipeline * self.pipeline, -(-workers // self.pipeline) * self.pipeline
+        if self.workers:
+            return f"start {self.workers}, or leave `data` out of the plan"
+        fewer, more = workers // self.least * self.least, -(-workers // self.least) * self.least
         return f"start {more}" if not fewer else f"start {fewer} or {more}"
 
     def __str__(self) -> str:
         """As `read_plan` reads it; what is left at its default is left out."""
-        shown = {"data": self.data, "pipeline": self.pipeline, "replicas": self.replicas}
+        shown = {key: getattr(self, key) for key in (*AXES, "replicas")}
         shown = {key: value for key, value in shown.items() if value > (key != "data")}
         words = [f"{key}={value}" for key, value in shown.items()]
         words += [

@@ -21,6 +21,7 @@ WIRES = ("fp32", "bf16")
 LOSSES = ("cross_entropy", "squared_error")
 KERNEL_SETS = ("auto", "stock", "fused", "compiled")
 _WHILE_TRAINING = 3  # checkpoints that are kept: if the newest is damaged, there are others
+_MOST_CELLS = 64  # of a grid
 AUGMENTATIONS = ("flip", "crop", "cutout")
 
 
@@ -62,6 +63,8 @@ class Train:
     epochs: int = 5
     batch: int = 256
     lanes: int = 8
+    bands: int = 1  # rows of an image whose sums over pixels are summed in a tree
+    slices: int = 1  # outputs of a fully connected layer whose sums are summed in a tree
     precision: str = "fp32"
     wire: str = "fp32"
     loss: str = "cross_entropy"
@@ -74,16 +77,17 @@ class Train:
 
     def __post_init__(self) -> None:
         check_fields(self, "train")
-        for name in ("epochs", "batch", "lanes", "threads"):
+        for name in ("epochs", "batch", "lanes", "bands", "slices", "threads"):
             _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "must be at least 1")
         _require(self.threads <= 1024, "train.threads", self.threads, "must be at most 1024")
-        power = 1 << (self.lanes.bit_length() - 1)
-        _require(
-            self.lanes == power,
-            "train.lanes",
-            self.lanes,
-            f"must be a power of two: use {power} or {2 * power}",
-        )
+        for name in ("bands", "slices"):
+            rule = f"must be at most {_MOST_CELLS}"
+            _require(getattr(self, name) <= _MOST_CELLS, f"train.{name}", getattr(self, name), rule)
+        for name in ("lanes", "bands", "slices"):
+            value = getattr(self, name)
+            power = 1 << (value.bit_length() - 1)
+            rule = f"must be a power of two: use {power} or {2 * power}"
+            _require(value == power, f"train.{name}", value, rule)
         if self.batch % self.lanes:
             lower, upper = self.batch // self.lanes * self.lanes, -(-self.batch // self.lanes) * self.lanes
             fix = f"use batch {upper}" + (f" or {lower}" if lower else "") + ", or other lanes"

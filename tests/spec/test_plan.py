@@ -9,7 +9,14 @@ from lockstep.spec.plan import Plan, read_plan
 
 @pytest.mark.parametrize(
     "text",
-    ["pipeline=2", "data=2,pipeline=3", "data=4", "pipeline=3,schedule=gpipe,cost=counted,cuts=a.b/c"],
+    [
+        "pipeline=2",
+        "data=2,pipeline=3",
+        "data=4",
+        "channel=2",
+        "data=2,pipeline=2,spatial=4,channel=8,replicas=2,shard=optimizer",
+        "pipeline=3,schedule=gpipe,cost=counted,cuts=a.b/c",
+    ],
 )
 def test_a_plan_is_written_as_it_is_read(text):
     assert str(read_plan(text)) == text
@@ -18,8 +25,8 @@ def test_a_plan_is_written_as_it_is_read(text):
 
 def test_a_file_holds_the_same_keys(tmp_path):
     path = tmp_path / "plan.toml"
-    path.write_text('data = 2\npipeline = 3\ncuts = ["a", "b"]\n')
-    assert read_plan(str(path)) == Plan(2, 3, cuts=("a", "b"))
+    path.write_text('data = 2\npipeline = 3\nspatial = 4\nchannel = 5\ncuts = ["a", "b"]\n')
+    assert read_plan(str(path)) == Plan(2, 3, spatial=4, channel=5, cuts=("a", "b"))
 
 
 @pytest.mark.parametrize(
@@ -30,6 +37,9 @@ def test_a_file_holds_the_same_keys(tmp_path):
         ("pipelin=2", "did you mean 'pipeline'"),
         ("pipeline=0", "plan.pipeline=0 must be"),
         ("data=0", "data=0 must be"),
+        ("channel=0", "plan.channel=0 must be"),
+        ("spatial=-1", "must be a whole number"),
+        ("spatal=2", "did you mean 'spatial'"),
         ("pipeline=two", "must be a whole number"),
         ("schedule=best", "unknown schedule 'best'"),
         ("cost=guessed", "unknown cost 'guessed'"),
@@ -47,6 +57,44 @@ def test_the_equation():
         (Plan(pipeline=2), 5, r"data × 2, and the number of workers is 5: start 4 or 6"),
         (Plan(pipeline=4), 3, "start 4$"),
         (Plan(3, 2), 4, "3 × 2 = 6, and the number of workers is 4: start 6"),
+        (Plan(3), 4, "= data × pipeline = 3 × 1 = 3, and the number of workers is 4: start 3"),
+        (Plan(channel=4), 6, "= data × channel = data × 4, and the number of workers is 6: start 4 or 8"),
+        (
+            Plan(2, 2, 3, 4),
+            8,
+            "= data × pipeline × spatial × channel = 2 × 2 × 3 × 4 = 48, and the number of workers is 8: "
+            "start 48, or leave `data` out of the plan",
+        ),
+        (Plan(spatial=2, channel=2, shard="optimizer"), 4, "give 8 workers, or leave shard out"),
     ):
         with pytest.raises(SpecError, match=told):
             plan.for_workers(workers)
+
+
+def test_numbers_of_workers_that_come_out():
+    plan = Plan(pipeline=2, spatial=2, channel=2)
+    assert plan.workers is None and plan.least == 8 and plan.for_workers(24).data == 3
+    assert [plan.most(workers) for workers in (7, 8, 15, 16, 17)] == [0, 8, 8, 16, 16]
+    assert [Plan(2, spatial=3).most(workers) for workers in (5, 6, 12)] == [0, 6, 6]
+    assert Plan(2, 2, 3, 4).workers == 48
+
+
+def test_what_a_plan_splits():
+    for text, layers, state in (
+        ("data=4", False, False),
+        ("channel=2", True, False),
+        ("spatial=2", True, False),
+        ("pipeline=2", False, True),
+        ("pipeline=2,channel=2", True, True),
+        ("shard=optimizer", False, True),
+    ):
+        plan = read_plan(text)
+        assert (plan.splits_layers, plan.splits_state, plan.splits) == (layers, state, layers or state), text
+
+
+def test_workers_that_differ_in_rows_or_channels_only_have_the_same_part():
+    assert Plan(2, spatial=2, channel=2).parts == (0,) * 8
+    assert Plan(2, 2, channel=2).parts == (0,) * 4 + (1,) * 4
+    assert Plan(2, 2, spatial=2, shard="gradients").parts == (0, 0, 1, 1, 2, 2, 3, 3)
+    assert Plan(4, channel=2, shard="optimizer", replicas=2).parts == (0, 0, 1, 1, 0, 0, 1, 1)
+    assert Plan(3, 2).parts == (0, 0, 0, 1, 1, 1)

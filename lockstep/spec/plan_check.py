@@ -1,0 +1,56 @@
+"""Refuses plans that a run or the number of workers is not made for, before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lockstep.errors import SpecError
+from lockstep.spec.plan import AXES, Plan
+from lockstep.spec.run import Run
+
+
+def check_plans(plans: Sequence[Plan], run: Run, size: int | str | None) -> None:
+    """Refuse a plan, or one of those to fall back to after it, that does not go with a run of `size` workers.
+
+    Whether the first plan comes out for as many is for the caller: on several nodes it is not known yet.
+    """
+    first, *fallbacks = plans
+    check_layers(first, "--plan", run)
+    for plan in fallbacks:
+        check_layers(plan, "--or", run)
+        if plan.data > run.train.lanes or (isinstance(size, int) and not plan.most(size)):
+            raise SpecError(
+                f"--or {plan} needs {plan.workers or plan.least} workers and {plan.data or 1} lanes, and "
+                f"there are {size} workers and {run.train.lanes} lanes: name a plan for fewer"
+            )
+
+
+def check_layers(plan: Plan, flag: str, run: Run) -> None:
+    """Refuse rows or channels over workers where the run's bits would not be the same, or nothing does it."""
+    if plan.spatial > run.train.bands:
+        bands = 1 << (plan.spatial - 1).bit_length()
+        raise SpecError(
+            f"{flag} {plan}: rows over {plan.spatial} workers need sums over pixels in a grid of as many "
+            f"bands: set train.bands={bands}, which is part of the identity"
+        )
+    if plan.splits_layers and run.train.sync_norm:
+        raise SpecError(
+            f"{flag} {plan}: train.sync_norm=true needs all of a layer at once: use train.sync_norm=false, "
+            "which is another run, or a plan without spatial and channel"
+        )
+    if plan.splits_layers and run.kernels.set in ("fused", "compiled"):
+        raise SpecError(explain_kernels(plan, run.kernels.set, flag))
+
+
+def explain_kernels(plan: Plan, kernels: str, flag: str = "--plan") -> str:
+    """Why a plan does not go with these kernels."""
+    return (
+        f"{flag} {plan}: {kernels} kernels compute whole layers only: use kernels.set=stock, which is "
+        "another run"
+    )
+
+
+def explain_lanes(plan: Plan, run: Run) -> str:
+    """The largest number of workers that have something to do, as a product."""
+    more = (f" × {axis}={getattr(plan, axis)}" for axis in AXES[1:] if getattr(plan, axis) > 1)
+    return f"train.lanes={run.train.lanes}{''.join(more)}"
