@@ -100,7 +100,7 @@ def train(model: str, plan: str, cores: Cores) -> list[Any]:
             keys = [word for key in [*COMMON, *MODELS[model]] for word in ("-o", key)]
             words = ["--runs-dir", folder, "--name", "run", "--device", "cpu", "--quiet", "--plan", plan]
             command = [sys.executable, "-m", "lockstep", "train", "shapes", *keys, *words]
-        cores.run(read_plan(plan).workers or read_plan(plan).pipeline, command, {**os.environ, "PLAN": plan})
+        cores.run(read_plan(plan).workers or read_plan(plan).least, command, {**os.environ, "PLAN": plan})
         summary = json.loads((Path(folder) / "run" / "summary.json").read_text())
     assert summary["steps"] == 20, summary["steps"]
     return [summary.get(key) for key in HASHES]

@@ -22,7 +22,7 @@ import torch
 from measure import make_parser, make_record
 
 from lockstep.comm.group import Group
-from lockstep.comm.mesh import Mesh
+from lockstep.comm.mesh import plain_mesh
 from lockstep.comm.tree import worker_lanes
 from lockstep.data.loader import Lanes
 from lockstep.elastic.job import Job
@@ -107,7 +107,7 @@ def make_step(group: Group, run: Run | None = None) -> tuple[Step, Lanes]:
     count = BATCH // LANES * len(own)
     batch = Lanes(torch.randn(count, 1, 48, 48), torch.randint(0, 7, (count,)), len(own), own.start)
     lowered = lower_for_host(model, make_loss(run.train), seed=0, bf16=False, sample=Sample(lambda: batch))
-    return Step(run, state, lowered, 100, Mesh(group, group)), batch
+    return Step(run, state, lowered, 100, plain_mesh(group)), batch
 
 
 def start(folder: Path, rounds: int) -> Record:

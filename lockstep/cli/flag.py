@@ -41,8 +41,9 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
     _add_plan(
         group,
         "how the model is dealt to workers: pipeline=2 gives each half of them half of the layers, "
-        "data=2,pipeline=2 needs 4 workers (workers = data × pipeline), shard=optimizer, gradients or "
-        "parameters shares these over data; also replicas=2 (of shares), schedule=gpipe, cost=counted, "
+        "spatial=2 half of an image's rows, channel=2 half of a layer's channels, data=2,pipeline=2 needs 4 "
+        "workers (workers = data × pipeline × spatial × channel), shard=optimizer, gradients or parameters "
+        "shares these over data; also replicas=2 (of shares), schedule=gpipe, cost=counted, "
         "cuts=LAYER/LAYER; or a TOML file with such keys",
     )
     group.add_argument(

@@ -84,7 +84,7 @@ def start_workers(launch: Launch, run: Run) -> Launch:
         size = launch.plan.for_workers(size).workers or size
     if size == 1 and not launch.rdzv:
         return launch
-    sizes = launch.sizes(most)
+    sizes = launch.sizes(most, run.train.lanes)
     if sizes:  # with fewer there is no plan
         launch = replace(launch, min_workers=max(launch.min_workers, min(sizes)))
     job = replace(_job(launch, size, most, "lockstep.cli.listeners"), sizes=sizes)

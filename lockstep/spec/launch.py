@@ -158,22 +158,22 @@ class Launch:
         """Whether only some numbers of workers have a plan; else any number that is left goes on."""
         return bool(self.fallbacks) or self.plan.splits
 
-    def plan_for(self, workers: int) -> Plan:
-        """The first plan that comes out for so many workers, with its number along `data`."""
+    def plan_for(self, workers: int, lanes: int) -> Plan:
+        """The first plan that comes out for so many workers and lanes, with its number along `data`."""
         if not self.is_bound:
             return self.plan
-        fits = [plan for plan in self.plans if plan.most(workers) == workers]
+        fits = [plan for plan in self.plans if plan.fits(workers, lanes)]
         return (fits or [self.plan])[0].for_workers(workers)
 
-    def sizes(self, most: int) -> dict[int, tuple[int, ...]]:
+    def sizes(self, most: int, lanes: int) -> dict[int, tuple[int, ...]]:
         """The numbers of workers up to `most` that have a plan, the most wanted first; empty if all have.
 
         With each, which part of the state each worker then has.
         """
         if not self.is_bound:
             return {}
-        wanted = [n for plan in self.plans for n in range(most, 0, -1) if plan.most(n) == n]
-        return {n: self.plan_for(n).parts for n in wanted}
+        wanted = [n for plan in self.plans for n in range(most, 0, -1) if plan.fits(n, lanes)]
+        return {n: self.plan_for(n, lanes).parts for n in wanted}
 
     @property
     def num_workers(self) -> int | str | None:

@@ -86,6 +86,11 @@ class Plan:
         return self.pipeline > 1 or self.shard != "none"
 
     @property
+    def splits_model(self) -> bool:
+        """Whether no worker computes a lane of the whole model."""
+        return self.pipeline > 1 or self.splits_layers
+
+    @property
     def splits(self) -> bool:
         """Whether it splits more than the batch; then only some numbers of workers come out."""
         return self.splits_state or self.splits_layers
@@ -111,11 +116,20 @@ class Plan:
         return replace(self, data=data)
 
     @property
+    def folded(self) -> Plan:
+        """The plan with the workers of a lane along `data`: each has what it takes to compute others."""
+        return replace(self, data=self.data * self.cells, spatial=1, channel=1)
+
+    @property
     def parts(self) -> tuple[int, ...]:
         """A number for the part of the state that each worker has; those with the same have the same part."""
         shares = self.data // self.replicas if self.shard != "none" else 1
         each = (divmod(r // self.cells, self.data) for r in range(self.workers or 0))
         return tuple(stage * shares + number % shares for stage, number in each)
+
+    def fits(self, workers: int, lanes: int) -> bool:
+        """Whether it comes out for so many workers, and each has a lane."""
+        return self.most(workers) == workers and workers <= lanes * self.least
 
     def most(self, workers: int) -> int:
         """The largest number of workers, of so many, for which it comes out; 0 if there is none."""

@@ -11,7 +11,7 @@ import torch
 
 from lockstep.comm.everywhere import everywhere
 from lockstep.comm.group import Group
-from lockstep.comm.mesh import Mesh, make_mesh
+from lockstep.comm.mesh import Mesh, make_mesh, plain_mesh
 from lockstep.comm.tree import worker_lanes
 from lockstep.data.loader import Lanes, Needs
 from lockstep.errors import LockstepError, ModelError
@@ -29,6 +29,7 @@ from lockstep.runs.train_state import TrainState
 from lockstep.spec import Launch
 from lockstep.spec.generation import Generation
 from lockstep.spec.plan import Plan
+from lockstep.spec.plan_check import explain_kernels
 from lockstep.train.evaluation.host_evaluate import Evaluator, averaged_weights
 from lockstep.train.evaluation.pipelined_evaluate import stage_evaluator
 from lockstep.train.setup import Given, Setup
@@ -75,11 +76,11 @@ class Dealt:
         return staged
 
     def evaluator(self, graph: bool) -> Evaluator:
-        """Evaluation after every epoch."""
-        pipeline = self.pipeline
+        """Evaluation after every epoch, where workers of the same lane have different images."""
+        pipeline, group = self.pipeline, self.mesh.stage
         if pipeline is None:
-            return self.setup.evaluator(self.mesh.data, graph)
-        stock, link = self.setup.stock_evaluator(self.mesh.data), StageLink(self.mesh, self.setup.device)
+            return self.setup.evaluator(group, graph)
+        stock, link = self.setup.stock_evaluator(group), StageLink(self.mesh, self.setup.device)
         return stage_evaluator(stock, pipeline, self.mesh.pipeline, link)
 
     def begin(self) -> TrainState:
@@ -99,7 +100,7 @@ class Dealt:
             blocks = blocks_by_size(setup.model, self.bucket_mb)
             self.sharded = ShardedModel(setup.model, blocks, mesh.shard, plan.replicas)
         share = self.sharded.share if self.sharded else None
-        return TrainState.begin(setup.model, *options, StateParts(mesh.world, mesh.data), share)
+        return TrainState.begin(setup.model, *options, StateParts(mesh.world, mesh.stage), share)
 
     @property
     def told(self) -> list[str]:
@@ -122,7 +123,9 @@ class Dealt:
         return averaged_weights(state.model, state.ema)
 
     def explain_state(self, state: TrainState) -> str:
-        """From where a state in parts came, after workers were lost or joined."""
+        """The plan, and from where a state in parts came, after workers were lost or joined."""
+        if not state.parts:
+            return f"the plan is now {self.plan}"
         source = (
             "the workers have all of the state, and go on from"
             if self.is_restored
@@ -144,7 +147,8 @@ class Dealt:
 
 def deal(setup: Setup, launch: Launch, world: Group, generation: Generation | None = None) -> Dealt:
     """Deal a run by the plan for so many workers; every worker still has all of it. A collective."""
-    if launch.splits_state and generation and generation.halt:
+    halts = bool(generation and generation.halt)
+    if launch.splits_state and halts:
         left = f"{world.size} worker{'s' * (world.size > 1)} left"
         error = LockstepError(
             f"--plan {launch.plan} needs more than the {left}: --resume auto goes on from the last "
@@ -152,9 +156,9 @@ def deal(setup: Setup, launch: Launch, world: Group, generation: Generation | No
         )
         error.everywhere, error.exit_code = True, 143
         raise error
-    plan = launch.plan_for(world.size)
-    if not plan.splits_state:
-        return Dealt(setup, Mesh(world, world), plan, launch.bucket_mb)  # as many workers as are left
+    plan = Plan() if halts else launch.plan_for(world.size, setup.run.train.lanes)
+    if not plan.splits:  # as many workers as are left
+        return Dealt(setup, plain_mesh(world), plan, launch.bucket_mb)
     return everywhere(world, lambda: _split(setup, plan, launch.bucket_mb, world))
 
 
@@ -176,6 +180,8 @@ def _split(setup: Setup, plan: Plan, bucket_mb: float, world: Group) -> Dealt:
             f"--plan {plan}: not with {setup.lowering.program.kernels} kernels, as metrics of your own need "
             "the outputs of stock kernels: use kernels.set=stock, which is another run"
         )
+    if setup.lowering and plan.splits_layers:
+        raise ModelError(explain_kernels(plan, setup.lowering.program.kernels))
     mesh = make_mesh(world, plan)
     dealt = Dealt(setup, mesh, plan, bucket_mb)
     if in_parts and setup.lowering:

@@ -84,7 +84,7 @@ class Loop:
             return self._finish(journal.found["summary"], write=False)
         changes = self._generation.changes if self._generation else ()
         journal.start(state, self._steps, self._group.size, takes_over=bool(changes))
-        if state.parts and changes:
+        if changes and self._dealt.plan.splits:
             journal.notice(self._dealt.explain_state(state))
         for line in self._dealt.told:
             journal.notice(line)
@@ -188,7 +188,7 @@ class Loop:
     def _tell_plan(self, engine: Engine) -> dict[str, Any]:
         """The plan, if it splits the model, and how the stages of a pipeline spent their time."""
         plan, stages = self._dealt.plan, engine.stages()
-        told = {"plan": str(plan)} if plan.splits_state else {}
+        told = {"plan": str(plan)} if plan.splits else {}
         return {**told, "stages": stages} if plan.pipeline > 1 else told
 
     def _is_unsaved(self) -> bool:

@@ -119,6 +119,9 @@ class Step:
             loss, right, stops, moves, is_finite, chunks = told
             norm = norm_of_chunks(chunks) if clip else norm
             is_finite = is_finite and bool(norm.isfinite())
+        elif self._mesh.stage.size > self._mesh.data.size:  # those of the same lanes were not asked yet
+            told = merge_stages(self._mesh.world, StageNumbers(loss, right, stops, moves, is_finite, {}))
+            stops, moves, is_finite = told.stops, told.moves, told.is_finite
         if not is_finite:
             self._state.finish = None
             raise self.not_finite(loss, lanes)

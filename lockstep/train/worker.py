@@ -207,7 +207,7 @@ class _Worker:
             any_target = given.loss is not None
             store = from_map_style(given.data, lambda text: self._tell(Notice(text)), any_target)
             given = replace(given, data=store)
-        return set_up(self.run, self.device, given, recorded, self.launch.plan.pipeline > 1)
+        return set_up(self.run, self.device, given, recorded, self.launch.plan.splits_model)
 
     def _prepare_to_join(self) -> None:
         """Build everything before the others wait for this worker; an error here ends only this worker."""

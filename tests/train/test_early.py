@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from world import in_threads
 
-from lockstep.comm.mesh import Mesh
+from lockstep.comm.mesh import plain_mesh
 from lockstep.comm.tree import worker_lanes
 from lockstep.data.loader import Lanes
 from lockstep.lower.choose import lower_for_host
@@ -84,7 +84,7 @@ def train(model, loss, workers, bucket_mb):
             state,
             lower_for_host(mine, chosen, seed=0, bf16=False),
             10,
-            Mesh(group, group),
+            plain_mesh(group),
             bucket_mb=bucket_mb,
         )
         results = [step(lanes) for _ in range(3)]

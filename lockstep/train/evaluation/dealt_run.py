@@ -54,7 +54,7 @@ class DealtRun:
         loss: Loss | None = None,
         bucket_mb: float = 25.0,
     ) -> None:
-        plan = replace(plan.for_workers(world.size), cost="counted")
+        plan = replace(plan.for_workers(world.size).folded, cost="counted")
         self._trained, self._batch, self._loss = trained, batch, loss
         self._mesh = make_mesh(world, plan)
         self._link = StageLink(self._mesh, trained.device)
