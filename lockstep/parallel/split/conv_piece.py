@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from lockstep.errors import ModelError
 from lockstep.parallel.split.channel_segment import ChannelSegment, segments
-from lockstep.parallel.split.row_buffer import dense, empty, place, take
+from lockstep.parallel.split.row_buffer import dense, empty, is_channels_last, place, take
 from lockstep.parallel.split.window import Window
 
 Pair = tuple[int, int]
@@ -143,10 +143,12 @@ class ConvForm:
             call, frame = self._between_rows(), self.window.frame(band)
             x_at, dy_at = (band, frame) if self.transposed else (frame, band)
         x, dy = take(x, x_held, x_at), take(dy, dy_held, dy_at)
-        whole = x.new_zeros(tuple(weight_shape))
+        whole = empty(
+            tuple(weight_shape), dy if is_channels_last(dy) else x
+        ).zero_()  # lies as the weight does
         parts = []
         for one in segments(outs, outputs):
-            like = whole[self._box(one, weight_shape, True)].contiguous()
+            like = self._part(whole, one, True)
             own = dense(dy[:, one.own.start - outs.start : one.own.stop - outs.start], dy)
             parts.append(call._weight_gradient(x, own, like, one) if band else like)
         if len(parts) > 1 and self.transposed:

@@ -45,7 +45,10 @@ def dense(part: Tensor, like: Tensor) -> Tensor:
     return part.contiguous(memory_format=_memory_format(like))
 
 
+def is_channels_last(image: Tensor) -> bool:
+    """Whether neighbours in memory are channels; with one channel, the strides still tell."""
+    return image.stride(1) == 1 and (image.stride(3) > 1 or image.shape[2] * image.shape[3] > 1)
+
+
 def _memory_format(image: Tensor) -> torch.memory_format:
-    """Channels last where neighbours in memory are channels; with one channel, the strides still tell."""
-    last = image.stride(1) == 1 and (image.stride(3) > 1 or image.shape[2] * image.shape[3] > 1)
-    return torch.channels_last if last else torch.contiguous_format
+    return torch.channels_last if is_channels_last(image) else torch.contiguous_format
