@@ -1,0 +1,54 @@
+"""Rows of images in memory: taken from those at hand with zeros around, and put in their place.
+
+Every result is without gaps and lies in memory as its source does, channels first or last.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lockstep.parallel.split.window import common
+
+
+def take(image: Tensor, held: range, rows: range) -> Tensor:
+    """Rows of an image that has those of `held`; the others are zeros."""
+    return image if held == rows else place(image, held, rows, None)
+
+
+def place(image: Tensor, at: range, rows: range, fill: Tensor | None) -> Tensor:
+    """An image's rows, which are those of `at`, among `rows`; the others are zeros, or a number a channel."""
+    if at == rows:
+        return image
+    kept = common(at, rows)
+    part = image[:, :, kept.start - at.start : kept.stop - at.start] if kept else image[:, :, :0]
+    if len(kept) == len(rows):
+        return dense(part, image)
+    found = empty((*image.shape[:2], len(rows), image.shape[3]), image)
+    edges = (
+        [found[:, :, : kept.start - rows.start], found[:, :, kept.stop - rows.start :]] if kept else [found]
+    )
+    for edge in edges:
+        edge.copy_(fill.view(-1, 1, 1)) if fill is not None else edge.zero_()
+    if kept:
+        found[:, :, kept.start - rows.start : kept.stop - rows.start] = part
+    return found
+
+
+def empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """A tensor of any values that lies in memory as `like` does."""
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=_memory_format(like))
+
+
+def dense(part: Tensor, like: Tensor) -> Tensor:
+    """A part without gaps, in the memory format of `like`."""
+    return part.contiguous(memory_format=_memory_format(like))
+
+
+def is_channels_last(image: Tensor) -> bool:
+    """Whether neighbours in memory are channels; with one channel, the strides still tell."""
+    return image.stride(1) == 1 and (image.stride(3) > 1 or image.shape[2] * image.shape[3] > 1)
+
+
+def _memory_format(image: Tensor) -> torch.memory_format:
+    return torch.channels_last if is_channels_last(image) else torch.contiguous_format
