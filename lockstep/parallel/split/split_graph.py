@@ -1,0 +1,113 @@
+"""A model's calls over the workers that share a lane: each call has its way, chosen by rules from its shapes.
+
+Every value has one home: its parts lie on workers as its way says. A call takes values from there and gives
+gradients there, so where a value has several consumers their gradients add element by element, in autograd's
+order, as in the uncut model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Size, Tensor, fx, nn
+
+from lockstep.kernels.structure import leaves
+from lockstep.parallel.model_graph import Key, ModelGraph, Values
+from lockstep.parallel.split.axes import Axes
+from lockstep.parallel.split.choose_way import WayChooser
+from lockstep.parallel.split.convert import to_whole
+from lockstep.parallel.split.lane_gradients import GradientPart, make_whole
+from lockstep.parallel.split.spread import WHOLE, Spread
+from lockstep.parallel.split.way import Way
+
+
+class SplitGraph(ModelGraph):
+    """The calls of a model in training mode, each in its own way."""
+
+    def __init__(self, model: nn.Module, axes: Axes, images: Tensor) -> None:
+        super().__init__(model)
+        self.axes, self.shapes = axes, self._find_shapes(images)
+        self.spreads: dict[Key, Spread] = {self.input: WHOLE}
+        self.ways: list[Way] = []
+        chooser = WayChooser(self)
+        for place, node in enumerate(self.calls):
+            way = chooser.choose(place)
+            self.ways.append(way)
+            self.spreads[node.name] = way.made
+
+    def call(self, place: int, values: Values) -> Any:
+        """What one call gives: this worker's part of it."""
+        self.axes.layer = self.label(place)
+        return self.ways[place].run(values)
+
+    def call_whole(self, place: int, values: Values) -> Any:
+        """The same without a plan, on whole values."""
+        return super().call(place, values)
+
+    def result(self, values: Values) -> Any:
+        """What the model returns, whole on every worker."""
+        self.axes.layer = "outputs"
+        return super().result({key: self.to_whole(key, value) for key, value in values.items()})
+
+    def to_whole(self, key: Key, value: Any) -> Any:
+        """All of a value."""
+        return to_whole(value, self.axes, self.spreads[key]) if isinstance(value, Tensor) else value
+
+    def finish(self, grads: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A lane's gradients, whole on every worker."""
+        parts: dict[str, GradientPart] = {}
+        for way in self.ways:
+            parts |= {name: part for name, part in way.gradients.items() if name in grads}
+        return make_whole(self.axes, grads, parts)
+
+    def module(self, place: int) -> nn.Module | None:
+        """The layer that a call is, if no other call uses it or its parameters."""
+        node = self.calls[place]
+        if node.op != "call_module":
+            return None
+        again = [n for n in self.calls if n.op == "call_module" and n.target == node.target]
+        if len(again) > 1 or any(name in self.shared for name in self.tensors_of(place)):
+            return None
+        return self.model.get_submodule(str(node.target))
+
+    def inputs(self, place: int) -> list[fx.Node]:
+        """The tensors that a call uses, besides parameters."""
+        nodes = self.calls[place].all_input_nodes
+        return [n for n in nodes if n.op != "get_attr" and n.name not in self._fixed and n.name in self.shapes]
+
+    def parameter(self, place: int, name: str, values: Values) -> Tensor | None:
+        """A parameter or buffer of a call's module."""
+        full = self._tensors[place].get(name)
+        if full is None:
+            return None
+        if full in values:
+            found: Tensor = values[full]
+            return found
+        return getattr(self.model.get_submodule(str(self.calls[place].target)), name)  # type: ignore[no-any-return]
+
+    def own_name(self, place: int, name: str) -> str:
+        """The model's name for a parameter of a call's module."""
+        return self._tensors[place][name]
+
+    def _find_shapes(self, images: Tensor) -> dict[Key, Size]:
+        """The shape of every value that is one tensor, found without computing if that can be."""
+        with torch.no_grad(), suppress(Exception):  # whatever a module raises on tensors without memory
+            return self._try_shapes(images.to("meta"), is_meta=True)
+        with torch.no_grad():
+            return self._try_shapes(images, is_meta=False)
+
+    def _try_shapes(self, images: Tensor, is_meta: bool) -> dict[Key, Size]:
+        known = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        values: Values = {self.input: images}
+        stand_ins = {name: torch.empty_like(known[name], device="meta") for name in self.names} if is_meta else {}
+        shapes = {self.input: images.shape}
+        for place, node in enumerate(self.calls):
+            values[node.name] = found = ModelGraph.call(self, place, {**stand_ins, **values})
+            if isinstance(found, Tensor):
+                shapes[node.name] = found.shape
+            for key in [key for key in values if self.last_uses.get(key, -1) <= place]:
+                del values[key]
+        return shapes

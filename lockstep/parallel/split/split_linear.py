@@ -1,0 +1,108 @@
+"""A fully connected layer over workers: each computes some outputs, and a partial sum of the data gradient.
+
+The data gradient is a sum over outputs. It follows `train.slices`: each worker sums over its own slices, an
+aligned subtree, and the tree over workers completes it. With one slice it is not cut this way: every worker
+computes the gradient of its own inputs from all outputs' gradients and weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.parallel.split.axes import CHANNEL, Axes, take, sum_leaves
+from lockstep.parallel.split.spread import Ranges, Spread, deal_subtrees, even_ranges
+
+
+@dataclass
+class LinearCut:
+    """How one layer is dealt out; a probe may clear parts of `by_channel`."""
+
+    axes: Axes
+    given: Spread  # of the input [N, ins]
+    made: Spread  # of the output [N, outs]
+    ins: int
+    outs: int
+    by_channel: set[str] = field(default_factory=lambda: {"forward", "input", "weight"})
+
+    @staticmethod
+    def spread(axes: Axes, outs: int) -> tuple[Ranges, ...]:
+        """The outputs of every worker: whole slices, if there is a grid of them."""
+        if axes.slices == 1 or outs < axes.slices or axes.channel.size == 1:
+            return axes.channels_of_all(outs)
+        edges = even_ranges(outs, axes.slices)
+        dealt = deal_subtrees(axes.slices, axes.channel.size)
+        return tuple((range(edges[own.start].start, edges[own.stop - 1].stop),) for own in dealt)
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        found: Tensor = _Multiply.apply(x, weight, bias, self)  # type: ignore[no-untyped-call]
+        return found
+
+    @property
+    def is_sliced(self) -> bool:
+        """Whether the data gradient follows slices of the outputs."""
+        return 1 < self.axes.slices <= self.outs
+
+    @property
+    def own_outs(self) -> range:
+        """This worker's outputs."""
+        every = self.made.channels
+        return every[self.axes.channel.rank][0] if every else range(self.outs)
+
+    def input_gradient(self, dy: Tensor, weight: Tensor) -> Tensor:
+        """The gradient of this worker's part of the input."""
+        axes, own = self.axes, self.own_outs
+        if self.is_sliced:
+            inside = [s for s in even_ranges(self.outs, axes.slices) if own.start <= s.start < own.stop]
+            parts = [dy[:, s.start - own.start : s.stop - own.start] @ weight[s.start : s.stop] for s in inside]
+            partial = sum_leaves(parts)
+            total = partial if not self.made.channels else _sum_over(axes, partial)
+            return take(total, 1, self.given.channels[axes.channel.rank]) if self.given.channels else total
+        every = axes.all_channels(dy, self.made)
+        ins = self.given.channels[axes.channel.rank] if self.given.channels else (range(self.ins),)
+        if "input" not in self.by_channel:
+            return take(every @ weight, 1, ins)
+        return every @ take(weight, 1, ins)
+
+
+class _Multiply(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, cut: LinearCut) -> Tensor:
+        every, own = cut.axes.all_channels(x, cut.given), cut.own_outs
+        ctx.cut = cut
+        ctx.save_for_backward(every, weight)
+        rows = slice(own.start, own.stop)
+        if "forward" not in cut.by_channel:
+            return torch.nn.functional.linear(every, weight, bias)[:, rows].contiguous()
+        return torch.nn.functional.linear(every, weight[rows], None if bias is None else bias[rows])
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        (x, weight), cut, own = ctx.saved_tensors, ctx.cut, ctx.cut.own_outs
+        needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
+        grad = cut.input_gradient(dy, weight).contiguous() if needs_x else None
+        weight_grad = bias_grad = None
+        if needs_weight:
+            if "weight" in cut.by_channel:
+                weight_grad = _place(dy.t() @ x, own, weight.shape)
+            else:
+                weight_grad = cut.axes.all_channels(dy, cut.made).t() @ x
+        if needs_bias:
+            bias_grad = _place(dy.sum(0), own, torch.Size([cut.outs]))
+        return grad, weight_grad, bias_grad, None
+
+
+def _place(part: Tensor, own: range, shape: torch.Size) -> Tensor:
+    """The part at its place among zeros."""
+    if part.shape == shape:
+        return part
+    whole = part.new_zeros(shape)
+    whole[own.start : own.stop] = part
+    return whole
+
+
+def _sum_over(axes: Axes, partial: Tensor) -> Tensor:
+    return axes.sum_large(CHANNEL, partial.reshape(-1), axes.slices).view(partial.shape)

@@ -1,0 +1,131 @@
+"""Batch norm over workers: statistics of each band, then their tree; each worker has its rows and channels.
+
+Moments are combined in float64, pair by pair (Chan et al.), so the order is the tree's and the error small.
+What follows is elementwise: one multiplication or addition at a time, so no element depends on its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.parallel.split.axes import Axes, sum_leaves
+from lockstep.parallel.split.spread import Spread
+
+
+@dataclass
+class NormCut:
+    """A batch norm in training mode, whose input's rows are in bands."""
+
+    axes: Axes
+    given: Spread
+    eps: float
+
+    def __call__(
+        self, x: Tensor, weight: Tensor | None, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, int]:
+        """The normalized values; mean and variance of the batch, and over how many values."""
+        moments, num = self.moments(x)
+        out: Tensor = _Normalize.apply(x, weight, bias, *moments, num, self)  # type: ignore[no-untyped-call]
+        return out, *moments, num
+
+    @torch.no_grad()
+    def moments(self, x: Tensor) -> tuple[tuple[Tensor, Tensor], int]:
+        """Mean and variance in float64 over all pixels of all samples."""
+        rows, per_row = self.given.rows, len(x) * x.shape[3]
+        own = self.axes.own_rows(rows)
+        found: list[Tensor] = []  # for each band: mean, and the sum of squared differences from it
+        for band in self.axes.own_bands(rows):
+            cell = _cell(x, band, own)
+            mean, variance = torch.batch_norm_update_stats(cell, None, None, 0.0)
+            found.append(torch.stack([mean.double(), variance.double() * (len(band) * per_row)]))
+        bands = self.axes.own_bands(rows)
+        root = _combine(found, [len(band) * per_row for band in bands], [1] * len(bands))
+        counts = [len(ranges[0]) * per_row for ranges in self.axes.rows_of_all(rows)]
+        shares = [len(dealt) for dealt in self.axes.bands_of_all]
+        mean, squares = _combine(self.axes.gather_small(root), counts, shares)
+        return (mean, squares / (rows * per_row)), rows * per_row
+
+    def sums(self, x: Tensor, dy: Tensor, mean: Tensor, invstd: Tensor) -> tuple[Tensor, Tensor]:
+        """Σ dy·x̂ and Σ dy over all pixels, in float64."""
+        rows = self.given.rows
+        own, found = self.axes.own_rows(rows), []
+        for band in self.axes.own_bands(rows):
+            cells = _cell(dy, band, own), _cell(x, band, own)
+            _, scaled, plain = torch.ops.aten.native_batch_norm_backward(
+                *cells, None, None, None, mean, invstd, True, self.eps, [False, True, True]
+            )
+            found.append(torch.stack([scaled.double(), plain.double()]))
+        scaled, plain = self.axes.sum_small(sum_leaves(found))
+        return scaled, plain
+
+
+class _Normalize(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        mean: Tensor,
+        variance: Tensor,
+        num: int,
+        cut: NormCut,
+    ) -> Tensor:
+        invstd = 1.0 / (variance + cut.eps).sqrt()
+        scale = invstd if weight is None else invstd * weight.double()
+        shift = -mean * scale if bias is None else bias.double() - mean * scale
+        ctx.cut, ctx.num = cut, num
+        ctx.save_for_backward(x, weight, mean, invstd)
+        return (x * _wide(scale, x)).add_(_wide(shift, x))
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, mean, invstd = ctx.saved_tensors
+        scaled, plain = ctx.cut.sums(x, dy, mean.float(), invstd.float())
+        grad = None
+        if ctx.needs_input_grad[0]:
+            scale = invstd if weight is None else invstd * weight.double()
+            slope = scale * invstd * scaled / ctx.num  # dx = scale·dy − slope·x − rest
+            rest = scale * plain / ctx.num - slope * mean
+            grad = (x * _wide(-slope, x)).sub_(_wide(rest, x)).add_(dy * _wide(scale, x))
+        needs = ctx.needs_input_grad
+        weight_grad = scaled.to(weight.dtype) if weight is not None and needs[1] else None
+        bias_grad = plain.to(x.dtype) if needs[2] else None
+        return grad, weight_grad, bias_grad, None, None, None, None
+
+
+def _cell(x: Tensor, band: range, own: range) -> Tensor:
+    """A band's rows, without gaps."""
+    cell = x.narrow(2, band.start - own.start, len(band))
+    is_last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    return cell.contiguous(memory_format=torch.channels_last if is_last else torch.contiguous_format)
+
+
+def _combine(parts: Sequence[Tensor], counts: Sequence[int], bands: Sequence[int]) -> Tensor:
+    """Moments of neighbouring aligned subtrees of so many bands, pair by pair."""
+    waiting: list[tuple[Tensor, int, int]] = []
+    for node in zip(parts, counts, bands, strict=True):
+        while waiting and waiting[-1][2] == node[2]:
+            left = waiting.pop()
+            node = _pair(left[0], node[0], left[1], node[1]), left[1] + node[1], 2 * node[2]
+        waiting.append(node)
+    return waiting[0][0]
+
+
+def _pair(left: Tensor, right: Tensor, left_count: int, right_count: int) -> Tensor:
+    """Mean and squared differences of two sets of values, of those of each."""
+    total = left_count + right_count
+    between = right[0] - left[0]
+    mean = left[0] + between * (right_count / total)
+    squares = left[1] + right[1] + between * between * (left_count * (right_count / total))
+    return torch.stack([mean, squares])
+
+
+def _wide(vector: Tensor, like: Tensor) -> Tensor:
+    """A value for each channel, in the type of `like`."""
+    return vector.to(like.dtype).view(1, -1, 1, 1)

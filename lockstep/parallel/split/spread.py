@@ -1,0 +1,51 @@
+"""How a value lies on the workers that share a lane: rows in bands, channels in ranges.
+
+Bands are a grid in the identity: sums over pixels follow it, whoever computes them. A worker along `spatial`
+has an aligned subtree of the bands, so what it sums over them is one partial sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Ranges = tuple[range, ...]  # increasing, without overlap
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Where a value is: whole everywhere, or rows and channels dealt out."""
+
+    rows: int = 0  # of the whole value, if each worker along `spatial` has those of its bands; 0: all have all
+    channels: tuple[Ranges, ...] = ()  # of each worker along `channel`; empty: all have all
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every worker has all of it."""
+        return not self.rows and not self.channels
+
+
+WHOLE = Spread()
+
+
+def even_ranges(count: int, parts: int) -> list[range]:
+    """Ranges as even as possible."""
+    return [range(part * count // parts, (part + 1) * count // parts) for part in range(parts)]
+
+
+def deal_subtrees(leaves: int, workers: int) -> list[range]:
+    """An aligned subtree of the leaves, whose number is a power of two, for each worker."""
+    return _deal(range(leaves), workers)
+
+
+def _deal(leaves: range, workers: int) -> list[range]:
+    if workers == 1:
+        return [leaves]
+    assert workers <= len(leaves), "every worker needs a leaf"
+    left, middle = -(-workers // 2), leaves.start + len(leaves) // 2
+    return [*_deal(range(leaves.start, middle), left), *_deal(range(middle, leaves.stop), workers - left)]
+
+
+def count(ranges: Sequence[range]) -> int:
+    """How many numbers are in some ranges."""
+    return sum(map(len, ranges))
