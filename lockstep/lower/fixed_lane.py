@@ -17,8 +17,10 @@ from torch import Tensor, nn
 
 from lockstep.data.loader import Lanes
 from lockstep.kernels import random
+from lockstep.kernels.numerics import memory_format
 from lockstep.lower.lane_by_lane import LaneByLane
 from lockstep.models.tensors import buffers_kept
+from lockstep.spec import Run
 
 _PERIOD = 65537  # values after which a large tensor repeats them; a prime, so that no two rows are alike
 _MOST_WORK = 2 << 30  # multiplications of a forward pass: well below a second on one core
@@ -40,6 +42,13 @@ def run_fixed_lane(
     with torch.random.fork_rng(streams), fixed_weights(way.model):
         (output,) = way.run(lanes, 0)
     return [output.loss, output.logits, *output.grads, *output.float_buffers]
+
+
+def fixed_images(run: Run, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """A lane of fixed images, in the memory format of training."""
+    empty = torch.empty(run.train.batch // run.train.lanes, *shape, device=device)
+    fixed = empty.to(memory_format=memory_format(run))
+    return fixed.copy_(fixed_values("images", fixed))
 
 
 def fixed_labels(count: int, classes: int, device: torch.device) -> Tensor:

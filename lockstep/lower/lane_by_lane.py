@@ -6,10 +6,10 @@ run lanes with the same kernels must give the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from lockstep.kernels.loss import Loss, heads_loss
 from lockstep.kernels.numerics import half_precision, seed_stream
 from lockstep.kernels.structure import leaves
 
-Drop = Callable[[Tensor, float, int], Tensor]
+Drop = Callable[[Tensor, float, int, Tensor | None], Tensor]
 OnGradient = Callable[[int, Tensor], None]  # gets the number of a parameter and its gradient
 _DROPOUTS: dict[type[nn.Module], Drop] = {
     nn.Dropout: dropout,
@@ -29,6 +29,19 @@ _DROPOUTS: dict[type[nn.Module], Drop] = {
     nn.Dropout2d: dropout_channels,
     nn.Dropout3d: dropout_channels,
 }
+
+
+class LayerSplit(Protocol):
+    """A model whose layers are over several workers, or summed in a grid."""
+
+    def forward(self, images: Tensor) -> Any:
+        """What the model returns, whole."""
+
+    def finish(self, grads: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A lane's gradients, whole."""
+
+    def places(self, name: str, device: torch.device, pixels: bool) -> Tensor | None:
+        """The places of what a dropout layer has here, in all of it; None if it has all."""
 
 
 @dataclass
@@ -46,8 +59,10 @@ class LaneOutput:
 class LaneByLane:
     """Runs a model's lanes one after another with stock kernels."""
 
-    def __init__(self, model: nn.Module, loss: Loss, seed: int, bf16: bool) -> None:
-        self.model, self.loss = model, loss
+    def __init__(
+        self, model: nn.Module, loss: Loss, seed: int, bf16: bool, split: LayerSplit | None = None
+    ) -> None:
+        self.model, self.loss, self.split = model, loss, split
         self.params = {n: p for n, p in model.named_parameters() if p.requires_grad and not p.is_meta}
         self._float_slots = _buffer_slots(model, floating=True)
         self._int_slots = _buffer_slots(model, floating=False)
@@ -106,7 +121,7 @@ class LaneByLane:
         self._step, self._lane = step, lane
         seed_stream(images.device, random.key("lane", self._seed, step, lane))
         with half_precision(images.device, self._bf16):
-            outputs = self.model(images)
+            outputs = self.split.forward(images) if self.split else self.model(images)
         loss = self._find_loss(outputs, labels)
         grads = self._gradients([loss], early)
         return LaneOutput(
@@ -135,7 +150,7 @@ class LaneByLane:
         own hooks.
         """
         params: list[Any] = list(self.params.values())
-        give = partial(_hand_over, early, self.hands_over) if early else None
+        give = partial(_hand_over, early, self.hands_over) if early and not self.split else None
         handles = [p.register_hook(partial(give, i)) for i, p in enumerate(params) if give]
         try:
             found = torch.autograd.grad(outputs, [*params, *inputs], given, allow_unused=True)
@@ -143,7 +158,18 @@ class LaneByLane:
             for handle in handles:
                 handle.remove()
         grads = [self._unused(p) if g is None else g for p, g in zip(params, found, strict=False)]
+        if self.split:
+            grads = self._finish(self.split, grads, early)
         return [*grads, *found[len(params) :]]
+
+    def _finish(self, split: LayerSplit, grads: list[Tensor], early: OnGradient | None) -> list[Tensor]:
+        """Whole gradients, of parts of them; only then can they be given away."""
+        with torch.no_grad():
+            whole = split.finish(dict(zip(self.params, grads, strict=True)))
+        grads = [whole[name] for name in self.params]
+        for index, grad in enumerate(grads if early else ()):
+            _hand_over(early, False, index, grad)  # type: ignore[arg-type]
+        return [ghost(grad) for grad in grads] if early and self.hands_over else grads
 
     def _unused(self, parameter: Tensor) -> Tensor:
         """The gradient of a parameter that the loss does not depend on."""
@@ -181,7 +207,9 @@ class LaneByLane:
         def forward(x: Tensor) -> Tensor:
             if not module.training or not module.p:
                 return x
-            return drop(x, module.p, random.key("dropout", self._seed, self._step, self._lane, name))
+            pixels = drop is dropout
+            places = self.split.places(name, x.device, pixels) if self.split else None
+            return drop(x, module.p, random.key("dropout", self._seed, self._step, self._lane, name), places)
 
         forward.keyed = True  # type: ignore[attr-defined]
         return forward

@@ -60,10 +60,15 @@ class Pipeline:
         self.training.gathered = self.evaluation.gathered = gathered
 
 
-def cut_model(model: nn.Module, images: Tensor, bf16: bool, plan: Plan, mesh: Mesh) -> Pipeline:
-    """Cut a model; `images` are those of a lane. A collective: worker 0 chooses the cuts."""
+def cut_model(
+    model: nn.Module, images: Tensor, bf16: bool, plan: Plan, mesh: Mesh, split: ModelGraph | None = None
+) -> Pipeline:
+    """Cut a model; `images` are those of a lane. A collective: worker 0 chooses the cuts.
+
+    `split` are its calls if layers are over several workers.
+    """
     number = mesh.pipeline.rank
-    graph, trial = _try(model.train(), images, bf16, plan.cost if plan.pipeline > 1 else "counted")
+    graph, trial = _try(model.train(), images, bf16, plan.cost if plan.pipeline > 1 else "counted", split)
     cuts = _choose(graph, trial, plan)
     cuts = json.loads(mesh.world.broadcast_bytes(json.dumps(cuts).encode()))  # measured times differ
     training = Stage(graph, trial, cuts, number)
@@ -111,12 +116,14 @@ def forget_values(model: nn.Module, device: torch.device) -> None:
     replace_tensors(model, unknown)
 
 
-def _try(model: nn.Module, images: Tensor, bf16: bool, cost: str) -> tuple[ModelGraph, Trial]:
+def _try(
+    model: nn.Module, images: Tensor, bf16: bool, cost: str, graph: ModelGraph | None = None
+) -> tuple[ModelGraph, Trial]:
     """The graph of a model in its present mode, and a lane through it; nothing of the model changes."""
     device = images.device
     streams = [device] if device.type == "cuda" else []
     with buffers_kept(model), torch.random.fork_rng(streams), half_precision(device, bf16):
-        graph = ModelGraph(model)
+        graph = graph or ModelGraph(model)
         # autocast casts a parameter once for all calls, so their gradients add up in half precision
         return graph, try_lane(graph, images, cost, keeps_shared=bf16)
 

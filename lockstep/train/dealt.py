@@ -7,15 +7,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from lockstep.comm.everywhere import everywhere
 from lockstep.comm.group import Group
 from lockstep.comm.mesh import Mesh, make_mesh, plain_mesh
 from lockstep.comm.tree import worker_lanes
 from lockstep.data.loader import Lanes, Needs
 from lockstep.errors import LockstepError, ModelError
-from lockstep.lower.fixed_lane import fixed_values
+from lockstep.lower.fixed_lane import fixed_images
 from lockstep.lower.lane_by_lane import LaneByLane
 from lockstep.parallel.device_pipeline import DevicePipeline, cut_program
 from lockstep.parallel.pipeline import Pipeline, cut_model, forget_values, keep_part
@@ -23,6 +21,9 @@ from lockstep.parallel.pipelined_lanes import PipelinedLanes
 from lockstep.parallel.pipelined_stock import PipelinedStock
 from lockstep.parallel.shard.gathered_model import GatheredModel
 from lockstep.parallel.shard.sharded_model import ShardedModel, blocks_by_size
+from lockstep.parallel.split.axes import Axes
+from lockstep.parallel.split.split_graph import SplitGraph
+from lockstep.parallel.split.split_model import split_model
 from lockstep.parallel.stage_link import StageLink
 from lockstep.runs.state_parts import StateParts
 from lockstep.runs.train_state import TrainState
@@ -45,6 +46,7 @@ class Dealt:
     bucket_mb: float  # the size of blocks that are shared
     # also of one stage, whose parameters are gathered block by block
     pipeline: Pipeline | DevicePipeline | None = None
+    split: SplitGraph | None = None  # if layers are over several workers
     sharded: ShardedModel | None = None  # once the state has begun
     is_restored: bool = False  # whether the workers of the generation before had all of the state together
 
@@ -59,6 +61,7 @@ class Dealt:
         setup, pipeline, data = self.setup, self.pipeline, self.mesh.data
         if pipeline is None:
             lowered = setup.lower(read, data)
+            lowered.split = self.split or lowered.split
             lowered.hands_over = self.plan.shards_gradients and type(lowered) is LaneByLane
             return lowered
         link, seed = StageLink(self.mesh, setup.device), setup.run.seed
@@ -69,6 +72,7 @@ class Dealt:
             staged = PipelinedDevice(setup.model, seed, pipeline, link)
         else:
             staged = PipelinedStock(setup.model, setup.loss, seed, setup.bf16, pipeline, link)
+            staged.split = self.split or setup.grid
         staged.hands_over = self.plan.shards_gradients
         if pipeline.gathered:
             lanes = setup.run.train.lanes
@@ -184,16 +188,12 @@ def _split(setup: Setup, plan: Plan, bucket_mb: float, world: Group) -> Dealt:
         raise ModelError(explain_kernels(plan, setup.lowering.program.kernels))
     mesh = make_mesh(world, plan)
     dealt = Dealt(setup, mesh, plan, bucket_mb)
+    train, images = setup.run.train, fixed_images(setup.run, setup.store.shape, setup.device)
+    if plan.splits_layers:
+        axes = Axes(train.bands, train.slices, mesh.channel, mesh.spatial)
+        dealt.split = split_model(setup.model, axes, images, setup.bf16)
     if in_parts and setup.lowering:
-        dealt.pipeline = cut_program(setup.model, setup.lowering, _fixed_images(setup), plan, mesh)
+        dealt.pipeline = cut_program(setup.model, setup.lowering, images, plan, mesh)
     elif in_parts:
-        dealt.pipeline = cut_model(setup.model, _fixed_images(setup), setup.bf16, plan, mesh)
+        dealt.pipeline = cut_model(setup.model, images, setup.bf16, plan, mesh, dealt.split or setup.grid)
     return dealt
-
-
-def _fixed_images(setup: Setup) -> torch.Tensor:
-    """A lane of fixed images, in the memory format of training."""
-    train, shape = setup.run.train, setup.store.shape
-    empty = torch.empty(train.batch // train.lanes, *shape, device=setup.device)
-    fixed = empty.to(memory_format=setup.memory_format)
-    return fixed.copy_(fixed_values("images", fixed))

@@ -22,12 +22,16 @@ from lockstep.errors import DataError, ModelError
 from lockstep.kernels.loss import Loss, WholeLoss
 from lockstep.kernels.numerics import memory_format, to_device
 from lockstep.lower.choose import Sample, explain_stock, lower_for_device, lower_for_host
+from lockstep.lower.fixed_lane import fixed_images
 from lockstep.lower.lane_by_lane import LaneByLane
 from lockstep.lower.program import DeviceLowering
 from lockstep.measure.machine_fingerprint import fingerprint
 from lockstep.models import build_model, load_weights
 from lockstep.models.source_hash import describe_loss, describe_module
 from lockstep.models.tensors import model_tensors, tensors_sha256
+from lockstep.parallel.split.axes import Axes
+from lockstep.parallel.split.split_graph import SplitGraph
+from lockstep.parallel.split.split_model import cells, split_model
 from lockstep.runs.about import About
 from lockstep.runs.tensor_file import file_sha256
 from lockstep.spec import Run
@@ -71,6 +75,7 @@ class Setup:
         None  # of whole steps on the device; None: stock kernels through the host
     )
     batched: dict[tuple[int, ...], bool] = field(default_factory=dict)  # see `Sample.known`
+    grid: SplitGraph | None = None  # if sums over pixels or outputs follow train.bands, train.slices
     metrics: Metrics = field(default_factory=dict)
 
     @property
@@ -103,6 +108,8 @@ class Setup:
             from lockstep.lower.device_lanes import DeviceLanes
 
             return DeviceLanes(self.model, self.lowering, run.seed, group)
+        if self.grid:
+            return LaneByLane(self.model, self.loss, run.seed, self.bf16, self.grid)
         return lower_for_host(
             self.model,
             self.loss,
@@ -204,7 +211,10 @@ def set_up(
         notices.append("torch compiles the model before the first step, which can take minutes")
     with explain_memory(run.train, device, at_once=bool(lowering)):
         is_own = "model" in source or "loss" in source
-        lane = fingerprint_lane(run, model, chosen_loss, store, lowering, is_own=is_own, in_stages=in_stages)
+        grid = _make_grid(run, model, store, lowering)
+        lane = fingerprint_lane(
+            run, model, chosen_loss, store, lowering, grid, is_own=is_own, in_stages=in_stages
+        )
     if not lowering and (text := explain_stock(run, chosen_loss, device)):
         notices.append(text)
     if isinstance(chosen_loss, WholeLoss):
@@ -213,13 +223,39 @@ def set_up(
         run,
         data=store.facts(),
         model=source,
-        fingerprint={**fingerprint(device), "lane": lane},
+        fingerprint={**fingerprint(device), "lane": lane, **({"cells": cells(grid)} if grid else {})},
         kernels=lowering.facts() if lowering else {"set": "stock"},
     )
     warnings += [*store.warnings, *warnings_of(run, model, len(store.train), device)]
     return Setup(
-        run, device, store, model, chosen_loss, identity, warnings, notices, lowering, metrics=given.metrics
+        run,
+        device,
+        store,
+        model,
+        chosen_loss,
+        identity,
+        warnings,
+        notices,
+        lowering,
+        metrics=given.metrics,
+        grid=grid,
     )
+
+
+def _make_grid(
+    run: Run, model: nn.Module, store: Store, lowering: DeviceLowering | None
+) -> SplitGraph | None:
+    """The model with its sums in the grid of the run, by one worker; None without a grid."""
+    train = run.train
+    if train.bands == train.slices == 1:
+        return None
+    if lowering:
+        raise ModelError(
+            f"train.bands={train.bands}, train.slices={train.slices}: {lowering.program.kernels} kernels "
+            "have no such grid: use kernels.set=stock, which is another run"
+        )
+    images = fixed_images(run, store.shape, next(model.parameters()).device)
+    return split_model(model, Axes(train.bands, train.slices), images, train.precision == "bf16")
 
 
 def _start_from(model: nn.Module, path: Path) -> list[str]:

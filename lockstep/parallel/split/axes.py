@@ -48,6 +48,10 @@ class Axes:
         """The same grid with one worker."""
         return Axes(self.bands, self.slices)
 
+    def is_alone(self, spread: Spread) -> bool:
+        """Whether nobody else has a part of a value."""
+        return not spread.channels and (not spread.rows or self.spatial.size == 1)
+
     def rows_of_all(self, rows: int) -> list[Ranges]:
         """The rows of every worker along `spatial`."""
         edges = even_ranges(rows, self.bands)
@@ -120,9 +124,7 @@ class Axes:
         received = [_shared(have[peer], wanted) if peer != group.rank else [] for peer in range(group.size)]
         pieces = [tensor.narrow(dim, at, n).reshape(-1) for found in sent for at, _, n in found]
         row = tensor.numel() // tensor.shape[dim] if tensor.shape[dim] else 0
-        counts = [
-            [row * sum(n for *_, n in found) for found in every] for every in (received, sent)
-        ]
+        counts = [[row * sum(n for *_, n in found) for found in every] for every in (received, sent)]
         start = time.perf_counter()
         arrived = tensor.new_empty(sum(counts[0]))
         leaving = torch.cat(pieces) if pieces else tensor.new_empty(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +11,6 @@ from torch import Size, Tensor, nn
 
 from lockstep.parallel.model_graph import Values
 from lockstep.parallel.split import rules
-from lockstep.parallel.split.axes import take
 from lockstep.parallel.split.convert import to_part, to_whole
 from lockstep.parallel.split.lane_gradients import GradientPart
 from lockstep.parallel.split.split_conv import ConvCut
@@ -18,7 +18,7 @@ from lockstep.parallel.split.split_linear import LinearCut
 from lockstep.parallel.split.split_mean import banded_mean
 from lockstep.parallel.split.split_norm import NormCut
 from lockstep.parallel.split.split_pool import PoolCut, PoolForm
-from lockstep.parallel.split.spread import WHOLE, Ranges, Spread
+from lockstep.parallel.split.spread import Spread
 from lockstep.parallel.split.way import Way
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class WayChooser:
         shapes = [graph.shapes[n.name] for n in graph.inputs(place)]
         made = graph.shapes.get(node.name)
         if not given or made is None:
-            return self._whole(place)
+            return self.whole(place)
         makers: list[Callable[[], Way | None]] = [
             lambda: self._convolution(place, module, given[0], shapes[0], made),
             lambda: self._linear(place, module, given[0], shapes[0], made),
@@ -51,9 +51,9 @@ class WayChooser:
             lambda: self._concatenation(place, given, shapes),
             lambda: self._pointwise(place, module, given, shapes, made),
         ]
-        return next((way for make in makers if (way := make())), None) or self._whole(place)
+        return next((way for make in makers if (way := make())), None) or self.whole(place)
 
-    def _whole(self, place: int, rule: str = "whole: computed by every worker") -> Way:
+    def whole(self, place: int, rule: str = "whole: computed by every worker") -> Way:
         graph = self._graph
         nodes = [n.name for n in graph.inputs(place)]
 
@@ -77,12 +77,18 @@ class WayChooser:
         channels = axes.channels_of_all(made[1]) if cuttable else ()
         per_output = shape[1] // form.groups * form.kernel[0] * form.kernel[1]
         pixels = shape if form.transposed else made
-        work = float(pixels[0] * pixels[2] * pixels[3] * per_output * (made[1] if not form.transposed else made[1] // form.groups))
+        work = float(
+            pixels[0]
+            * pixels[2]
+            * pixels[3]
+            * per_output
+            * (made[1] if not form.transposed else made[1] // form.groups)
+        )
         if form.transposed:
             work = float(shape.numel() * (made[1] // form.groups) * form.kernel[0] * form.kernel[1])
         parts = _PARTS if graph.inputs(place)[0].name != graph.input else ("forward", "weight")
         if not banded and not channels:
-            way = self._whole(place, "whole: too few rows" if axes.bands > 1 else "whole")
+            way = self.whole(place, "whole: too few rows" if axes.bands > 1 else "whole")
             way.work = dict.fromkeys(parts, work)
             return way
         rows = Spread(rows=shape[2] if banded else 0)
@@ -106,20 +112,14 @@ class WayChooser:
             x, weight, bias = _in_half(x, weight, bias)
             return cut(x, weight, bias)
 
-        part = {
-            graph.own_name(place, name): GradientPart(
-                banded, 1 if form.transposed and name == "weight" else 0, channels
-            )
-            for name in ("weight", "bias")
-            if graph.parameter(place, name, {}) is not None
-        }
+        part = self._gradients(place, GradientPart(banded, int(form.transposed), channels))
         rule = " × ".join(
             ["output channels"] * bool(channels) + [f"rows, halo of {form.window.reach - 1}"] * banded
         )
         if not channels:
             cut.by_channel.clear()
         return Way(
-            rule, run, cut.made, dict.fromkeys(parts, work), cut.by_channel, cut.by_band, part
+            rule, run, cut.made, dict.fromkeys(parts, work), cut.by_channel, cut.by_band, cut, gradients=part
         )
 
     def _rows(self, x: Tensor, given: Spread, wanted: Spread) -> Tensor:
@@ -138,7 +138,7 @@ class WayChooser:
         cut = LinearCut(axes, given, Spread(channels=channels), shape[1], made[1])
         work = dict.fromkeys(_PARTS, float(shape.numel() * made[1]))
         if not channels and not cut.is_sliced:
-            way = self._whole(place)
+            way = self.whole(place)
             way.work = work
             return way
         (key,) = [n.name for n in graph.inputs(place)]
@@ -148,17 +148,11 @@ class WayChooser:
             assert weight is not None
             return cut(*_in_half(values[key], weight, bias))  # type: ignore[arg-type]
 
-        part = {
-            graph.own_name(place, name): GradientPart(channels=channels)
-            for name in ("weight", "bias")
-            if graph.parameter(place, name, {}) is not None
-        }
+        part = self._gradients(place, GradientPart(channels=channels))
         if not channels:
             cut.by_channel.clear()
             cut.by_channel |= {"forward", "weight"}
-        return Way(
-            "outputs" if channels else "whole", run, cut.made, work, cut.by_channel, set(), part
-        )
+        return Way("outputs" if channels else "whole", run, cut.made, work, cut.by_channel, gradients=part)
 
     def _norm(self, place: int, module: nn.Module | None, given: Spread, shape: Size) -> Way | None:
         if type(module) is not nn.BatchNorm2d or given.is_whole:
@@ -166,41 +160,29 @@ class WayChooser:
         if module.momentum is None or not module.track_running_stats or not module.training:
             return None
         graph, axes = self._graph, self._axes
-        (key,), name = [n.name for n in graph.inputs(place)], str(graph.calls[place].target)
-        own = given.channels[axes.channel.rank] if given.channels else (range(shape[1]),)
-        if given.channels and len(own) > 1:
+        (key,) = [n.name for n in graph.inputs(place)]
+        if any(len(own) > 1 for own in given.channels):
             return None
-        cut = NormCut(axes, given, module.eps)
-        channels = slice(own[0].start, own[0].stop)
+        cut = NormCut(axes, given, module.eps, module.momentum)
+        names = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 
         def run(values: Values) -> Tensor:
-            found = [graph.parameter(place, n, values) for n in ("weight", "bias", "running_mean", "running_var")]
-            weight, bias, mean, variance = (None if t is None else t[channels] for t in found)
-            count = graph.parameter(place, "num_batches_tracked", values)
-            assert mean is not None and variance is not None and count is not None
-            x = values[key]
-            if given.rows:
-                out, batch_mean, batch_variance, num = cut(x, weight, bias)
-                with torch.no_grad():
-                    for running, new in ((mean, batch_mean), (variance, batch_variance * (num / (num - 1)))):
-                        running.copy_(running * (1 - module.momentum) + module.momentum * new.to(mean.dtype))
-            else:
-                out = nn.functional.batch_norm(
-                    x, mean, variance, weight, bias, True, module.momentum, module.eps
-                )
+            weight, bias, *running, count = (graph.parameter(place, name, values) for name in names)
+            assert count is not None
             count.add_(1)
-            if given.channels:
-                for whole, part in ((found[2], mean), (found[3], variance)):
-                    whole.copy_(axes.all_channels(part.clone()[None], given)[0])  # type: ignore[union-attr]
-            return out
+            return cut(values[key], weight, bias, [tensor for tensor in running if tensor is not None])
 
-        part = {
-            graph.own_name(place, n): GradientPart(channels=given.channels)
-            for n in ("weight", "bias")
-            if graph.parameter(place, n, {}) is not None
+        part = self._gradients(place, GradientPart(channels=given.channels)) if given.channels else {}
+        return Way("statistics by bands" if given.rows else "own channels", run, given, gradients=part)
+
+    def _gradients(self, place: int, part: GradientPart) -> dict[str, GradientPart]:
+        """The same for weight and bias, if the layer has them."""
+        graph = self._graph
+        found = [name for name in ("weight", "bias") if graph.parameter(place, name, {}) is not None]
+        return {
+            graph.own_name(place, name): replace(part, dim=part.dim if name == "weight" else 0)
+            for name in found
         }
-        rule = "statistics by bands" if given.rows else f"own channels of '{name}'"
-        return Way(rule, run, given, gradients=part if given.channels else {})
 
     def _pool(self, place: int, module: nn.Module | None, given: Spread, made: Size) -> Way | None:
         if type(module) not in (nn.MaxPool2d, nn.AvgPool2d) or given.is_whole:
@@ -264,19 +246,26 @@ class WayChooser:
         return Way("own parts", lambda values: graph.call_whole(place, values), made)
 
     def _pointwise(
-        self, place: int, module: nn.Module | None, given: Sequence[Spread], shapes: Sequence[Size], made: Size
+        self,
+        place: int,
+        module: nn.Module | None,
+        given: Sequence[Spread],
+        shapes: Sequence[Size],
+        made: Size,
     ) -> Way | None:
         graph, axes = self._graph, self._axes
         if all(s.is_whole for s in given):
             return None
         alike = len(set(given)) == 1 and len({*shapes, made}) == 1
         if alike and rules.is_exact(graph.calls[place], module):
-            return Way("own part", lambda values: graph.call_whole(place, values), given[0])
-        sizes = [made.numel() * len(r[0]) // made[2] for r in axes.rows_of_all(made[2])] if given[0].rows else []
+            return Way("own part", lambda values: graph.call_whole(place, values), given[0], exact=True)
+        sizes = (
+            [made.numel() * len(r[0]) // made[2] for r in axes.rows_of_all(made[2])] if given[0].rows else []
+        )
         if not alike or not all(map(rules.keeps_vectors, [*sizes, made.numel()])):
             return None
         if rules.is_smooth(module) and not given[0].channels:
-            return Way("own part", lambda values: graph.call_whole(place, values), given[0])
+            return Way("own part", lambda values: graph.call_whole(place, values), given[0], exact=True)
         if rules.is_lrn(module):
             (key,), across = [n.name for n in graph.inputs(place)], Spread(channels=given[0].channels)
 

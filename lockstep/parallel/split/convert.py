@@ -16,12 +16,12 @@ from lockstep.parallel.split.spread import Spread
 
 def to_whole(x: Tensor, axes: Axes, spread: Spread) -> Tensor:
     """All of a value, of which each worker has its part."""
-    return x if spread.is_whole else _ToWhole.apply(x, axes, spread)  # type: ignore[no-untyped-call]
+    return x if axes.is_alone(spread) else _ToWhole.apply(x, axes, spread)  # type: ignore[no-untyped-call]
 
 
 def to_part(x: Tensor, axes: Axes, spread: Spread) -> Tensor:
     """This worker's part of a value that every worker has whole."""
-    return x if spread.is_whole else _ToPart.apply(x, axes, spread)  # type: ignore[no-untyped-call]
+    return x if axes.is_alone(spread) else _ToPart.apply(x, axes, spread)  # type: ignore[no-untyped-call]
 
 
 class _ToWhole(torch.autograd.Function):

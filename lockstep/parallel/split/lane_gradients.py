@@ -25,7 +25,9 @@ class GradientPart:
     channels: tuple[Ranges, ...] = ()  # along `dim`, of each worker; zero for others'. Empty: all
 
 
-def make_whole(axes: Axes, grads: Mapping[str, Tensor], parts: Mapping[str, GradientPart]) -> dict[str, Tensor]:
+def make_whole(
+    axes: Axes, grads: Mapping[str, Tensor], parts: Mapping[str, GradientPart]
+) -> dict[str, Tensor]:
     """The gradients of these parameters, whole on every worker; a collective along both axes."""
     axes.layer = "gradients"
     own = {name: _own(axes, grads[name], part) for name, part in parts.items()}
@@ -56,7 +58,9 @@ def _gather(axes: Axes, own: Mapping[str, Tensor], parts: Mapping[str, GradientP
     flat = torch.cat([tensor.reshape(-1) for tensor in own.values()])
     every = axes.move(CHANNEL, flat, 0, have, [(range(ends[-1]),)] * size)
     found = [_split(every[first:last], shapes[w]) for w, (first, last) in enumerate(pairwise(ends))]
-    return {name: torch.cat([found[w][i] for w in range(size)], parts[name].dim) for i, name in enumerate(own)}
+    return {
+        name: torch.cat([found[w][i] for w in range(size)], parts[name].dim) for i, name in enumerate(own)
+    }
 
 
 def _shape(tensor: Tensor, part: GradientPart, worker: int) -> torch.Size:

@@ -30,7 +30,17 @@ _EXACT_CALLS = {
     *("relu", "relu_", "add", "add_", "sub", "mul", "mul_", "neg", "clamp", "contiguous", "clone"),
 }
 # Each element by itself, by functions that a CPU may compute otherwise at the end of a tensor.
-_SMOOTH_LAYERS = (nn.Sigmoid, nn.SiLU, nn.GELU, nn.Tanh, nn.ELU, nn.Hardswish, nn.Hardsigmoid, nn.Mish, nn.Softplus)
+_SMOOTH_LAYERS = (
+    nn.Sigmoid,
+    nn.SiLU,
+    nn.GELU,
+    nn.Tanh,
+    nn.ELU,
+    nn.Hardswish,
+    nn.Hardsigmoid,
+    nn.Mish,
+    nn.Softplus,
+)
 
 
 def is_banded(shape: Size | None, bands: int) -> bool:

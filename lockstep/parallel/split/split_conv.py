@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.parallel.split.axes import CHANNEL, SPATIAL, Axes, take, sum_leaves
+from lockstep.parallel.split.axes import SPATIAL, Axes, sum_leaves, take
 from lockstep.parallel.split.conv_piece import ConvForm
 from lockstep.parallel.split.spread import Spread, count
 from lockstep.parallel.split.window import common
@@ -90,13 +90,15 @@ class ConvCut:
         whole, bands = self.ranges(self.rows)
         axes, given = self.axes, self.given.channels
         own = given[axes.channel.rank] if given else (range(self.ins),)
-        ins = own if given else ((axes.channels_of_all(self.ins) or [own] * axes.channel.size)[axes.channel.rank])
+        ins = (
+            own
+            if given
+            else ((axes.channels_of_all(self.ins) or [own] * axes.channel.size)[axes.channel.rank])
+        )
         cut = "input" in self.by_channel and bool(self.made.channels)
         ins = ins if cut else (range(self.ins),)
         pieces = bands if "input" in self.by_band else [whole]
-        found = _join(
-            [self.form.input_gradient(dy, held, weight, piece, ins, width) for piece in pieces]
-        )
+        found = _join([self.form.input_gradient(dy, held, weight, piece, ins, width) for piece in pieces])
         if ins == own:
             return found
         if count(ins) == self.ins:
@@ -135,8 +137,11 @@ class _Convolve(torch.autograd.Function):
         held, need = cut.fetch(every, cut.rows, cut.forward_needs)
         out = cut.forward(held, need, weight, bias)
         own, _ = cut.ranges(cut.rows)
-        before, after = range(need.start, min(own.start, need.stop)), range(max(own.stop, need.start), need.stop)
-        halos = [held.narrow(2, r.start - need.start, len(r)).clone() for r in (before, after)]
+        before, after = (
+            common(need, range(min(own.start, need.start), own.start)),
+            common(need, range(own.stop, max(own.stop, need.stop))),
+        )
+        halos = [_rows(held, need, halo).clone() for halo in (before, after)]
         ctx.cut, ctx.need = cut, need
         # not the rows with their halo: the layer before keeps its output anyhow
         ctx.save_for_backward(every, weight, *halos)
@@ -159,12 +164,17 @@ class _Convolve(torch.autograd.Function):
         near = dy if "weight" in cut.by_channel else all_dy
         if needs_weight:
             own, inner = cut.ranges(cut.rows)[0], common(ctx.need, cut.ranges(cut.rows)[0])
-            rows = x.narrow(2, inner.start - own.start, len(inner))
+            rows = _rows(x, own, inner)
             parts = [part for part in (before, rows, after) if part.shape[2]]
             held = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
             source = (far, far_held) if is_transposed else (near, cut.ranges(cut.out_rows)[0])
             weight_grad = cut.weight_gradient(held, ctx.need, *source, weight.shape)
         return grad, weight_grad, cut.bias_gradient(near) if needs_bias else None, None
+
+
+def _rows(x: Tensor, held: range, wanted: range) -> Tensor:
+    """Some of the rows that a tensor holds."""
+    return x.narrow(2, wanted.start - held.start if wanted else 0, len(wanted))
 
 
 def _join(parts: Sequence[Tensor]) -> Tensor:

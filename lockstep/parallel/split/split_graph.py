@@ -7,14 +7,13 @@ order, as in the uncut model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Size, Tensor, fx, nn
 
-from lockstep.kernels.structure import leaves
 from lockstep.parallel.model_graph import Key, ModelGraph, Values
 from lockstep.parallel.split.axes import Axes
 from lockstep.parallel.split.choose_way import WayChooser
@@ -23,11 +22,13 @@ from lockstep.parallel.split.lane_gradients import GradientPart, make_whole
 from lockstep.parallel.split.spread import WHOLE, Spread
 from lockstep.parallel.split.way import Way
 
+Check = Callable[["SplitGraph", int, Way], bool]  # whether a call may be computed this way
+
 
 class SplitGraph(ModelGraph):
     """The calls of a model in training mode, each in its own way."""
 
-    def __init__(self, model: nn.Module, axes: Axes, images: Tensor) -> None:
+    def __init__(self, model: nn.Module, axes: Axes, images: Tensor, check: Check) -> None:
         super().__init__(model)
         self.axes, self.shapes = axes, self._find_shapes(images)
         self.spreads: dict[Key, Spread] = {self.input: WHOLE}
@@ -35,8 +36,27 @@ class SplitGraph(ModelGraph):
         chooser = WayChooser(self)
         for place, node in enumerate(self.calls):
             way = chooser.choose(place)
+            if not check(self, place, way):
+                way = chooser.whole(place, "whole: its kernels give other bits in parts")
             self.ways.append(way)
             self.spreads[node.name] = way.made
+
+    def forward(self, images: Tensor) -> Any:
+        """What the model returns, whole on every worker."""
+        values: Values = {self.input: images}
+        self.run(range(len(self.calls)), values)
+        return self.result(values)
+
+    def places(self, name: str, device: torch.device, pixels: bool) -> Tensor | None:
+        """The places of this worker's part of a dropout layer's output: of its pixels, or of its channels."""
+        node = next(n for n in self.calls if n.op == "call_module" and n.target == name)
+        spread, shape = self.spreads[node.name], list(self.shapes[node.name])
+        shape = shape if pixels else shape[:2]
+        spread = spread if pixels else Spread(channels=spread.channels)
+        if spread.is_whole:
+            return None
+        whole = torch.arange(Size(shape).numel(), device=device).view(shape)
+        return self.axes.own_part(whole, spread).reshape(-1)
 
     def call(self, place: int, values: Values) -> Any:
         """What one call gives: this worker's part of it."""
@@ -76,7 +96,9 @@ class SplitGraph(ModelGraph):
     def inputs(self, place: int) -> list[fx.Node]:
         """The tensors that a call uses, besides parameters."""
         nodes = self.calls[place].all_input_nodes
-        return [n for n in nodes if n.op != "get_attr" and n.name not in self._fixed and n.name in self.shapes]
+        return [
+            n for n in nodes if n.op != "get_attr" and n.name not in self._fixed and n.name in self.shapes
+        ]
 
     def parameter(self, place: int, name: str, values: Values) -> Tensor | None:
         """A parameter or buffer of a call's module."""
@@ -102,7 +124,9 @@ class SplitGraph(ModelGraph):
     def _try_shapes(self, images: Tensor, is_meta: bool) -> dict[Key, Size]:
         known = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         values: Values = {self.input: images}
-        stand_ins = {name: torch.empty_like(known[name], device="meta") for name in self.names} if is_meta else {}
+        stand_ins = (
+            {name: torch.empty_like(known[name], device="meta") for name in self.names} if is_meta else {}
+        )
         shapes = {self.input: images.shape}
         for place, node in enumerate(self.calls):
             values[node.name] = found = ModelGraph.call(self, place, {**stand_ins, **values})

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.parallel.split.axes import CHANNEL, Axes, take, sum_leaves
+from lockstep.parallel.split.axes import CHANNEL, Axes, sum_leaves, take
 from lockstep.parallel.split.spread import Ranges, Spread, deal_subtrees, even_ranges
 
 
@@ -57,7 +57,9 @@ class LinearCut:
         axes, own = self.axes, self.own_outs
         if self.is_sliced:
             inside = [s for s in even_ranges(self.outs, axes.slices) if own.start <= s.start < own.stop]
-            parts = [dy[:, s.start - own.start : s.stop - own.start] @ weight[s.start : s.stop] for s in inside]
+            parts = [
+                dy[:, s.start - own.start : s.stop - own.start] @ weight[s.start : s.stop] for s in inside
+            ]
             partial = sum_leaves(parts)
             total = partial if not self.made.channels else _sum_over(axes, partial)
             return take(total, 1, self.given.channels[axes.channel.rank]) if self.given.channels else total

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import batch_norm
 
 from lockstep.parallel.split.axes import Axes, sum_leaves
 from lockstep.parallel.split.spread import Spread
@@ -19,19 +20,39 @@ from lockstep.parallel.split.spread import Spread
 
 @dataclass
 class NormCut:
-    """A batch norm in training mode, whose input's rows are in bands."""
+    """A batch norm in training mode, whose input's rows are in bands or whose channels are dealt out."""
 
     axes: Axes
     given: Spread
     eps: float
+    momentum: float
 
     def __call__(
-        self, x: Tensor, weight: Tensor | None, bias: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, int]:
-        """The normalized values; mean and variance of the batch, and over how many values."""
-        moments, num = self.moments(x)
-        out: Tensor = _Normalize.apply(x, weight, bias, *moments, num, self)  # type: ignore[no-untyped-call]
-        return out, *moments, num
+        self, x: Tensor, weight: Tensor | None, bias: Tensor | None, running: Sequence[Tensor]
+    ) -> Tensor:
+        """The normalized values; `running` mean and variance of all channels are updated."""
+        own = self._own_channels(x)
+        weight, bias = (None if whole is None else whole[own] for whole in (weight, bias))
+        parts = [whole[own].clone() for whole in running]
+        if self.given.rows:
+            moments, num = self.moments(x)
+            out: Tensor = _Normalize.apply(x, weight, bias, moments, num, self)  # type: ignore[no-untyped-call]
+            new = [moments[0], moments[1] * (num / (num - 1))]
+            parts = [
+                old * (1 - self.momentum) + self.momentum * now.to(old.dtype)
+                for old, now in zip(parts, new, strict=True)
+            ]
+        else:
+            out = batch_norm(x, *parts, weight, bias, True, self.momentum, self.eps)
+        with torch.no_grad():
+            for whole, part in zip(running, parts, strict=True):
+                whole.copy_(self.axes.all_channels(part[None], self.given)[0])
+        return out
+
+    def _own_channels(self, x: Tensor) -> slice:
+        channels = self.given.channels
+        (own,) = channels[self.axes.channel.rank] if channels else (range(x.shape[1]),)
+        return slice(own.start, own.stop)
 
     @torch.no_grad()
     def moments(self, x: Tensor) -> tuple[tuple[Tensor, Tensor], int]:
@@ -71,11 +92,11 @@ class _Normalize(torch.autograd.Function):
         x: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
-        mean: Tensor,
-        variance: Tensor,
+        moments: tuple[Tensor, Tensor],
         num: int,
         cut: NormCut,
     ) -> Tensor:
+        mean, variance = moments
         invstd = 1.0 / (variance + cut.eps).sqrt()
         scale = invstd if weight is None else invstd * weight.double()
         shift = -mean * scale if bias is None else bias.double() - mean * scale
@@ -96,7 +117,7 @@ class _Normalize(torch.autograd.Function):
         needs = ctx.needs_input_grad
         weight_grad = scaled.to(weight.dtype) if weight is not None and needs[1] else None
         bias_grad = plain.to(x.dtype) if needs[2] else None
-        return grad, weight_grad, bias_grad, None, None, None, None
+        return grad, weight_grad, bias_grad, None, None, None
 
 
 def _cell(x: Tensor, band: range, own: range) -> Tensor:
@@ -109,11 +130,11 @@ def _cell(x: Tensor, band: range, own: range) -> Tensor:
 def _combine(parts: Sequence[Tensor], counts: Sequence[int], bands: Sequence[int]) -> Tensor:
     """Moments of neighbouring aligned subtrees of so many bands, pair by pair."""
     waiting: list[tuple[Tensor, int, int]] = []
-    for node in zip(parts, counts, bands, strict=True):
-        while waiting and waiting[-1][2] == node[2]:
-            left = waiting.pop()
-            node = _pair(left[0], node[0], left[1], node[1]), left[1] + node[1], 2 * node[2]
-        waiting.append(node)
+    for part, number, size in zip(parts, counts, bands, strict=True):
+        waiting.append((part, number, size))
+        while len(waiting) > 1 and waiting[-2][2] == waiting[-1][2]:
+            (left, few, half), (right, more, _) = waiting[-2:]
+            waiting[-2:] = [(_pair(left, right, few, more), few + more, 2 * half)]
     return waiting[0][0]
 
 

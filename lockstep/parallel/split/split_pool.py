@@ -37,7 +37,9 @@ class PoolForm:
         kernel, padding = _two(layer.kernel_size), _two(layer.padding)
         stride = _two(layer.stride)
         if isinstance(layer, nn.MaxPool2d):
-            return None if layer.return_indices else cls(kernel, stride, padding, _two(layer.dilation), is_max)
+            return (
+                None if layer.return_indices else cls(kernel, stride, padding, _two(layer.dilation), is_max)
+            )
         plain = not layer.ceil_mode and layer.divisor_override is None
         plain = plain and (layer.count_include_pad or padding == (0, 0))
         return cls(kernel, stride, padding, (1, 1), is_max) if plain else None

@@ -16,7 +16,9 @@ Ranges = tuple[range, ...]  # increasing, without overlap
 class Spread:
     """Where a value is: whole everywhere, or rows and channels dealt out."""
 
-    rows: int = 0  # of the whole value, if each worker along `spatial` has those of its bands; 0: all have all
+    rows: int = (
+        0  # of the whole value, if each worker along `spatial` has those of its bands; 0: all have all
+    )
     channels: tuple[Ranges, ...] = ()  # of each worker along `channel`; empty: all have all
 
     @property

@@ -1,0 +1,165 @@
+"""Asks kernels, on fixed values at a run's shapes, whether they keep their bits when a layer is cut.
+
+Without a plan: whether every cut by rows that a plan can make gives the bits of the whole; where not, the layer
+is computed band by band, by one worker, too. That is part of the identity. Under a plan: whether this worker's
+part of every call, forward and backward, is that part of what one worker computes. A part of a layer's work for
+which it is not is computed for all channels; so the answer changes no bit, only the time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Mapping
+
+import torch
+from torch import Tensor
+
+from lockstep.kernels.numerics import half_precision
+from lockstep.lower.fixed_lane import fixed_values
+from lockstep.parallel.model_graph import Values
+from lockstep.parallel.split.lane_gradients import make_whole
+from lockstep.parallel.split.split_conv import ConvCut
+from lockstep.parallel.split.split_graph import SplitGraph
+from lockstep.parallel.split.way import Way
+
+FORWARD, INPUT, WEIGHT = "forward", "input", "weight"
+
+
+class CellProbe:
+    """Finds, without a plan, what is computed band by band."""
+
+    def __init__(self, half: bool, device: torch.device) -> None:
+        self._dtype, self._device = torch.bfloat16 if half else torch.float32, device
+        self._known: dict[Hashable, set[str]] = {}
+
+    def check(self, graph: SplitGraph, place: int, way: Way) -> bool:
+        """Mark what of a convolution is computed band by band."""
+        cut = way.cut
+        if isinstance(cut, ConvCut) and cut.is_banded:
+            shape = graph.shapes[graph.inputs(place)[0].name]
+            weight = graph.parameter(place, "weight", {})
+            assert weight is not None
+            key = cut.form, shape, weight.shape
+            if key not in self._known:
+                self._known[key] = self._find(cut, shape, weight)
+            way.by_band |= self._known[key]
+        return True
+
+    @torch.no_grad()
+    def _find(self, cut: ConvCut, shape: torch.Size, like: Tensor) -> set[str]:
+        """Which of forward and input have other bits when cut by rows."""
+        form, device = cut.form, self._device
+        x = self._values("x", torch.empty(shape, device=device))
+        weight = self._values("weight", like)
+        rows, outs, ins = range(cut.rows), range(cut.outs), (range(cut.ins),)
+        out_rows, found = range(cut.out_rows), set()
+        y = form.forward(x, rows, weight, None, out_rows, outs)
+        for part in cut.axes.dealt_rows(cut.out_rows):
+            piece = form.forward(x, rows, weight, None, part, outs)
+            if not torch.equal(piece, y.narrow(2, part.start, len(part))):
+                found.add(FORWARD)
+                break
+        dy = self._values("dy", y)
+        dx = form.input_gradient(dy, out_rows, weight, rows, ins, shape[3])
+        for part in cut.axes.dealt_rows(cut.rows):
+            piece = form.input_gradient(dy, out_rows, weight, part, ins, shape[3])
+            if not torch.equal(piece, dx.narrow(2, part.start, len(part))):
+                found.add(INPUT)
+                break
+        return found
+
+    def _values(self, name: str, like: Tensor) -> Tensor:
+        return fixed_values(name, like).to(self._dtype)
+
+
+class PlanProbe:
+    """Compares this worker's part of each call with what one worker computes."""
+
+    def __init__(self, alone: SplitGraph, half: bool) -> None:
+        self._alone, self._half = alone, half
+        self._known: dict[Hashable, set[str] | None] = {}
+
+    def check(self, graph: SplitGraph, place: int, way: Way) -> bool:
+        """Clear what a cut by channels would change; False if the call must be computed whole."""
+        way.by_band |= self._alone.ways[place].by_band
+        module, axes = graph.module(place), graph.axes
+        if not module or (not way.work and not way.gradients and not list(module.children()) and way.exact):
+            return True
+        given = tuple(graph.spreads[n.name] for n in graph.inputs(place))
+        if way.made.is_whole and all(spread.is_whole for spread in given):
+            return True
+        shapes = tuple(graph.shapes[n.name] for n in graph.inputs(place))
+        key = repr(module), given, shapes, way.made
+        if key not in self._known:
+            self._known[key] = self._find(graph, place, way)
+        kept = self._known[key]
+        if kept is not None:
+            way.by_channel &= kept
+        axes.traffic.clear()
+        return kept is not None
+
+    def _find(self, graph: SplitGraph, place: int, way: Way) -> set[str] | None:
+        """Which parts may stay cut by channels; None if the call has other bits even without."""
+        before = set(way.by_channel)
+        wrong = self._wrong(graph, place, way)
+        if wrong & before:
+            way.by_channel -= wrong
+            wrong = self._wrong(graph, place, way)
+        found = None if wrong else set(way.by_channel)
+        way.by_channel |= before
+        return found
+
+    def _wrong(self, graph: SplitGraph, place: int, way: Way) -> set[str]:
+        """Which parts of a call have other bits than one worker's, on any worker of the lane."""
+        axes, node = graph.axes, graph.calls[place]
+        whole = self._compute(self._alone, place, self._alone.ways[place])
+        graph.spreads[node.name] = way.made
+        mine = self._compute(graph, place, way)
+        names = {name: way.gradients[name] for name in way.gradients if name in mine[WEIGHT]}
+        mine[WEIGHT] = make_whole(axes, mine[WEIGHT], names)
+        wrong = set()
+        for part, values in whole.items():
+            for key, value in values.items():
+                if part != WEIGHT:
+                    value = axes.own_part(value, graph.spreads[key])
+                if not torch.equal(mine[part][key], value):
+                    wrong.add(part)
+        for group in (axes.channel, axes.spatial):
+            told = group.all_gather_bytes(json.dumps(sorted(wrong)).encode())
+            wrong = {part for text in told for part in json.loads(text)}
+        return wrong
+
+    def _compute(self, graph: SplitGraph, place: int, way: Way) -> dict[str, dict[str, Tensor]]:
+        """What a call gives, forward and backward, on fixed values: each worker of those it has."""
+        axes, node = graph.axes, graph.calls[place]
+        device = next(graph.model.parameters()).device
+        known: Mapping[str, Tensor] = {
+            **dict(graph.model.named_parameters()),
+            **dict(graph.model.named_buffers()),
+        }
+        given: Values = {}
+        for source in graph.inputs(place):
+            value = fixed_values(source.name, torch.empty(graph.shapes[source.name], device=device))
+            given[source.name] = axes.own_part(value, graph.spreads[source.name]).clone().requires_grad_()
+        tensors: Values = {}
+        for name in graph.tensors_of(place):
+            value = (
+                fixed_values(name, known[name]) if known[name].is_floating_point() else known[name].clone()
+            )
+            tensors[name] = value.requires_grad_(isinstance(known[name], torch.nn.Parameter))
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            with half_precision(device, self._half):
+                out = way.run({**given, **tensors})
+        dy = fixed_values("dy", torch.empty(graph.shapes[node.name], device=device)).to(out.dtype)
+        dy = axes.own_part(dy, way.made).contiguous()
+        trained = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
+        ends = {**given, **trained}
+        grads = dict(
+            zip(ends, torch.autograd.grad(out, list(ends.values()), dy, allow_unused=True), strict=True)
+        )
+        changed = {name: t for name, t in tensors.items() if not t.requires_grad}
+        return {
+            FORWARD: {node.name: out.detach()},
+            INPUT: {key: grads[key] for key in given if grads[key] is not None},
+            WEIGHT: {**{n: grads[n] for n in trained if grads[n] is not None}, **changed},
+        }
