@@ -40,8 +40,8 @@ class LayerSplit(Protocol):
     def finish(self, grads: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A lane's gradients, whole."""
 
-    def places(self, name: str, device: torch.device, pixels: bool) -> Tensor | None:
-        """The places of what a dropout layer has here, in all of it; None if it has all."""
+    def places(self, name: str, pixels: bool, device: torch.device) -> Tensor | None:
+        """The places of a dropout layer's pixels here, or of its channels; None if it has all of them."""
 
 
 @dataclass
@@ -208,7 +208,7 @@ class LaneByLane:
             if not module.training or not module.p:
                 return x
             pixels = drop is dropout
-            places = self.split.places(name, x.device, pixels) if self.split else None
+            places = self.split.places(name, pixels, x.device) if self.split else None
             return drop(x, module.p, random.key("dropout", self._seed, self._step, self._lane, name), places)
 
         forward.keyed = True  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ from lockstep.kernels.loss import Loss, WholeLoss
 from lockstep.kernels.numerics import memory_format
 from lockstep.kernels.structure import place
 from lockstep.lower.fixed_lane import fixed_labels, fixed_samples, run_fixed_lane
-from lockstep.lower.lane_by_lane import LaneByLane, LayerSplit
+from lockstep.lower.lane_by_lane import LaneByLane
 from lockstep.lower.program import DeviceLowering
 from lockstep.measure.machine_fingerprint import lane_hash
 from lockstep.spec import Run
@@ -28,7 +28,6 @@ def fingerprint_lane(
     loss: Loss,
     store: Store,
     lowering: DeviceLowering | None,
-    grid: LayerSplit | None = None,
     *,
     is_own: bool,
     in_stages: bool = False,
@@ -41,7 +40,7 @@ def fingerprint_lane(
     """
     device = next(model.parameters()).device
     size, bf16 = run.train.batch // run.train.lanes, run.train.precision == "bf16"
-    way = _choose_way(run, model, loss, lowering, grid)
+    way = _choose_way(run, model, loss, lowering)
 
     def compute() -> list[Tensor]:
         images = torch.zeros(samples, *store.shape, device=device)
@@ -49,7 +48,7 @@ def fingerprint_lane(
 
     try:
         samples = size
-        if device.type == "cpu" and not lowering and not grid:  # a grid is for the shapes of a lane
+        if device.type == "cpu" and not lowering:
             samples = fixed_samples(model, torch.zeros(1, *store.shape), size, bf16)
         if lowering and device.type == "cuda":
             from lockstep.kernels.triton.compile_ahead import compile_ahead
@@ -74,12 +73,10 @@ def _labels(store: Store, loss: Loss, count: int, device: torch.device) -> Any:
     return fixed_labels(count, len(store.classes), device)
 
 
-def _choose_way(
-    run: Run, model: nn.Module, loss: Loss, lowering: DeviceLowering | None, grid: LayerSplit | None
-) -> LaneByLane:
+def _choose_way(run: Run, model: nn.Module, loss: Loss, lowering: DeviceLowering | None) -> LaneByLane:
     """Run a lane as training does, but without torch's compiler, which would take minutes for one lane."""
     if lowering:
         from lockstep.lower.device_lanes import DeviceLanes
 
         return DeviceLanes(model, lowering.uncompiled(), run.seed)
-    return LaneByLane(model, loss, run.seed, run.train.precision == "bf16", grid)
+    return LaneByLane(model, loss, run.seed, run.train.precision == "bf16")

@@ -31,7 +31,7 @@ from lockstep.models.source_hash import describe_loss, describe_module
 from lockstep.models.tensors import model_tensors, tensors_sha256
 from lockstep.parallel.split.axes import Axes
 from lockstep.parallel.split.split_graph import SplitGraph
-from lockstep.parallel.split.split_model import cells, split_model
+from lockstep.parallel.split.split_model import grid_facts, split_model
 from lockstep.runs.about import About
 from lockstep.runs.tensor_file import file_sha256
 from lockstep.spec import Run
@@ -212,8 +212,14 @@ def set_up(
     with explain_memory(run.train, device, at_once=bool(lowering)):
         is_own = "model" in source or "loss" in source
         grid = _make_grid(run, model, store, lowering)
-        lane = fingerprint_lane(
-            run, model, chosen_loss, store, lowering, grid, is_own=is_own, in_stages=in_stages
+        facts = (
+            grid_facts(grid, run.train.precision == "bf16")
+            if grid
+            else {
+                "lane": fingerprint_lane(
+                    run, model, chosen_loss, store, lowering, is_own=is_own, in_stages=in_stages
+                )
+            }
         )
     if not lowering and (text := explain_stock(run, chosen_loss, device)):
         notices.append(text)
@@ -223,7 +229,7 @@ def set_up(
         run,
         data=store.facts(),
         model=source,
-        fingerprint={**fingerprint(device), "lane": lane, **({"cells": cells(grid)} if grid else {})},
+        fingerprint={**fingerprint(device), **facts},
         kernels=lowering.facts() if lowering else {"set": "stock"},
     )
     warnings += [*store.warnings, *warnings_of(run, model, len(store.train), device)]

@@ -1,4 +1,4 @@
-"""One worker's place along `channel` and `spatial`: what is its own, and what it exchanges with the others."""
+"""One worker's place along `channel` and `spatial`: what is its own, and what it exchanges with others."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from lockstep.comm.group import Group
 from lockstep.comm.tree import LaneTree
+from lockstep.parallel.split.layers.window import common
 from lockstep.parallel.split.spread import Ranges, Spread, count, deal_subtrees, even_ranges
-from lockstep.parallel.split.window import common
 
 CHANNEL, SPATIAL = "channel", "spatial"
 

@@ -70,5 +70,5 @@ def _shape(tensor: Tensor, part: GradientPart, worker: int) -> torch.Size:
 
 
 def _split(flat: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
-    pieces = flat.split([shape.numel() for shape in shapes])
-    return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+    ends = list(accumulate((shape.numel() for shape in shapes), initial=0))
+    return [flat[first:last].view(shape) for (first, last), shape in zip(pairwise(ends), shapes, strict=True)]

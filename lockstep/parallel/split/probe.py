@@ -1,15 +1,15 @@
 """Asks kernels, on fixed values at a run's shapes, whether they keep their bits when a layer is cut.
 
-Without a plan: whether every cut by rows that a plan can make gives the bits of the whole; where not, the layer
-is computed band by band, by one worker, too. That is part of the identity. Under a plan: whether this worker's
-part of every call, forward and backward, is that part of what one worker computes. A part of a layer's work for
-which it is not is computed for all channels; so the answer changes no bit, only the time.
+Without a plan: whether every cut by rows that a plan can make gives the bits of the whole. Where not, the
+layer is computed band by band, by one worker, too; that is part of the identity. Under a plan: whether this
+worker's part of every call, forward and backward, is that part of what one worker computes. What fails is
+computed for all channels, or whole; so the answer changes no bit, only the time.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -18,11 +18,9 @@ from lockstep.kernels.numerics import half_precision
 from lockstep.lower.fixed_lane import fixed_values
 from lockstep.parallel.model_graph import Values
 from lockstep.parallel.split.lane_gradients import make_whole
-from lockstep.parallel.split.split_conv import ConvCut
+from lockstep.parallel.split.layers.split_conv import ConvCut
 from lockstep.parallel.split.split_graph import SplitGraph
-from lockstep.parallel.split.way import Way
-
-FORWARD, INPUT, WEIGHT = "forward", "input", "weight"
+from lockstep.parallel.split.way import FORWARD, INPUT, WEIGHT, Way
 
 
 class CellProbe:
@@ -112,54 +110,62 @@ class PlanProbe:
     def _wrong(self, graph: SplitGraph, place: int, way: Way) -> set[str]:
         """Which parts of a call have other bits than one worker's, on any worker of the lane."""
         axes, node = graph.axes, graph.calls[place]
-        whole = self._compute(self._alone, place, self._alone.ways[place])
+        whole = _compute(self._alone, place, self._alone.ways[place], self._half)
         graph.spreads[node.name] = way.made
-        mine = self._compute(graph, place, way)
+        mine = _compute(graph, place, way, self._half)
         names = {name: way.gradients[name] for name in way.gradients if name in mine[WEIGHT]}
         mine[WEIGHT] = make_whole(axes, mine[WEIGHT], names)
         wrong = set()
         for part, values in whole.items():
             for key, value in values.items():
-                if part != WEIGHT:
-                    value = axes.own_part(value, graph.spreads[key])
-                if not torch.equal(mine[part][key], value):
+                own = value if part == WEIGHT else axes.own_part(value, graph.spreads[key])
+                if not torch.equal(mine[part][key], own):
                     wrong.add(part)
         for group in (axes.channel, axes.spatial):
             told = group.all_gather_bytes(json.dumps(sorted(wrong)).encode())
             wrong = {part for text in told for part in json.loads(text)}
         return wrong
 
-    def _compute(self, graph: SplitGraph, place: int, way: Way) -> dict[str, dict[str, Tensor]]:
-        """What a call gives, forward and backward, on fixed values: each worker of those it has."""
-        axes, node = graph.axes, graph.calls[place]
-        device = next(graph.model.parameters()).device
-        known: Mapping[str, Tensor] = {
-            **dict(graph.model.named_parameters()),
-            **dict(graph.model.named_buffers()),
-        }
-        given: Values = {}
-        for source in graph.inputs(place):
-            value = fixed_values(source.name, torch.empty(graph.shapes[source.name], device=device))
-            given[source.name] = axes.own_part(value, graph.spreads[source.name]).clone().requires_grad_()
-        tensors: Values = {}
-        for name in graph.tensors_of(place):
-            value = (
-                fixed_values(name, known[name]) if known[name].is_floating_point() else known[name].clone()
-            )
-            tensors[name] = value.requires_grad_(isinstance(known[name], torch.nn.Parameter))
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            with half_precision(device, self._half):
-                out = way.run({**given, **tensors})
-        dy = fixed_values("dy", torch.empty(graph.shapes[node.name], device=device)).to(out.dtype)
-        dy = axes.own_part(dy, way.made).contiguous()
-        trained = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
-        ends = {**given, **trained}
-        grads = dict(
-            zip(ends, torch.autograd.grad(out, list(ends.values()), dy, allow_unused=True), strict=True)
-        )
-        changed = {name: t for name, t in tensors.items() if not t.requires_grad}
-        return {
-            FORWARD: {node.name: out.detach()},
-            INPUT: {key: grads[key] for key in given if grads[key] is not None},
-            WEIGHT: {**{n: grads[n] for n in trained if grads[n] is not None}, **changed},
-        }
+
+def compute_layers(graph: SplitGraph, half: bool) -> Iterator[Tensor]:
+    """What every kind of layer with parameters gives on fixed values, one worker alone."""
+    seen: set[Hashable] = set()
+    for place, way in enumerate(graph.ways):
+        shapes = tuple(graph.shapes[node.name] for node in graph.inputs(place))
+        key = repr(graph.module(place)), shapes
+        if graph.module(place) and graph.tensors_of(place) and way.work and key not in seen:
+            seen.add(key)
+            for values in _compute(graph, place, way, half).values():
+                yield from values.values()
+
+
+def _compute(graph: SplitGraph, place: int, way: Way, half: bool) -> dict[str, dict[str, Tensor]]:
+    """What a call gives, forward and backward, on fixed values: each worker of those it has."""
+    axes, node = graph.axes, graph.calls[place]
+    device = next(graph.model.parameters()).device
+    known: Mapping[str, Tensor] = {
+        **dict(graph.model.named_parameters()),
+        **dict(graph.model.named_buffers()),
+    }
+    given: Values = {}
+    for source in graph.inputs(place):
+        value = fixed_values(source.name, torch.empty(graph.shapes[source.name], device=device))
+        given[source.name] = axes.own_part(value, graph.spreads[source.name]).clone().requires_grad_()
+    tensors: Values = {}
+    for name in graph.tensors_of(place):
+        value = fixed_values(name, known[name]) if known[name].is_floating_point() else known[name].clone()
+        tensors[name] = value.requires_grad_(isinstance(known[name], torch.nn.Parameter))
+    streams = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(streams), half_precision(device, half):
+        out = way.run({**given, **tensors})
+    dy = fixed_values("dy", torch.empty(graph.shapes[node.name], device=device)).to(out.dtype)
+    dy = axes.own_part(dy, way.made).contiguous()
+    trained = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
+    ends = {**given, **trained}
+    grads = dict(zip(ends, torch.autograd.grad(out, list(ends.values()), dy, allow_unused=True), strict=True))
+    changed = {name: t for name, t in tensors.items() if not t.requires_grad}
+    return {
+        FORWARD: {node.name: out.detach()},
+        INPUT: {key: grads[key] for key in given if grads[key] is not None},
+        WEIGHT: {**{n: grads[n] for n in trained if grads[n] is not None}, **changed},
+    }

@@ -1,7 +1,7 @@
 """The fixed rule for each kind of layer: how its rows and channels are dealt out, by type and shape alone.
 
-A layer's rows are in bands if it has at least four output rows a band. What has no rule here is computed whole
-by every worker: exact, but not faster.
+A layer's rows are in bands if it has at least four output rows a band. What has no rule here is computed
+whole by every worker: exact, but not faster.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Size, fx, nn
 from lockstep.errors import ModelError
 from lockstep.kernels.global_average import GlobalAverage
 from lockstep.kernels.lrn import LRN
-from lockstep.parallel.split.conv_piece import ConvForm
+from lockstep.parallel.split.layers.conv_piece import ConvForm
 
 LEAST_ROWS = 4  # a band
 _VECTOR = 64  # elements: a multiple of every CPU's vectors, so that no element is computed as a rest
@@ -81,9 +81,15 @@ def form_of_convolution(module: nn.Module | None) -> ConvForm | None:
 def is_flatten(node: fx.Node, module: nn.Module | None) -> bool:
     """Whether [N, C, H, W] becomes [N, C·H·W]."""
     if module:
-        return type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
+        return isinstance(module, nn.Flatten) and [module.start_dim, module.end_dim] == [1, -1]
     args = [*node.args[1:], *node.kwargs.values()]
     return node.target in (torch.flatten, "flatten") and args == [1]
+
+
+def is_shape_query(node: fx.Node) -> bool:
+    """Whether a call asks for a tensor's shape."""
+    asks = node.target is getattr and node.args[1:2] in (("shape",), ("ndim",), ("device",), ("dtype",))
+    return bool(asks) or node.target in ("size", "dim", "numel")
 
 
 def is_concatenation(node: fx.Node) -> bool:
@@ -102,7 +108,6 @@ def mean_dims(node: fx.Node, module: nn.Module | None) -> bool | None:
         return True if node.args[1] in (1, (1, 1)) else None
     if node.target in (torch.mean, "mean"):
         given: dict[str, Any] = {**dict(zip(("dim", "keepdim"), node.args[1:], strict=False)), **node.kwargs}
-        dims = given.get("dim")
-        if isinstance(dims, list | tuple) and sorted(d % 4 for d in dims) == [2, 3]:
-            return bool(given.get("keepdim", False))
+        dims, keeps = given.get("dim"), given.get("keepdim") is True
+        return keeps if isinstance(dims, list | tuple) and sorted(d % 4 for d in dims) == [2, 3] else None
     return None

@@ -16,11 +16,12 @@ from torch import Size, Tensor, fx, nn
 
 from lockstep.parallel.model_graph import Key, ModelGraph, Values
 from lockstep.parallel.split.axes import Axes
-from lockstep.parallel.split.choose_way import WayChooser
+from lockstep.parallel.split.call_site import CallSite
 from lockstep.parallel.split.convert import to_whole
 from lockstep.parallel.split.lane_gradients import GradientPart, make_whole
 from lockstep.parallel.split.spread import WHOLE, Spread
 from lockstep.parallel.split.way import Way
+from lockstep.parallel.split.ways import choose_way
 
 Check = Callable[["SplitGraph", int, Way], bool]  # whether a call may be computed this way
 
@@ -33,11 +34,11 @@ class SplitGraph(ModelGraph):
         self.axes, self.shapes = axes, self._find_shapes(images)
         self.spreads: dict[Key, Spread] = {self.input: WHOLE}
         self.ways: list[Way] = []
-        chooser = WayChooser(self)
         for place, node in enumerate(self.calls):
-            way = chooser.choose(place)
+            site = CallSite(self, place)
+            way = choose_way(site)
             if not check(self, place, way):
-                way = chooser.whole(place, "whole: its kernels give other bits in parts")
+                way = site.whole("whole: kernels give other bits in parts", dict(way.work))
             self.ways.append(way)
             self.spreads[node.name] = way.made
 
@@ -47,7 +48,7 @@ class SplitGraph(ModelGraph):
         self.run(range(len(self.calls)), values)
         return self.result(values)
 
-    def places(self, name: str, device: torch.device, pixels: bool) -> Tensor | None:
+    def places(self, name: str, pixels: bool, device: torch.device) -> Tensor | None:
         """The places of this worker's part of a dropout layer's output: of its pixels, or of its channels."""
         node = next(n for n in self.calls if n.op == "call_module" and n.target == name)
         spread, shape = self.spreads[node.name], list(self.shapes[node.name])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
+from lockstep.measure.machine_fingerprint import lane_hash
 from lockstep.models.tensors import buffers_kept
 from lockstep.parallel.split.axes import Axes
-from lockstep.parallel.split.probe import CellProbe, PlanProbe
+from lockstep.parallel.split.probe import CellProbe, PlanProbe, compute_layers
 from lockstep.parallel.split.split_graph import SplitGraph
 
 
@@ -22,6 +25,13 @@ def split_model(model: nn.Module, axes: Axes, images: Tensor, half: bool) -> Spl
             return SplitGraph(model, axes, images, PlanProbe(alone, half).check)
 
 
-def cells(graph: SplitGraph) -> list[str]:
-    """What is computed band by band because its kernels would give other bits otherwise."""
-    return [f"{graph.label(i)}.{part}" for i, way in enumerate(graph.ways) for part in sorted(way.by_band)]
+def grid_facts(graph: SplitGraph, half: bool) -> dict[str, Any]:
+    """The part of the numerics fingerprint of a run with a grid, where one worker computes all.
+
+    `cells` are those parts of layers that are computed band by band, as their kernels would give other bits
+    otherwise. `lane` is a hash of every kind of layer, one at a time: a whole lane may be too large.
+    """
+    named = [(graph.label(place), way.by_band) for place, way in enumerate(graph.ways)]
+    cells = [f"{label}.{part}" for label, parts in named for part in sorted(parts)]
+    with buffers_kept(graph.model), torch.enable_grad():
+        return {"cells": cells, "lane": lane_hash(compute_layers(graph, half))}

@@ -43,7 +43,8 @@ class NormCut:
                 for old, now in zip(parts, new, strict=True)
             ]
         else:
-            out = batch_norm(x, *parts, weight, bias, True, self.momentum, self.eps)
+            mean, variance = parts
+            out = batch_norm(x, mean, variance, weight, bias, True, self.momentum, self.eps)
         with torch.no_grad():
             for whole, part in zip(running, parts, strict=True):
                 whole.copy_(self.axes.all_channels(part[None], self.given)[0])

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.errors import ModelError
-from lockstep.parallel.split.channel_segment import ChannelSegment, segments
-from lockstep.parallel.split.row_buffer import dense, empty, is_channels_last, place, take
-from lockstep.parallel.split.window import Window
+from lockstep.parallel.split.layers.channel_segment import ChannelSegment, segments
+from lockstep.parallel.split.layers.row_buffer import dense, empty, is_channels_last, place, take
+from lockstep.parallel.split.layers.window import Window
 
 Pair = tuple[int, int]
 

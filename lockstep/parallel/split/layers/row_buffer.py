@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lockstep.parallel.split.window import common
+from lockstep.parallel.split.layers.window import common
 
 
 def take(image: Tensor, held: range, rows: range) -> Tensor:

@@ -22,7 +22,8 @@ class _Mean(torch.autograd.Function):
         own = axes.own_rows(rows)
         ctx.shape, ctx.scale = x.shape, 1.0 / (rows * x.shape[3])
         sums = [x.narrow(2, band.start - own.start, len(band)).sum((2, 3)) for band in axes.own_bands(rows)]
-        return axes.sum_small(sum_leaves(sums)) * ctx.scale
+        mean: Tensor = axes.sum_small(sum_leaves(sums)) * ctx.scale
+        return mean
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:

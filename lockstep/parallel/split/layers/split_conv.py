@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from lockstep.parallel.split.axes import SPATIAL, Axes, sum_leaves, take
-from lockstep.parallel.split.conv_piece import ConvForm
+from lockstep.parallel.split.layers.conv_piece import ConvForm
+from lockstep.parallel.split.layers.window import common
 from lockstep.parallel.split.spread import Spread, count
-from lockstep.parallel.split.window import common
 
 
 @dataclass

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.parallel.split.axes import SPATIAL, Axes
+from lockstep.parallel.split.layers.window import Window, common
 from lockstep.parallel.split.spread import Spread
-from lockstep.parallel.split.window import Window, common
 
 Pair = tuple[int, int]
 _aten = torch.ops.aten
