@@ -52,6 +52,7 @@ DEPENDS_ON: dict[str, tuple[list[str], list[str]]] = {
     "cost-*": (WORKERS, ["faults"]),
     "start-*": ([*WORKERS, "train/setup.py", "cli"], ["workers"]),
     "workers-*": ([*WORKERS, "lower", "kernels/stock"], ["workers"]),
+    "halo-conv-*": (["parallel/split"], ["halo_conv"]),
     "reduction-*": (["comm"], ["reduction"]),
     "tree-reduce-*": (["comm"], ["tree_reduce", "reduction"]),
     "lightning-*": (["lightning", "lanes", "comm"], ["lightning_overhead"]),

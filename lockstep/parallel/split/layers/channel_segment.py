@@ -21,7 +21,7 @@ class ChannelSegment:
         return slice(self.own.start - self.groups.start * size, self.own.stop - self.groups[-1] * size)
 
 
-def segments(own: range, size: int) -> list[ChannelSegment]:
+def channel_segments(own: range, size: int) -> list[ChannelSegment]:
     """Cut a range of channels, `size` in a group, into whole groups and what lies before and after them."""
     if not own:
         return []

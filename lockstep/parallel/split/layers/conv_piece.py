@@ -17,8 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.errors import ModelError
-from lockstep.parallel.split.layers.channel_segment import ChannelSegment, segments
-from lockstep.parallel.split.layers.row_buffer import dense, empty, is_channels_last, place, take
+from lockstep.parallel.split.layers.channel_segment import ChannelSegment, channel_segments
+from lockstep.parallel.split.layers.row_buffer import (
+    dense_as,
+    empty_as,
+    is_channels_last,
+    place_rows,
+    take_rows,
+)
 from lockstep.parallel.split.layers.window import Window
 
 Pair = tuple[int, int]
@@ -85,12 +91,12 @@ class ConvForm:
             made = self.window.frame(at) if self.transposed else out
         shape = (len(x), len(outs), len(made), self._out_size(x.shape[3], 1))
         if 0 in shape:
-            y = empty(shape, x)
+            y = empty_as(shape, x)
         else:
-            found = segments(outs, self._group_sizes(weight.shape)[1])
-            x = take(x, held, at)
+            found = channel_segments(outs, self._group_sizes(weight.shape)[1])
+            x = take_rows(x, held, at)
             y = _cat([call._forward(x, weight, bias, one) for one in found], 1)
-        return place(y, made, out, None if bias is None else bias[outs.start : outs.stop])
+        return place_rows(y, made, out, None if bias is None else bias[outs.start : outs.stop])
 
     def input_needs(self, rows: range, out_rows: int) -> range:
         """The rows of dy, which has `out_rows` in all, that the gradient of these input rows needs."""
@@ -107,12 +113,12 @@ class ConvForm:
             made = rows if self.transposed else self.window.frame(at)
         shape = (len(dy), sum(map(len, ins)), len(made), width)
         if 0 in shape:
-            return place(empty(shape, dy), made, rows, None)
+            return place_rows(empty_as(shape, dy), made, rows, None)
         size = self._group_sizes(weight.shape)[0]
-        dy = take(dy, held, at)
-        found = [one for own in ins if own for one in segments(own, size)]
+        dy = take_rows(dy, held, at)
+        found = [one for own in ins if own for one in channel_segments(own, size)]
         parts = [call._input_gradient(dy, weight, one, (len(made), width)) for one in found]
-        return place(_cat(parts, 1), made, rows, None)
+        return place_rows(_cat(parts, 1), made, rows, None)
 
     def weight_needs(self, band: range, rows: int, out_rows: int) -> tuple[range, range]:
         """The rows of x and of dy that a band needs: of output rows, or a transposed one's input rows."""
@@ -142,14 +148,14 @@ class ConvForm:
         if not self._is_whole(x_at, dy_at):
             call, frame = self._between_rows(), self.window.frame(band)
             x_at, dy_at = (band, frame) if self.transposed else (frame, band)
-        x, dy = take(x, x_held, x_at), take(dy, dy_held, dy_at)
-        whole = empty(
+        x, dy = take_rows(x, x_held, x_at), take_rows(dy, dy_held, dy_at)
+        whole = empty_as(
             tuple(weight_shape), dy if is_channels_last(dy) else x
         ).zero_()  # lies as the weight does
         parts = []
-        for one in segments(outs, outputs):
+        for one in channel_segments(outs, outputs):
             like = self._part(whole, one, True)
-            own = dense(dy[:, one.own.start - outs.start : one.own.stop - outs.start], dy)
+            own = dense_as(dy[:, one.own.start - outs.start : one.own.stop - outs.start], dy)
             parts.append(call._weight_gradient(x, own, like, one) if band else like)
         if len(parts) > 1 and self.transposed:
             parts = [_by_output(part, inputs) for part in parts]
@@ -170,19 +176,19 @@ class ConvForm:
     def _forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, one: ChannelSegment) -> Tensor:
         own = None if bias is None else bias[one.own.start : one.own.stop]
         inputs, _ = self._group_sizes(weight.shape)
-        x, weight = dense(x[:, one.across(inputs)], x), self._part(weight, one, True)
+        x, weight = dense_as(x[:, one.across(inputs)], x), self._part(weight, one, True)
         y: Tensor = torch.ops.aten.convolution(x, weight, own, *self._numbers(one))
         return y
 
     def _input_gradient(self, dy: Tensor, weight: Tensor, one: ChannelSegment, size: Pair) -> Tensor:
         _, outputs = self._group_sizes(weight.shape)
-        dy, weight = dense(dy[:, one.across(outputs)], dy), self._part(weight, one, False)
-        x = empty((len(dy), len(one.own), *size), dy)  # only its form is read
+        dy, weight = dense_as(dy[:, one.across(outputs)], dy), self._part(weight, one, False)
+        x = empty_as((len(dy), len(one.own), *size), dy)  # only its form is read
         return self._backward(dy, x, weight, one, 0)
 
     def _weight_gradient(self, x: Tensor, dy: Tensor, like: Tensor, one: ChannelSegment) -> Tensor:
         inputs = len(like) // len(one.groups) if self.transposed else like.shape[1]
-        return self._backward(dy, dense(x[:, one.across(inputs)], x), like, one, 1)
+        return self._backward(dy, dense_as(x[:, one.across(inputs)], x), like, one, 1)
 
     def _backward(self, dy: Tensor, x: Tensor, weight: Tensor, one: ChannelSegment, which: int) -> Tensor:
         """The gradient of x, which is 0, or of the weight, 1."""
@@ -199,7 +205,7 @@ class ConvForm:
 
     def _part(self, weight: Tensor, one: ChannelSegment, of_output: bool) -> Tensor:
         """The weights of a segment of output or input channels, without gaps."""
-        return dense(weight[self._box(one, weight.shape, of_output)], weight)
+        return dense_as(weight[self._box(one, weight.shape, of_output)], weight)
 
     def _box(self, one: ChannelSegment, shape: Sequence[int], of_output: bool) -> tuple[slice, slice]:
         """Where the weights of a segment lie, along the weight's first two dimensions."""
@@ -245,5 +251,5 @@ def _by_output(weight: Tensor, inputs: int) -> Tensor:
 
 def _num_groups(outs: range, outputs: int) -> int:
     """The groups along the first dimension of a transposed convolution's gradient for these channels."""
-    found = segments(outs, outputs)
+    found = channel_segments(outs, outputs)
     return len(found[0].groups) if len(found) == 1 else 1

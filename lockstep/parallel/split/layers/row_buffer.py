@@ -8,23 +8,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lockstep.parallel.split.layers.window import common
+from lockstep.parallel.split.layers.window import common_rows
 
 
-def take(image: Tensor, held: range, rows: range) -> Tensor:
+def take_rows(image: Tensor, held: range, rows: range) -> Tensor:
     """Rows of an image that has those of `held`; the others are zeros."""
-    return image if held == rows else place(image, held, rows, None)
+    return image if held == rows else place_rows(image, held, rows, None)
 
 
-def place(image: Tensor, at: range, rows: range, fill: Tensor | None) -> Tensor:
+def place_rows(image: Tensor, at: range, rows: range, fill: Tensor | None) -> Tensor:
     """An image's rows, which are those of `at`, among `rows`; the others are zeros, or a number a channel."""
     if at == rows:
         return image
-    kept = common(at, rows)
+    kept = common_rows(at, rows)
     part = image[:, :, kept.start - at.start : kept.stop - at.start] if kept else image[:, :, :0]
     if len(kept) == len(rows):
-        return dense(part, image)
-    found = empty((*image.shape[:2], len(rows), image.shape[3]), image)
+        return dense_as(part, image)
+    found = empty_as((*image.shape[:2], len(rows), image.shape[3]), image)
     edges = (
         [found[:, :, : kept.start - rows.start], found[:, :, kept.stop - rows.start :]] if kept else [found]
     )
@@ -35,12 +35,12 @@ def place(image: Tensor, at: range, rows: range, fill: Tensor | None) -> Tensor:
     return found
 
 
-def empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
+def empty_as(shape: tuple[int, ...], like: Tensor) -> Tensor:
     """A tensor of any values that lies in memory as `like` does."""
     return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=_memory_format(like))
 
 
-def dense(part: Tensor, like: Tensor) -> Tensor:
+def dense_as(part: Tensor, like: Tensor) -> Tensor:
     """A part without gaps, in the memory format of `like`."""
     return part.contiguous(memory_format=_memory_format(like))
 

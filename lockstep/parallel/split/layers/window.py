@@ -30,7 +30,7 @@ class Window:
 
     def needs(self, out: range, rows: int) -> range:
         """The rows of an image of `rows` rows that are under the windows of these output rows."""
-        return common(self.frame(out), range(rows))
+        return common_rows(self.frame(out), range(rows))
 
     def touched(self, ins: range, outs: int) -> range:
         """The output rows, of `outs` in all, with any of these input rows between a window's first and last.
@@ -39,10 +39,10 @@ class Window:
         """
         first = -((self.reach - 1 - ins.start - self.padding) // self.stride)  # rounded up
         last = (ins.stop - 1 + self.padding) // self.stride
-        return common(range(first, last + 1 if ins else first), range(outs))
+        return common_rows(range(first, last + 1 if ins else first), range(outs))
 
 
-def common(one: range, other: range) -> range:
+def common_rows(one: range, other: range) -> range:
     """The rows of both ranges; an empty range where there are none."""
     start = max(one.start, other.start)
     return range(start, max(start, min(one.stop, other.stop)))
