@@ -30,7 +30,7 @@ def use(verb, trained, *more):
     return forked.call(command(verb, "run", *more, *where), launches=True)
 
 
-@pytest.mark.parametrize("plan", ["pipeline=2", "data=3,shard=parameters"])
+@pytest.mark.parametrize("plan", ["pipeline=2", "data=3,shard=parameters", "pipeline=2,channel=2"])
 def test_evaluation_gives_the_bits_of_one_worker(plan, trained):
     done = use("eval", trained, "--plan", plan)
     assert done.returncode == 0, done.stderr

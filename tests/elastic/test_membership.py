@@ -3,6 +3,7 @@
 import random
 
 from lockstep.elastic.membership import Membership
+from lockstep.spec import Launch
 from lockstep.spec.generation import Change, Generation
 
 
@@ -132,3 +133,29 @@ def test_whatever_happens_a_generation_has_only_workers_that_live():
                 assert Generation.load(found.dump()) == found
         current = membership.current
         assert current is None or membership.next(1.0) is None
+
+
+def test_of_workers_that_share_lanes_as_many_go_on_as_come_out():
+    sizes = Launch(plan="channel=2").sizes(8, 4)
+    membership = job("abcde", min_workers=min(sizes), sizes=sizes)
+    (first,) = ready(membership, "abcde")
+    assert first.workers == ("a", "b", "c", "d") and first.spares == ("e",)
+    membership.remove("b", "was killed", 1.0)
+    assert membership.next(1.0).workers == ("a", "c", "d", "e")
+    membership.remove("a", "was killed", 2.0)
+    left = membership.next(2.0)
+    assert left.workers == ("c", "d") and left.spares == ("e",)
+    membership.remove("c", "was killed", 3.0)
+    assert membership.next(3.0).workers == ("d", "e")
+    membership.remove("d", "was killed", 4.0)
+    assert membership.next(4.0) is None and membership.is_short
+
+
+def test_who_goes_on_has_other_parts_of_the_state_not_other_rows_of_it():
+    launch = Launch(plan="data=1,pipeline=2,channel=2", fallbacks=("data=1,pipeline=2",))
+    membership = job("abcd", min_workers=2, sizes=launch.sizes(4, 8))
+    (first,) = ready(membership, "abcd")
+    assert first.workers == ("a", "b", "c", "d")
+    membership.remove("d", "was killed", 1.0)
+    left = membership.next(1.0)
+    assert left.workers == ("a", "c") and left.spares == ("b",)

@@ -26,6 +26,8 @@ COVERING = [
     ("lenet5", "data=3,pipeline=2,shard=parameters"),
     ("lenet5", "data=3,shard=optimizer"),
     ("lenet5", "data=5,shard=gradients,replicas=2"),
+    ("lenet5", "data=3,channel=2"),
+    ("lenet5", "data=2,channel=2,shard=parameters"),
     ("resnet18", "pipeline=3,cost=counted"),
     ("resnet18", "data=4,shard=parameters"),
     ("googlenet", "pipeline=4,schedule=gpipe,cost=counted"),
@@ -165,6 +167,8 @@ def test_what_a_plan_cannot_do_is_refused_before_it_starts(tmp_path):
         (["--plan", "pipeline=2", "--audit", "3"], "--audit needs the whole state"),
         (["--plan", "pipeline=2,cuts=nothing"], "no layer 'nothing'"),
         (["--plan", "rows=2"], "unknown key 'rows'"),
+        (["--plan", "spatial=4"], "set train.bands=4, which is part of the identity"),
+        (["--plan", "channel=2", "--workers", "3"], "workers = data × channel = data × 2, and the number of"),
     ):
         done = forked.call(train_command(tmp_path, *flags), launches=True)
         assert done.returncode == 2 and text in done.stderr, done.stderr

@@ -19,6 +19,7 @@ PLANS = {
     "data=2": 2,
     "data=3,shard=gradients": 3,
     "data=2,pipeline=2,shard=parameters": 4,
+    "data=2,channel=2": 4,
 }
 
 

@@ -15,6 +15,8 @@ CASES = [
     (["--plan", "data=4,shard=optimizer,replicas=2"], "0", IN_MEMORY),
     (["--plan", "shard=gradients", "--workers", "3"], "1", FROM_DISK),
     (["--plan", "pipeline=2"], "1", FROM_DISK),
+    (["--plan", "data=1,pipeline=2,channel=2"], "3", IN_MEMORY),
+    (["--plan", "data=2,channel=2"], "0", "the plan is now data=2,channel=2"),
 ]
 
 
@@ -72,3 +74,35 @@ def test_those_who_are_left_take_the_next_plan(alone, tmp_path):
     assert job.hashes() == alone
     assert f"the plan is now data=2,shard=optimizer: the workers {IN_MEMORY}" in output, output
     assert f"the plan is now data=2,shard=optimizer: {FROM_DISK}" in output, output
+
+
+@pytest.mark.gloo
+def test_with_data_left_open_as_many_go_on_as_share_lanes(alone, tmp_path):
+    flags = ["--plan", "channel=2", "--workers", "4", "--restarts", "0"]
+    with Job(tmp_path, *flags, overrides=OVERRIDES, paced=True) as job:
+        job.wait_for_steps(3)
+        job.kill("1")
+        job.wait_for(job.generations, "two workers and a spare, 3")
+        job.kill("0")
+        job.wait_for(lambda: len(job.generations()) == 2, "the spare in its place")
+        job.hurry()
+        output, _ = job.finish()
+    assert output.count("the plan is now data=1,channel=2") == 2, output
+    assert_no_step_lost(tmp_path / "run")
+    assert job.hashes() == alone
+
+
+@pytest.mark.gloo
+def test_who_is_left_of_a_lane_saves_the_state_and_stops(alone, tmp_path):
+    flags = ["--plan", "data=1,channel=2", "--restarts", "0", "--wait", "0.5"]
+    with Job(tmp_path, *flags, overrides=OVERRIDES, paced=True) as job:
+        job.wait_for_steps(4)
+        job.kill("0")
+        _, errors = job.finish(143)
+    assert "the state is saved, then the run stops" in errors and "the state is saved: go on" in errors, (
+        errors
+    )
+    with Job(tmp_path, "--resume", str(tmp_path / "run"), overrides=OVERRIDES) as job:
+        job.finish()
+    assert_no_step_lost(tmp_path / "run")
+    assert job.hashes() == alone

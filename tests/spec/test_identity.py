@@ -57,6 +57,8 @@ def test_where_things_lie_and_when_they_are_saved_is_no_part_of_it(run: Run) -> 
         (Run(train=Train(epochs=6)), "train.epochs"),
         (Run(train=Train(batch=512)), "train.batch"),
         (Run(train=Train(lanes=4)), "train.lanes"),
+        (Run(train=Train(bands=2)), "train.bands"),
+        (Run(train=Train(slices=4)), "train.slices"),
         (Run(train=Train(precision="bf16")), "train.precision"),
         (Run(train=Train(threads=2)), "train.threads"),
         (Run(train=Train(channels_last=True)), "train.channels_last"),
@@ -79,6 +81,14 @@ def test_a_lane_is_compared_where_both_have_one() -> None:
     old, one, other = identity(), {**identity(), "numerics.lane": "a"}, {**identity(), "numerics.lane": "b"}
     assert differences(old, one) == differences(one, old) == []
     assert differences(one, other) == ["numerics.lane: a there, b here"]
+
+
+def test_grids_of_one_cell_are_as_before_there_were_grids() -> None:
+    assert not {"train.bands", "train.slices"} & identity().keys()
+    assert identity(Run(train=Train(bands=1, slices=1))) == identity()
+    one, four = identity(), identity(Run(train=Train(bands=4)))
+    assert differences(one, four) == ["train.bands: 1 there, 4 here"]
+    assert differences(four, one) == ["train.bands: 4 there, 1 here"]
 
 
 def test_differences_say_both_sides() -> None:
