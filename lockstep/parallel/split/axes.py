@@ -12,7 +12,8 @@ from torch import Tensor
 
 from lockstep.comm.group import Group
 from lockstep.comm.tree import LaneTree
-from lockstep.parallel.split.layers.window import common
+from lockstep.parallel.split.layers.row_buffer import empty_as
+from lockstep.parallel.split.layers.window import common_rows
 from lockstep.parallel.split.spread import Ranges, Spread, count, deal_subtrees, even_ranges
 
 CHANNEL, SPATIAL = "channel", "spatial"
@@ -133,7 +134,7 @@ class Axes:
         self._note(axis, leaving.numel() * leaving.element_size(), start)
         shape = list(tensor.shape)
         shape[dim] = count(wanted)
-        output = _empty(tensor, shape)
+        output = empty_as(tuple(shape), tensor)
         for at, to, n in _shared(own, wanted):
             output.narrow(dim, to, n).copy_(tensor.narrow(dim, at, n))
         first = 0
@@ -206,17 +207,9 @@ def _shared(own: Ranges, wanted: Ranges) -> list[tuple[int, int, int]]:
     for want in wanted:
         at = 0
         for have in own:
-            both = common(have, want)
+            both = common_rows(have, want)
             if both:
                 found.append((at + both.start - have.start, to + both.start - want.start, len(both)))
             at += len(have)
         to += len(want)
     return found
-
-
-def _empty(like: Tensor, shape: Sequence[int]) -> Tensor:
-    """Memory of another shape in the same memory format."""
-    is_last = like.dim() == 4 and like.is_contiguous(memory_format=torch.channels_last)
-    is_last = is_last and not like.is_contiguous()
-    form = torch.channels_last if is_last else torch.contiguous_format
-    return torch.empty(list(shape), dtype=like.dtype, device=like.device, memory_format=form)

@@ -95,7 +95,7 @@ def is_shape_query(node: fx.Node) -> bool:
 def is_concatenation(node: fx.Node) -> bool:
     """Whether channels of several values come one after another."""
     dim = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else 0)
-    return node.target in (torch.cat, torch.concat) and dim == 1
+    return node.target in (torch.cat, torch.concat) and bool(dim == 1)
 
 
 def mean_dims(node: fx.Node, module: nn.Module | None) -> bool | None:

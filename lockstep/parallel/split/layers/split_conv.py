@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lockstep.parallel.split.axes import SPATIAL, Axes, sum_leaves, take
 from lockstep.parallel.split.layers.conv_piece import ConvForm
-from lockstep.parallel.split.layers.window import common
+from lockstep.parallel.split.layers.window import common_rows
 from lockstep.parallel.split.spread import Spread, count
 
 
@@ -138,8 +138,8 @@ class _Convolve(torch.autograd.Function):
         out = cut.forward(held, need, weight, bias)
         own, _ = cut.ranges(cut.rows)
         before, after = (
-            common(need, range(min(own.start, need.start), own.start)),
-            common(need, range(own.stop, max(own.stop, need.stop))),
+            common_rows(need, range(min(own.start, need.start), own.start)),
+            common_rows(need, range(own.stop, max(own.stop, need.stop))),
         )
         halos = [_rows(held, need, halo).clone() for halo in (before, after)]
         ctx.cut, ctx.need = cut, need
@@ -163,7 +163,7 @@ class _Convolve(torch.autograd.Function):
             grad = cut.input_gradient(far, far_held, weight, x.shape[3])
         near = dy if "weight" in cut.by_channel else all_dy
         if needs_weight:
-            own, inner = cut.ranges(cut.rows)[0], common(ctx.need, cut.ranges(cut.rows)[0])
+            own, inner = cut.ranges(cut.rows)[0], common_rows(ctx.need, cut.ranges(cut.rows)[0])
             rows = _rows(x, own, inner)
             parts = [part for part in (before, rows, after) if part.shape[2]]
             held = parts[0] if len(parts) == 1 else torch.cat(parts, 2)

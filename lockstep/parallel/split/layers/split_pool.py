@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.parallel.split.axes import SPATIAL, Axes
-from lockstep.parallel.split.layers.window import Window, common
+from lockstep.parallel.split.layers.window import Window, common_rows
 from lockstep.parallel.split.spread import Spread
 
 Pair = tuple[int, int]
@@ -138,7 +138,7 @@ class _Pool(torch.autograd.Function):
         near = axes.move(SPATIAL, dy.contiguous(), 2, have, [(outs,) for outs in touched])
         found = cut.form.backward(near, frame, cut.columns)
         own = axes.own_rows(cut.given.rows)
-        inside = common(rows, own)
+        inside = common_rows(rows, own)
         if inside == own:
             return found.narrow(2, own.start - rows.start, len(own)).contiguous(), None
         grad = torch.zeros_like(x)  # rows that no window touches
