@@ -70,7 +70,7 @@ class Axes:
     def dealt_rows(self, rows: int) -> list[range]:
         """The rows of every worker under every number of workers: a plan has one of these cuts."""
         edges = even_ranges(rows, self.bands)
-        dealt = {own for workers in range(1, self.bands + 1) for own in deal_subtrees(self.bands, workers)}
+        dealt = {own for workers in range(2, self.bands + 1) for own in deal_subtrees(self.bands, workers)}
         return [
             range(edges[own.start].start, edges[own.stop - 1].stop)
             for own in sorted(dealt, key=lambda own: (own.start, own.stop))

@@ -120,6 +120,8 @@ def _pool(site: CallSite) -> Way | None:
         return site.own("own channels", given)
     form = PoolForm.of(site.module)
     if form and rules.is_banded(made, site.axes.bands):
+        if site.axes.spatial.size == 1:  # it has all rows, and the same bits
+            return site.own("own channels", Spread(made[2], given.channels))
         cut = PoolCut(site.axes, form, given, Spread(made[2], given.channels), made[3])
         return Way(f"rows, halo of {form.window.reach - 1}", lambda values: cut(values[key]), cut.made)
     near = Spread(channels=given.channels)

@@ -1,12 +1,12 @@
 """Batch norm over workers: statistics of each band, then their tree; each worker has its rows and channels.
 
 Moments are combined in float64, pair by pair (Chan et al.), so the order is the tree's and the error small.
-What follows is elementwise: one multiplication or addition at a time, so no element depends on its place.
+What follows is elementwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,8 @@ from torch.nn.functional import batch_norm
 
 from lockstep.parallel.split.axes import Axes, sum_leaves
 from lockstep.parallel.split.spread import Spread
+
+Pair = tuple[Tensor, Tensor]
 
 
 @dataclass
@@ -59,13 +61,11 @@ class NormCut:
     def moments(self, x: Tensor) -> tuple[tuple[Tensor, Tensor], int]:
         """Mean and variance in float64 over all pixels of all samples."""
         rows, per_row = self.given.rows, len(x) * x.shape[3]
-        own = self.axes.own_rows(rows)
-        found: list[Tensor] = []  # for each band: mean, and the sum of squared differences from it
-        for band in self.axes.own_bands(rows):
-            cell = _cell(x, band, own)
-            mean, variance = torch.batch_norm_update_stats(cell, None, None, 0.0)
-            found.append(torch.stack([mean.double(), variance.double() * (len(band) * per_row)]))
         bands = self.axes.own_bands(rows)
+        found = [
+            torch.stack([mean.double(), variance.double() * (len(band) * per_row)])
+            for band, (mean, variance) in zip(bands, self._by_band(x, _moments), strict=True)
+        ]
         root = _combine(found, [len(band) * per_row for band in bands], [1] * len(bands))
         counts = [len(ranges[0]) * per_row for ranges in self.axes.rows_of_all(rows)]
         shares = [len(dealt) for dealt in self.axes.bands_of_all]
@@ -74,16 +74,24 @@ class NormCut:
 
     def sums(self, x: Tensor, dy: Tensor, mean: Tensor, invstd: Tensor) -> tuple[Tensor, Tensor]:
         """Σ dy·x̂ and Σ dy over all pixels, in float64."""
-        rows = self.given.rows
-        own, found = self.axes.own_rows(rows), []
-        for band in self.axes.own_bands(rows):
-            cells = _cell(dy, band, own), _cell(x, band, own)
-            _, scaled, plain = torch.ops.aten.native_batch_norm_backward(
-                *cells, None, None, None, mean, invstd, True, self.eps, [False, True, True]
-            )
-            found.append(torch.stack([scaled.double(), plain.double()]))
-        scaled, plain = self.axes.sum_small(sum_leaves(found))
+        args = mean, invstd, self.eps
+        found = self._by_band(x, lambda x, dy: _sums(x, dy, *args), dy)
+        scaled, plain = self.axes.sum_small(sum_leaves([torch.stack(pair).double() for pair in found]))
         return scaled, plain
+
+    def _by_band(self, x: Tensor, find: Callable[..., Pair], *others: Tensor) -> list[Pair]:
+        """Two numbers for each channel of each of this worker's bands, of some tensors.
+
+        If bands are alike, they are taken for channels, without copies.
+        """
+        own, bands = self.axes.own_rows(self.given.rows), self.axes.own_bands(self.given.rows)
+        tensors = (x, *others)
+        if self.given.rows % self.axes.bands == 0 and all(t.is_contiguous() for t in tensors):
+            count, height, (samples, channels, _, width) = len(bands), len(bands[0]), x.shape
+            views = [t.view(samples, channels * count, height, width) for t in tensors]
+            first, second = (found.view(channels, count) for found in find(*views))
+            return [(first[:, band], second[:, band]) for band in range(count)]
+        return [find(*(_cell(tensor, band, own) for tensor in tensors)) for band in bands]
 
 
 class _Normalize(torch.autograd.Function):
@@ -103,7 +111,7 @@ class _Normalize(torch.autograd.Function):
         shift = -mean * scale if bias is None else bias.double() - mean * scale
         ctx.cut, ctx.num = cut, num
         ctx.save_for_backward(x, weight, mean, invstd)
-        return (x * _wide(scale, x)).add_(_wide(shift, x))
+        return _affine(x, scale, shift)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -114,7 +122,7 @@ class _Normalize(torch.autograd.Function):
             scale = invstd if weight is None else invstd * weight.double()
             slope = scale * invstd * scaled / ctx.num  # dx = scale·dy − slope·x − rest
             rest = scale * plain / ctx.num - slope * mean
-            grad = (x * _wide(-slope, x)).sub_(_wide(rest, x)).add_(dy * _wide(scale, x))
+            grad = _affine(x, -slope, -rest).add_(_affine(dy, scale, torch.zeros_like(scale)))
         needs = ctx.needs_input_grad
         weight_grad = scaled.to(weight.dtype) if weight is not None and needs[1] else None
         bias_grad = plain.to(x.dtype) if needs[2] else None
@@ -148,6 +156,25 @@ def _pair(left: Tensor, right: Tensor, left_count: int, right_count: int) -> Ten
     return torch.stack([mean, squares])
 
 
-def _wide(vector: Tensor, like: Tensor) -> Tensor:
-    """A value for each channel, in the type of `like`."""
-    return vector.to(like.dtype).view(1, -1, 1, 1)
+def _moments(x: Tensor) -> Pair:
+    mean, variance = torch.batch_norm_update_stats(x, None, None, 0.0)
+    return mean, variance
+
+
+def _sums(x: Tensor, dy: Tensor, mean: Tensor, invstd: Tensor, eps: float) -> Pair:
+    """Σ dy·x̂ and Σ dy for each channel, or each band of each channel."""
+    times = x.shape[1] // len(mean)
+    mean, invstd = mean.repeat_interleave(times), invstd.repeat_interleave(times)
+    _, scaled, plain = torch.ops.aten.native_batch_norm_backward(
+        dy, x, None, None, None, mean, invstd, True, eps, [False, True, True]
+    )
+    return scaled, plain
+
+
+def _affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """scale·x + shift for each channel in one pass: a batch norm whose mean is 0 and variance 1."""
+    zeros, ones = (torch.full_like(scale, value, dtype=torch.float32) for value in (0.0, 1.0))
+    out: Tensor = torch.ops.aten.native_batch_norm(
+        x, scale.float(), shift.float(), zeros, ones, False, 0.0, 0.0
+    )[0]
+    return out
