@@ -24,6 +24,7 @@ LAYERS = {
     "transposed": nn.ConvTranspose2d(6, 4, 4, stride=2, padding=1),
     "transposed, grouped": nn.ConvTranspose2d(6, 9, (3, 5), stride=(2, 3), output_padding=1, groups=3),
     "transposed, dilated": nn.ConvTranspose2d(4, 5, 3, stride=2, padding=2, dilation=2, output_padding=1),
+    "transposed, one channel": nn.ConvTranspose2d(1, 3, 3, stride=2, padding=1),
     "gaps between windows": nn.Conv2d(3, 4, 2, stride=4, padding=1),
     "gaps, transposed": nn.ConvTranspose2d(3, 4, 2, stride=4, padding=1, output_padding=3),
 }
@@ -200,7 +201,7 @@ def test_pieces_lie_in_memory_as_what_they_are_made_of(name):
     case = Convolution.make(form, sizes, torch.float32, torch.channels_last)
     held, out_rows = range(23), range(case.y.shape[2])
     for rows in (range(2, 5), range(23)):
-        ins, outs = [range(2), range(2, 3)], range(1, 4)
+        ins, outs = [range(1), range(1, layer.in_channels)], range(1, layer.out_channels)
         dx = form.input_gradient(case.dy, out_rows, case.weight, rows, ins, 18)
         out = out_rows if len(rows) == 23 else rows
         y = form.forward(case.x, held, case.weight, case.bias, out, outs)
@@ -243,5 +244,7 @@ def test_windows_against_their_definition():
         frame, needs = window.frame(out), window.needs(out, rows)
         assert [*frame] == ([*range(min(under), max(under) + 1)] if under else [])
         assert [*needs] == [row for row in frame if 0 <= row < rows]
+        assert 0 <= needs.start <= needs.stop <= rows
         ins = range(start, start + draw.randint(0, 9))
+        assert 0 <= window.touched(ins, outs).start <= window.touched(ins, outs).stop <= outs
         assert [*window.touched(ins, outs)] == [o for o in range(outs) if spans[o] & set(ins)]
