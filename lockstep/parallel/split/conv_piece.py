@@ -149,9 +149,8 @@ class ConvForm:
             call, frame = self._between_rows(), self.window.frame(band)
             x_at, dy_at = (band, frame) if self.transposed else (frame, band)
         x, dy = take_rows(x, x_held, x_at), take_rows(dy, dy_held, dy_at)
-        whole = empty_as(
-            tuple(weight_shape), dy if is_channels_last(dy) else x
-        ).zero_()  # lies as the weight does
+        as_weight = dy if is_channels_last(dy) else x  # with one channel, x does not tell
+        whole = empty_as(tuple(weight_shape), as_weight).zero_()
         found, parts = channel_segments(outs, outputs), []
         for one in found:
             like = self._part(whole, one, True)
