@@ -1,4 +1,4 @@
-"""The promise where layers are over workers: the weights of one worker, whatever rows and channels each has."""
+"""The promise where layers are over workers: one worker's weights, whatever rows and channels each has."""
 
 import os
 import signal
@@ -8,8 +8,8 @@ from pathlib import Path
 import forked
 import pytest
 from job import Job
+from plan_runs import HASHES, hashes, run
 from small import summary, train_command
-from test_plan_bits import HASHES, hashes, run
 
 GRID = ("train.bands=4", "train.slices=4", "train.ema=0.9", "train.clip=1.0", "train.epochs=1")
 SMALL = (*GRID, "train.batch=8", "train.lanes=2", "data.num_train=16", "data.num_test=9")

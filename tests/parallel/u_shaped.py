@@ -1,4 +1,4 @@
-"""Trains a module with every kind of layer that can be cut: the plan, the images and a folder are arguments."""
+"""Trains a module with every kind of layer that can be cut; arguments: plan, number of images, folder."""
 
 import sys
 from pathlib import Path

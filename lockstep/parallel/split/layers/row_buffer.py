@@ -29,7 +29,7 @@ def place_rows(image: Tensor, at: range, rows: range, fill: Tensor | None) -> Te
         [found[:, :, : kept.start - rows.start], found[:, :, kept.stop - rows.start :]] if kept else [found]
     )
     for edge in edges:
-        edge.copy_(fill.view(-1, 1, 1)) if fill is not None else edge.zero_()
+        edge.copy_(fill[:, None, None]) if fill is not None else edge.zero_()
     if kept:
         found[:, :, kept.start - rows.start : kept.stop - rows.start] = part
     return found
