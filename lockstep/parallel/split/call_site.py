@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -39,15 +40,16 @@ class CallSite:
         """Whether every worker has all that the call takes."""
         return all(spread.is_whole for spread in self.given)
 
-    def whole(self, rule: str, work: dict[str, float] | None = None) -> Way:
-        """Every worker computes the call from whole values."""
-        graph = self.graph
+    def whole(
+        self, rule: str, work: dict[str, float] | None = None, compute: Callable[[Values], Any] | None = None
+    ) -> Way:
+        """Every worker computes the call from whole values, as the model has it or as one worker would."""
+        graph, inner = self.graph, compute or self.stock
 
         def run(values: Values) -> Any:
-            near = {key: graph.to_whole(key, values[key]) for key in self.keys}
-            return graph.call_whole(self.place, {**values, **near})
+            return inner({**values, **{key: graph.to_whole(key, values[key]) for key in self.keys}})
 
-        return Way(rule, self.stock if self.is_whole else run, work=work or {})
+        return Way(rule, inner if self.is_whole else run, work=work or {})
 
     def stock(self, values: Values) -> Any:
         """The call as the model has it, on what this worker has."""
