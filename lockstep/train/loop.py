@@ -186,10 +186,11 @@ class Loop:
         return {name: value for name, value in tested.items() if value not in (None, {})}
 
     def _tell_plan(self, engine: Engine) -> dict[str, Any]:
-        """The plan, if it splits the model, and how the stages of a pipeline spent their time."""
-        plan, stages = self._dealt.plan, engine.stages()
-        told = {"plan": str(plan)} if plan.splits else {}
-        return {**told, "stages": stages} if plan.pipeline > 1 else told
+        """The plan, if it splits the model, and how stages and layers spent their time."""
+        plan, stages, layers = self._dealt.plan, engine.stages(), engine.layers()
+        told: dict[str, Any] = {"plan": str(plan)} if plan.splits else {}
+        told |= {"stages": stages} if plan.pipeline > 1 else {}
+        return {**told, "layers": layers} if layers else told
 
     def _is_unsaved(self) -> bool:
         """Whether there is no checkpoint of the present step; the same on every worker."""

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from lockstep.comm.group import Group
 from lockstep.comm.tree import LaneTree
+from lockstep.parallel.split.layer_clock import LayerClock
 from lockstep.parallel.split.layers.row_buffer import empty_as
 from lockstep.parallel.split.layers.window import common_rows
 from lockstep.parallel.split.spread import Ranges, Spread, count, deal_subtrees, even_ranges
 
 CHANNEL, SPATIAL = "channel", "spatial"
-
-
-@dataclass
-class Traffic:
-    """What a layer has sent along an axis, and the time it took."""
-
-    num_bytes: int = 0
-    seconds: float = 0.0
 
 
 @dataclass
@@ -35,8 +27,8 @@ class Axes:
     slices: int = 1
     channel: Group = field(default_factory=Group)
     spatial: Group = field(default_factory=Group)
-    layer: str = ""  # whose exchanges are counted now
-    traffic: dict[tuple[str, str], Traffic] = field(default_factory=lambda: defaultdict(Traffic))
+    layer: str = ""  # whose exchanges these are; every call has axes of its own
+    clock: LayerClock = field(default_factory=LayerClock)  # shared by all of them
 
     def __post_init__(self) -> None:
         self.bands_of_all = deal_subtrees(self.bands, self.spatial.size)
@@ -44,6 +36,23 @@ class Axes:
     def group(self, axis: str) -> Group:
         """The workers along an axis."""
         return self.channel if axis == CHANNEL else self.spatial
+
+    @classmethod
+    def planned(cls, bands: int, slices: int, channel: int, spatial: int) -> Axes:
+        """So many workers, none of whom is there: enough to choose how layers are dealt out."""
+        found = [Group(), Group()]
+        for group, size in zip(found, (channel, spatial), strict=True):
+            group.size = size
+        return cls(bands, slices, *found)
+
+    def of_layer(self, layer: str) -> Axes:
+        """The same workers, for the exchanges of one layer."""
+        return replace(self, layer=layer)
+
+    @property
+    def is_one_worker(self) -> bool:
+        """Whether nobody shares the lane."""
+        return self.channel.size == self.spatial.size == 1
 
     def alone(self) -> Axes:
         """The same grid with one worker."""
@@ -182,9 +191,7 @@ class Axes:
         return tree.root()[1][0]
 
     def _note(self, axis: str, num_bytes: int, start: float) -> None:
-        seen = self.traffic[axis, self.layer]
-        seen.num_bytes += num_bytes
-        seen.seconds += time.perf_counter() - start
+        self.clock.sent(axis, self.layer, num_bytes, start)
 
 
 def take(tensor: Tensor, dim: int, ranges: Sequence[range]) -> Tensor:

@@ -81,7 +81,7 @@ class PlanProbe:
     def check(self, graph: SplitGraph, place: int, way: Way) -> Way:
         """The way without cuts that would change bits: perhaps one worker's way, by all of them."""
         way.by_band |= self._alone.ways[place].by_band
-        module, axes = graph.module(place), graph.axes
+        module = graph.module(place)
         if not module or (not way.work and not way.gradients and not list(module.children()) and way.exact):
             return way
         given = tuple(graph.spreads[n.name] for n in graph.inputs(place))
@@ -92,7 +92,6 @@ class PlanProbe:
         if key not in self._known:
             self._known[key] = self._find(graph, place, way)
         kept = self._known[key]
-        axes.traffic.clear()
         if kept is None:
             alone = self._alone.ways[place]
             return CallSite(graph, place).whole(

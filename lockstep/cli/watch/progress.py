@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from types import TracebackType
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn
@@ -157,7 +157,9 @@ class Progress:
                 f"step to its neighbours, at most "
                 f"{_count(stage['lanes_in_flight'], 'lane')} at once, {stage['peak_mb']:,.0f} MB at its peak"
             )
-        names = "summary.json", "curves.png", "pipeline.png", "metrics.jsonl", "checkpoints/"
+        if "layers" in summary:
+            self._print(describe_layers(summary["layers"]))
+        names = "summary.json", "curves.png", "pipeline.png", "layers.png", "metrics.jsonl", "checkpoints/"
         there = [name for name in names if (event.directory / name).exists()]
         self._print(f"in {event.directory}: {', '.join(there)}", "dim")
 
@@ -191,6 +193,23 @@ def describe(event: Regrouped) -> str:
     return (
         f"{'; '.join(event.changes)}: {_count(event.workers, 'worker')} went on from step {event.step} "
         f"after {event.seconds:.2f} s"
+    )
+
+
+def describe_layers(layers: dict[str, Any]) -> str:
+    """One line for layers over several workers: what is cut, and what the exchanges cost."""
+    sent = {"rows": 0.0, "channels": 0.0, "gradients": 0.0}
+    for row in layers["rows"]:
+        is_last = row["layer"] == "gradients"
+        sent["gradients" if is_last else "rows"] += row["spatial_mb"]
+        sent["gradients" if is_last else "channels"] += row["channel_mb"]
+    parts = [f"{name} {mb:.2f} MB" for name, mb in sent.items() if mb]
+    spent, busy = layers["exchange_s"], layers["busy_s"]
+    kind = " to launch" if layers["timed"] == "launches" else ""
+    return (
+        f"{layers['share']:.0%} of the multiplications are cut; exchanges took {spent:.3f} s a step{kind} "
+        f"beside {busy:.3f} s of computing ({spent / max(spent + busy, 1e-9):.0%}): "
+        f"{', '.join(parts) or 'nothing'} sent a step"
     )
 
 
