@@ -207,8 +207,8 @@ def describe_layers(layers: dict[str, Any]) -> str:
     spent, busy = layers["exchange_s"], layers["busy_s"]
     kind = " to launch" if layers["timed"] == "launches" else ""
     return (
-        f"{layers['share']:.0%} of the multiplications are cut; exchanges took {spent:.3f} s a step{kind} "
-        f"beside {busy:.3f} s of computing ({spent / max(spent + busy, 1e-9):.0%}): "
+        f"{100 * layers['share']:.0f} % of the multiplications are cut; exchanges took {spent:.3f} s a step{kind} "
+        f"beside {busy:.3f} s of computing ({100 * spent / max(spent + busy, 1e-9):.0f} %): "
         f"{', '.join(parts) or 'nothing'} sent a step"
     )
 

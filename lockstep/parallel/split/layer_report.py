@@ -44,21 +44,19 @@ def share_of(rows: Sequence[Mapping[str, Any]]) -> float:
     return sum(row["work_mmac"] * row["share"] for row in rows) / total if total else 0.0
 
 
-def explain_whole(rows: Sequence[Mapping[str, Any]]) -> str:
-    """How many layers are not cut, by rule; empty if all are."""
-    rules = Counter(row["rule"] for row in rows if row["work_mmac"] and not row["share"])
-    partly = sum(0 < row["share"] < 1 for row in rows if row["work_mmac"])
-    found = [f"{count} {rule}" for rule, count in rules.most_common()]
-    found += [f"{partly} cut in part"] if partly else []
-    return "; ".join(found)
-
-
 def tell_layers(graph: SplitGraph) -> str:
-    """One line about what is cut, before the first step."""
-    rows = layer_rows(graph)
-    layers, whole = sum(bool(row["work_mmac"]) for row in rows), explain_whole(rows)
-    line = f"{share_of(rows):.0%} of the multiplications are cut over {_axes(graph)}"
-    return f"{line}; of {layers} layers {whole}" if whole else f"{line}: all {layers} layers"
+    """One line about what is cut and what not, with the reasons."""
+    rows = [row for row in layer_rows(graph) if row["work_mmac"]]
+    less = [row for row in rows if row["share"] < 1]
+    rules = Counter(row["rule"] + (", in part" if row["share"] else "") for row in less)
+    axes = [f"{axis}={graph.axes.group(axis).size}" for axis in _several(graph)]
+    line = f"{100 * share_of(rows):.0f} % of the multiplications are cut over {','.join(axes)}"
+    if not less:
+        return f"{line}: all {len(rows)} layers"
+    are = "is" if len(less) == 1 else "are"
+    not_cut = f"{are} not, or over one axis only" if len(axes) > 1 else f"{are} computed by every worker"
+    reasons = "; ".join(f"{count} × {rule}" for rule, count in rules.most_common())
+    return f"{line}; {len(less)} of {len(rows)} layers {not_cut}: {reasons}"
 
 
 def list_cells(graph: SplitGraph) -> list[str]:
@@ -120,6 +118,6 @@ def _estimate(graph: SplitGraph, place: int) -> float:
     return float(_PASSES * sum(weight.numel() * (made.numel() // len(weight)) for weight in weights))
 
 
-def _axes(graph: SplitGraph) -> str:
-    sizes = {SPATIAL: graph.axes.spatial.size, CHANNEL: graph.axes.channel.size}
-    return ",".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1)
+def _several(graph: SplitGraph) -> list[str]:
+    """The axes with several workers."""
+    return [axis for axis in (SPATIAL, CHANNEL) if graph.axes.group(axis).size > 1]

@@ -58,9 +58,10 @@ def _convolution(site: CallSite) -> Way | None:
         return cut(*_in_half(site.rows(values[site.keys[0]], near), weight, bias))
 
     told = ["output channels"] * bool(channels) + [f"rows, halo of {form.window.reach - 1}"] * banded
+    rule = " × ".join(told) + (", too few rows" if axes.spatial.size > 1 and not banded else "")
     part = GradientPart(banded, int(form.transposed), channels)
     return Way(
-        " × ".join(told),
+        rule,
         run,
         spread,
         work,
@@ -87,7 +88,7 @@ def _linear(site: CallSite) -> Way | None:
         assert weight is not None
         return cut(*_in_half(values[site.keys[0]], weight, bias))
 
-    rule = whole if spread.is_whole else "outputs"
+    rule = whole if spread.is_whole else "outputs, no rows" if site.axes.spatial.size > 1 else "outputs"
     rule += ", data gradient by slices" if cut.is_sliced else ""
     part = site.gradients(GradientPart(channels=spread.channels))
     part = {name: found for name, found in part.items() if name.endswith("weight")}  # biases are whole
