@@ -49,7 +49,8 @@ class Dealt:
     pipeline: Pipeline | DevicePipeline | None = None
     split: SplitGraph | None = None  # if layers are over several workers
     sharded: ShardedModel | None = None  # once the state has begun
-    is_restored: bool = False  # whether the workers of the generation before had all of the state together
+    # whether the workers of the generation before had all of the state together; None: each of them had
+    is_restored: bool | None = None
 
     @property
     def needs(self) -> Needs:
@@ -129,8 +130,8 @@ class Dealt:
         return averaged_weights(state.model, state.ema)
 
     def explain_state(self, state: TrainState) -> str:
-        """The plan, and from where a state in parts came, after workers were lost or joined."""
-        if not state.parts:
+        """The plan, and from where a state that was in parts came, after workers were lost or joined."""
+        if self.is_restored is None:
             return f"the plan is now {self.plan}"
         source = (
             "the workers have all of the state, and go on from"
