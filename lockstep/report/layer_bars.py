@@ -8,6 +8,7 @@ from typing import Any
 
 _COMPUTE, _EXCHANGE = "#4477aa", "#cc6677"
 _MOST = 60  # bars; the rest is one bar
+_LEAST = 0.004  # of the longest bar: less can hardly be seen
 _ROW = 0.16  # inches
 _LONGEST = 30  # letters of a layer's name
 
@@ -35,7 +36,9 @@ def draw_layers(directory: Path) -> Path | None:
     right.set_yticks(places, list(map(_about, rows)), fontsize=6, color="#555555")
     right.tick_params(length=0)
     launches = ": of launches" if layers["timed"] == "launches" else ""
-    axes.set_xlabel(f"milliseconds a step{launches}, each the largest over workers; right: MB sent, and how")
+    axes.set_xlabel(
+        f"milliseconds a step{launches}, each the largest over workers; right: what is sent, and the rule"
+    )
     axes.grid(axis="x", alpha=0.25)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -50,10 +53,11 @@ def draw_layers(directory: Path) -> Path | None:
 def _fewer(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows that take longest, in their order, and one for the rest."""
     times = [row["busy_s"] + row["exchange_s"] for row in rows]
-    if len(rows) <= _MOST:
-        return rows
-    shown = sorted(sorted(range(len(rows)), key=lambda i: -times[i])[:_MOST])
+    order = sorted(range(len(rows)), key=lambda i: -times[i])
+    shown = sorted(i for i in order[:_MOST] if times[i] >= _LEAST * max(times))
     rest = [row for i, row in enumerate(rows) if i not in shown]
+    if not rest:
+        return rows
     keys = "busy_s", "exchange_s", "spatial_mb", "channel_mb"
     other = {"layer": f"{len(rest)} others", **{key: sum(row[key] for row in rest) for key in keys}}
     return [*(rows[i] for i in shown), other]
@@ -65,5 +69,6 @@ def _short(name: str) -> str:
 
 def _about(row: dict[str, Any]) -> str:
     """The megabytes, and the rule."""
-    sent = row["spatial_mb"] + row["channel_mb"]
-    return "  ".join(part for part in (f"{sent:.2f} MB" if sent else "", row.get("rule", "")) if part)
+    kb = 1e3 * (row["spatial_mb"] + row["channel_mb"])
+    sent = "" if not kb else f"{kb / 1e3:.2f} MB" if kb >= 100 else f"{kb:.1f} kB"
+    return "  ".join(part for part in (sent, row.get("rule", "")) if part)

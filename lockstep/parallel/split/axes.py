@@ -40,10 +40,9 @@ class Axes:
     @classmethod
     def planned(cls, bands: int, slices: int, channel: int, spatial: int) -> Axes:
         """So many workers, none of whom is there: enough to choose how layers are dealt out."""
-        found = [Group(), Group()]
-        for group, size in zip(found, (channel, spatial), strict=True):
-            group.size = size
-        return cls(bands, slices, *found)
+        over_channels, over_rows = Group(), Group()
+        over_channels.size, over_rows.size = channel, spatial
+        return cls(bands, slices, over_channels, over_rows)
 
     def of_layer(self, layer: str) -> Axes:
         """The same workers, for the exchanges of one layer."""

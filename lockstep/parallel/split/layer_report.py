@@ -11,6 +11,7 @@ from torch import nn
 from lockstep.parallel.split.axes import CHANNEL, SPATIAL
 from lockstep.parallel.split.lane_gradients import GRADIENTS
 from lockstep.parallel.split.split_graph import OUTPUTS, SplitGraph
+from lockstep.parallel.split.spread import count
 from lockstep.parallel.split.way import Way
 
 Row = dict[str, Any]
@@ -36,6 +37,20 @@ def layer_rows(graph: SplitGraph) -> list[Row]:
                 }
             )
     return rows
+
+
+def part_sizes(graph: SplitGraph) -> dict[str, tuple[str, str]]:
+    """The rows and the channels of each call's result that one worker has at most; empty: all."""
+    found, axes = {}, graph.axes
+    for layer, node, way in zip(graph.layers, graph.calls, graph.ways, strict=True):
+        spread, rows, channels = way.made, "", ""
+        if spread.rows and axes.spatial.size > 1:
+            most = max(map(count, axes.rows_of_all(spread.rows)))
+            rows = f"{most} of {spread.rows}"
+        if spread.channels:
+            channels = f"{max(map(count, spread.channels))} of {graph.shapes[node.name][1]}"
+        found[layer] = rows, channels
+    return found
 
 
 def share_of(rows: Sequence[Mapping[str, Any]]) -> float:

@@ -26,6 +26,13 @@ def split_model(model: nn.Module, axes: Axes, images: Tensor, half: bool) -> Spl
             return SplitGraph(model, axes, images, PlanProbe(alone, half).check)
 
 
+def plan_model(model: nn.Module, axes: Axes, images: Tensor, half: bool) -> SplitGraph:
+    """The same by rules and by one worker's probe alone: no other worker is asked."""
+    model.train()
+    with buffers_kept(model):
+        return SplitGraph(model, axes, images, CellProbe(half, images.device).check)
+
+
 def grid_facts(graph: SplitGraph, half: bool) -> dict[str, Any]:
     """The part of the numerics fingerprint of a run with a grid, where one worker computes all.
 
