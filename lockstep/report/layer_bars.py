@@ -44,7 +44,9 @@ def draw_layers(directory: Path) -> Path | None:
     axes.spines[["top", "right"]].set_visible(False)
     right.spines["right"].set_visible(False)
     figure.legend(loc="outside upper right", ncols=2, frameon=False, fontsize=8)
-    figure.suptitle(f"{directory.name}: {100 * layers['share']:.0f} % of the multiplications are cut", x=0.02, ha="left")
+    figure.suptitle(
+        f"{directory.name}: {100 * layers['share']:.0f} % of the multiplications are cut", x=0.02, ha="left"
+    )
     path, new = directory / "layers.png", directory / ".layers.png"
     figure.savefig(new)
     return new.replace(path)  # atomic, as this process may be killed while it draws
