@@ -29,7 +29,6 @@ from lockstep.models import build_model, load_weights
 from lockstep.models.source_hash import describe_loss, describe_module
 from lockstep.models.tensors import model_tensors, tensors_sha256
 from lockstep.parallel.split.split_graph import SplitGraph
-from lockstep.parallel.split.split_model import grid_facts
 from lockstep.runs.about import About
 from lockstep.runs.tensor_file import file_sha256
 from lockstep.spec import Run
@@ -37,8 +36,7 @@ from lockstep.spec.identity import Identity, is_scripted, make_identity
 from lockstep.train.evaluation.evaluate import place_evaluator
 from lockstep.train.evaluation.host_evaluate import Evaluator
 from lockstep.train.evaluation.metric import Metrics, check_metrics
-from lockstep.train.grid import make_grid
-from lockstep.train.lane_fingerprint import fingerprint_lane
+from lockstep.train.grid import find_numerics
 from lockstep.train.preflight import (
     check_lane,
     choose_loss,
@@ -209,18 +207,10 @@ def set_up(
     if lowering and not lowering.is_fused and device.type == "cuda":
         notices.append("torch compiles the model before the first step, which can take minutes")
     with explain_memory(run.train, device, at_once=bool(lowering)):
-        grid = make_grid(run, model, store.shape, lowering)
-        facts = grid_facts(grid, run.train.precision == "bf16") if grid else {}
-        if not grid:
-            facts["lane"] = fingerprint_lane(
-                run,
-                model,
-                chosen_loss,
-                store,
-                lowering,
-                is_own=bool({"model", "loss"} & source.keys()),
-                in_stages=in_stages,
-            )
+        is_own = bool({"model", "loss"} & source.keys())
+        grid, numerics = find_numerics(
+            run, model, chosen_loss, store, lowering, is_own=is_own, in_stages=in_stages
+        )
     if not lowering and (text := explain_stock(run, chosen_loss, device)):
         notices.append(text)
     if isinstance(chosen_loss, WholeLoss):
@@ -229,7 +219,7 @@ def set_up(
         run,
         data=store.facts(),
         model=source,
-        fingerprint={**fingerprint(device), **facts},
+        fingerprint={**fingerprint(device), **numerics},
         kernels=lowering.facts() if lowering else {"set": "stock"},
     )
     warnings += [*store.warnings, *warnings_of(run, model, len(store.train), device)]
