@@ -58,15 +58,14 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     cores = Cores(max(options.cores, *(_workers(plan) for plan in options.plans)))
-    jobs = [(model, plan) for model in options.models for plan in ("data=1", *options.plans)]
-    with ThreadPoolExecutor(options.cores) as pool:
-        rows = pool.map(lambda job: train(*job, cores, options), jobs)
-        found = dict(zip(jobs, rows, strict=True))
     records = []
     for model in options.models:
-        alone = found[model, "data=1"]
-        differ = {plan: found[model, plan] for plan in options.plans if found[model, plan] != alone}
-        print(f"{model}: {len(options.plans) - len(differ)} of {len(options.plans)} as one worker", differ)
+        every = ["data=1", *options.plans]
+        with ThreadPoolExecutor(options.cores) as pool:
+            rows = list(pool.map(lambda plan, model=model: train(model, plan, cores, options), every))
+        alone, found = rows[0], dict(zip(options.plans, rows[1:], strict=True))
+        differ = {plan: row for plan, row in found.items() if row != alone}
+        print(f"{model}: {len(found) - len(differ)} of {len(found)} plans as one worker {differ}", flush=True)
         records.append(
             make_record(
                 f"{model}: plans that give other bits than one worker, after {options.steps} steps",
@@ -77,7 +76,7 @@ def main() -> None:
                 one_worker=alone,
             )
         )
-    write_records(options.output, records)
+        write_records(options.output, records)
     sys.exit(1 if any(record.value for record in records) else 0)
 
 

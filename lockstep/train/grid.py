@@ -1,4 +1,4 @@
-"""The grid of a run (train.bands, train.slices), which its sums follow, and the fingerprint of its numerics."""
+"""The grid of a run (train.bands, train.slices), which its sums follow, and its numerics fingerprint."""
 
 from __future__ import annotations
 
