@@ -68,10 +68,11 @@ def cost(rounds: int) -> list[Any]:
         ways = [LaneByLane(model, loss, 0, bf16=False, split=split) for split in (None, graph)]
         seconds: list[list[float]] = [[], []]
         for turn in range(rounds + 1):
-            for way, found in zip(ways, seconds, strict=True):
+            for number, way in enumerate(ways):
                 start = time.perf_counter()
                 list(way.run(lanes, 0))
-                found += [time.perf_counter() - start] if turn else []
+                if turn:
+                    seconds[number].append(time.perf_counter() - start)
         ratios = [grid / plain for plain, grid in zip(*seconds, strict=True)]
         records.append(
             make_record(

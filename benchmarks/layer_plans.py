@@ -2,9 +2,9 @@
 
 python benchmarks/layer_plans.py --cores 16
 
-Six models with train.bands=4 and train.slices=4, so that one worker follows the same grid, under plans of 2 to
-16 workers over channels, rows, data, pipeline and shares. 20 steps each on a CPU over gloo, with batch norm,
-dropout, averaged weights and clipping. With `--device cuda` the workers share one GPU.
+Six models with train.bands=4 and train.slices=4, so that one worker follows the same grid, under plans of 2
+to 16 workers over channels, rows, data, pipeline and shares. 20 steps each on a CPU over gloo, with batch
+norm, dropout, averaged weights and clipping. With `--device cuda` the workers share one GPU.
 """
 
 from __future__ import annotations
@@ -57,16 +57,15 @@ def main() -> None:
     parser.add_argument("--keys", nargs="*", default=[], help="more keys of the run")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
-    cores = Cores(max(options.cores, *(read_plan(plan).workers or 1 for plan in options.plans), 4))
-    jobs = [(model, plan) for model in options.models for plan in ("data=1", *options.plans)]
-    with ThreadPoolExecutor(options.cores) as pool:
-        rows = pool.map(lambda job: train(*job, cores, options), jobs)
-        found = dict(zip(jobs, rows, strict=True))
+    cores = Cores(max(options.cores, *(_workers(plan) for plan in options.plans)))
     records = []
     for model in options.models:
-        alone = found[model, "data=1"]
-        differ = {plan: found[model, plan] for plan in options.plans if found[model, plan] != alone}
-        print(f"{model}: {len(options.plans) - len(differ)} of {len(options.plans)} as one worker", differ)
+        every = ["data=1", *options.plans]
+        with ThreadPoolExecutor(options.cores) as pool:
+            rows = list(pool.map(lambda plan, model=model: train(model, plan, cores, options), every))
+        alone, found = rows[0], dict(zip(options.plans, rows[1:], strict=True))
+        differ = {plan: row for plan, row in found.items() if row != alone}
+        print(f"{model}: {len(found) - len(differ)} of {len(found)} plans as one worker {differ}", flush=True)
         records.append(
             make_record(
                 f"{model}: plans that give other bits than one worker, after {options.steps} steps",
@@ -77,26 +76,31 @@ def main() -> None:
                 one_worker=alone,
             )
         )
-    write_records(options.output, records)
+        write_records(options.output, records)
     sys.exit(1 if any(record.value for record in records) else 0)
 
 
 def train(model: str, plan: str, cores: Cores, options: Any) -> list[Any]:
     """The hashes of a run under a plan; an error in their place."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(U_SHAPED), plan, str(8 * options.steps + 10), folder]
+        command = [sys.executable, str(U_SHAPED), plan, str(80 * options.steps // 9 + 1), folder]
         if MODELS[model]:
             keys = [*COMMON, *MODELS[model], f"data.num_train={8 * options.steps}", *options.keys]
             words = [word for key in keys for word in ("-o", key)]
             words += ["--runs-dir", folder, "--name", "run", "--device", options.device, "--quiet"]
             command = [sys.executable, "-m", "lockstep", "train", "shapes", *words, "--plan", plan]
         try:
-            cores.run(read_plan(plan).workers or read_plan(plan).least, command, {**os.environ})
+            cores.run(_workers(plan), command, {**os.environ})
         except subprocess.CalledProcessError as error:
             return [f"exit code {error.returncode}"]
         summary = json.loads((Path(folder) / "run" / "summary.json").read_text())
     assert summary["steps"] == options.steps, summary["steps"]
     return [summary.get(key) for key in HASHES]
+
+
+def _workers(plan: str) -> int:
+    found = read_plan(plan)
+    return found.workers or found.least
 
 
 if __name__ == "__main__":
