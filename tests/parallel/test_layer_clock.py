@@ -1,4 +1,4 @@
-"""What the clock of layers counts: computing without exchanges, backward too, not the first of several steps."""
+"""The clock of layers: computing without exchanges, backward too, and not the first of several steps."""
 
 import time
 
