@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -132,15 +133,16 @@ class Axes:
         sent = [_shared(own, want[peer]) if peer != group.rank else [] for peer in range(group.size)]
         received = [_shared(have[peer], wanted) if peer != group.rank else [] for peer in range(group.size)]
         pieces = [tensor.narrow(dim, at, n).reshape(-1) for found in sent for at, _, n in found]
-        row = tensor.numel() // tensor.shape[dim] if tensor.shape[dim] else 0
+        shape = list(tensor.shape)
+        row = math.prod(shape[:dim] + shape[dim + 1 :])
         counts = [[row * sum(n for *_, n in found) for found in every] for every in (received, sent)]
         start = time.perf_counter()
         arrived = tensor.new_empty(sum(counts[0]))
         leaving = torch.cat(pieces) if pieces else tensor.new_empty(0)
-        if group.size > 1:
+        pairs = [(one, other) for one in range(group.size) for other in range(group.size) if one != other]
+        if any(_shared(have[one], want[other]) for one, other in pairs):  # the same on every worker
             group.all_to_all(arrived, leaving, *counts)
-        self._note(axis, leaving.numel() * leaving.element_size(), start)
-        shape = list(tensor.shape)
+            self._note(axis, leaving.numel() * leaving.element_size(), start)
         shape[dim] = count(wanted)
         output = empty_as(tuple(shape), tensor)
         for at, to, n in _shared(own, wanted):

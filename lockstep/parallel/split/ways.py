@@ -55,7 +55,7 @@ def _convolution(site: CallSite) -> Way | None:
     def run(values: Values) -> Tensor:
         weight, bias = site.parameters(values, "weight", "bias")
         assert weight is not None
-        return cut(*_in_half(site.rows(values[site.keys[0]], near), weight, bias))
+        return cut(_in_half(site.rows(values[site.keys[0]], near)), weight, bias)
 
     told = ["output channels"] * bool(channels) + [f"rows, halo of {form.window.reach - 1}"] * banded
     rule = " × ".join(told) + (", too few rows" if axes.spatial.size > 1 and not banded else "")
@@ -86,7 +86,7 @@ def _linear(site: CallSite) -> Way | None:
     def run(values: Values) -> Tensor:
         weight, bias = site.parameters(values, "weight", "bias")
         assert weight is not None
-        return cut(*_in_half(values[site.keys[0]], weight, bias))
+        return cut(_in_half(values[site.keys[0]]), weight, bias)
 
     rule = whole if spread.is_whole else "outputs, no rows" if site.axes.spatial.size > 1 else "outputs"
     rule += ", data gradient by slices" if cut.is_sliced else ""
@@ -200,10 +200,7 @@ def _pointwise(site: CallSite) -> Way | None:
 _KINDS = (_convolution, _linear, _norm, _pool, _mean, _flatten, _concatenation, _pointwise)
 
 
-def _in_half(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """What autocast would hand to a kernel."""
+def _in_half(x: Tensor) -> Tensor:
+    """What autocast would hand to a kernel; weights follow."""
     kind = x.device.type
-    if not torch.is_autocast_enabled(kind):
-        return x, weight, bias
-    half = torch.get_autocast_dtype(kind)
-    return x.to(half), weight.to(half), None if bias is None else bias.to(half)
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
