@@ -157,7 +157,8 @@ def _compute(
     }
     given: Values = {}
     for source in graph.inputs(place):
-        value = _values(f"{source.name}{draw}", torch.empty(graph.shapes[source.name], device=device))
+        like = torch.empty(graph.shapes[source.name], device=device)
+        value = _values(f"{source.name}{draw}", like).to(graph.dtypes[source.name])
         given[source.name] = axes.own_part(value, graph.spreads[source.name]).clone().requires_grad_()
     tensors: Values = {}
     for name in graph.tensors_of(place):

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Size, Tensor, fx, nn
 
+from lockstep.kernels.numerics import half_precision
 from lockstep.parallel.model_graph import Key, ModelGraph, Values
 from lockstep.parallel.split.axes import Axes
 from lockstep.parallel.split.call_site import CallSite
@@ -31,9 +32,13 @@ Check = Callable[["SplitGraph", int, Way], Way]  # the way that a call is comput
 class SplitGraph(ModelGraph):
     """The calls of a model in training mode, each in its own way."""
 
-    def __init__(self, model: nn.Module, axes: Axes, images: Tensor, check: Check) -> None:
+    def __init__(
+        self, model: nn.Module, axes: Axes, images: Tensor, check: Check, half: bool = False
+    ) -> None:
         super().__init__(model)
-        self.axes, self.shapes = axes, self._find_shapes(images)
+        self.axes, forms = axes, self._find_forms(images, half)
+        self.shapes = {key: form.shape for key, form in forms.items()}
+        self.dtypes = {key: form.dtype for key, form in forms.items()}
         self.layers = self._name_layers()
         self.spreads: dict[Key, Spread] = {self.input: WHOLE}
         self.ways: list[Way] = []
@@ -131,24 +136,25 @@ class SplitGraph(ModelGraph):
             found.append(label if seen[label] == 1 else f"{label} ({seen[label]})")
         return found
 
-    def _find_shapes(self, images: Tensor) -> dict[Key, Size]:
-        """The shape of every value that is one tensor, found without computing if that can be."""
+    def _find_forms(self, images: Tensor, half: bool) -> dict[Key, Tensor]:
+        """A stand-in for every value that is one tensor; in full precision nothing is computed for it."""
         with torch.no_grad(), suppress(Exception):  # whatever a module raises on tensors without memory
-            return self._try_shapes(images.to("meta"), is_meta=True)
-        with torch.no_grad():
-            return self._try_shapes(images, is_meta=False)
+            if not half:
+                return self._try_forms(images.to("meta"), is_meta=True)
+        with torch.no_grad(), half_precision(images.device, half):
+            return self._try_forms(images, is_meta=False)
 
-    def _try_shapes(self, images: Tensor, is_meta: bool) -> dict[Key, Size]:
+    def _try_forms(self, images: Tensor, is_meta: bool) -> dict[Key, Tensor]:
         known = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         values: Values = {self.input: images}
         stand_ins = (
             {name: torch.empty_like(known[name], device="meta") for name in self.names} if is_meta else {}
         )
-        shapes = {self.input: images.shape}
+        forms = {self.input: images.to("meta")}
         for place, node in enumerate(self.calls):
             values[node.name] = found = ModelGraph.call(self, place, {**stand_ins, **values})
             if isinstance(found, Tensor):
-                shapes[node.name] = found.shape
+                forms[node.name] = found.to("meta")
             for key in [key for key in values if self.last_uses.get(key, -1) <= place]:
                 del values[key]
-        return shapes
+        return forms

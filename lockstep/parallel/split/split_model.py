@@ -19,18 +19,18 @@ def split_model(model: nn.Module, axes: Axes, images: Tensor, half: bool) -> Spl
     """The calls of a model in training mode, dealt out; `images` are shaped as a lane. A collective."""
     model.train()
     with buffers_kept(model):
-        alone = SplitGraph(model, axes.alone(), images, CellProbe(half, images.device).check)
+        alone = SplitGraph(model, axes.alone(), images, CellProbe(half, images.device).check, half)
         if axes.is_one_worker:
             return alone
         with torch.enable_grad():
-            return SplitGraph(model, axes, images, PlanProbe(alone, half).check)
+            return SplitGraph(model, axes, images, PlanProbe(alone, half).check, half)
 
 
 def plan_model(model: nn.Module, axes: Axes, images: Tensor, half: bool) -> SplitGraph:
     """The same by rules and by one worker's probe alone: no other worker is asked."""
     model.train()
     with buffers_kept(model):
-        return SplitGraph(model, axes, images, CellProbe(half, images.device).check)
+        return SplitGraph(model, axes, images, CellProbe(half, images.device).check, half)
 
 
 def grid_facts(graph: SplitGraph, half: bool) -> dict[str, Any]:
