@@ -15,15 +15,13 @@ import torch
 from torch import Tensor
 
 from lockstep.kernels.numerics import half_precision
-from lockstep.lower.fixed_lane import fixed_values
 from lockstep.parallel.model_graph import Values
 from lockstep.parallel.split.call_site import CallSite
 from lockstep.parallel.split.lane_gradients import make_whole
 from lockstep.parallel.split.layers.split_conv import ConvCut
+from lockstep.parallel.split.probe_values import cancel, probe_values
 from lockstep.parallel.split.split_graph import SplitGraph
 from lockstep.parallel.split.way import BIAS, FORWARD, INPUT, WEIGHT, Way
-
-_ENOUGH, _MOST_DRAWS = 1 << 18, 8  # values
 
 
 class CellProbe:
@@ -52,24 +50,26 @@ class CellProbe:
         form, found = cut.form, set()
         rows, out_rows = range(cut.rows), range(cut.out_rows)
         outs, ins = range(cut.outs), (range(cut.ins),)
-        for draw in range(_draws(shape)):
-            x = self._values(f"x{draw}", torch.empty(shape, device=self._device))
-            weight = self._values(f"weight{draw}", like)
-            y = form.forward(x, rows, weight, None, out_rows, outs)
-            for part in cut.axes.dealt_rows(cut.out_rows) if FORWARD not in found else ():
-                piece = form.forward(x, rows, weight, None, part, outs)
-                if not torch.equal(piece, y.narrow(2, part.start, len(part))):
-                    found.add(FORWARD)
-            dy = self._values(f"dy{draw}", y)
-            dx = form.input_gradient(dy, out_rows, weight, rows, ins, shape[3])
-            for part in cut.axes.dealt_rows(cut.rows) if INPUT not in found else ():
-                piece = form.input_gradient(dy, out_rows, weight, part, ins, shape[3])
-                if not torch.equal(piece, dx.narrow(2, part.start, len(part))):
-                    found.add(INPUT)
+        x, weight = self._values("x", torch.empty(shape, device=self._device)), self._values("weight", like)
+        cancel(FORWARD, x, weight, None, form.transposed)
+        y = form.forward(x, rows, weight, None, out_rows, outs)
+        for part in cut.axes.dealt_rows(cut.out_rows):
+            piece = form.forward(x, rows, weight, None, part, outs)
+            if not torch.equal(piece, y.narrow(2, part.start, len(part))):
+                found.add(FORWARD)
+                break
+        dy, weight = self._values("dy", y), self._values("weight", like)
+        cancel(INPUT, None, weight, dy, form.transposed)
+        dx = form.input_gradient(dy, out_rows, weight, rows, ins, shape[3])
+        for part in cut.axes.dealt_rows(cut.rows):
+            piece = form.input_gradient(dy, out_rows, weight, part, ins, shape[3])
+            if not torch.equal(piece, dx.narrow(2, part.start, len(part))):
+                found.add(INPUT)
+                break
         return found
 
     def _values(self, name: str, like: Tensor) -> Tensor:
-        return _values(name, like).to(self._dtype)
+        return probe_values(name, like).to(self._dtype)
 
 
 class PlanProbe:
@@ -117,7 +117,7 @@ class PlanProbe:
         axes, node = graph.axes, graph.calls[place]
         graph.spreads[node.name] = way.made
         wrong: set[str] = set()
-        for draw in range(_draws(graph.shapes[node.name])):
+        for draw in (FORWARD, INPUT, WEIGHT):
             whole = _compute(self._alone, place, self._alone.ways[place], self._half, draw)
             mine = _compute(graph, place, way, self._half, draw)
             for part in (WEIGHT, BIAS):
@@ -146,7 +146,7 @@ def compute_layers(graph: SplitGraph, half: bool) -> Iterator[Tensor]:
 
 
 def _compute(
-    graph: SplitGraph, place: int, way: Way, half: bool, draw: int = 0
+    graph: SplitGraph, place: int, way: Way, half: bool, draw: str = FORWARD
 ) -> dict[str, dict[str, Tensor]]:
     """What a call gives, forward and backward, on fixed values: each worker of those it has."""
     axes, node = graph.axes, graph.calls[place]
@@ -155,22 +155,26 @@ def _compute(
         **dict(graph.model.named_parameters()),
         **dict(graph.model.named_buffers()),
     }
-    given: Values = {}
-    for source in graph.inputs(place):
-        like = torch.empty(graph.shapes[source.name], device=device)
-        value = _values(f"{source.name}{draw}", like).to(graph.dtypes[source.name])
-        given[source.name] = axes.own_part(value, graph.spreads[source.name]).clone().requires_grad_()
-    tensors: Values = {}
+    sources, tensors = [n.name for n in graph.inputs(place)], {}
+    whole = {key: probe_values(key, torch.empty(graph.shapes[key], device=device)) for key in sources}
     for name in graph.tensors_of(place):
-        value = (
-            _values(f"{name}{draw}", known[name]) if known[name].is_floating_point() else known[name].clone()
-        )
-        tensors[name] = value.requires_grad_(isinstance(known[name], torch.nn.Parameter))
+        own = known[name]
+        tensors[name] = probe_values(name, own) if own.is_floating_point() else own.clone()
+    dy = probe_values("dy", torch.empty(graph.shapes[node.name], device=device))
+    weight = graph.parameter(place, "weight", tensors)
+    if way.work and weight is not None and len(sources) == 1:
+        transposed = isinstance(graph.module(place), torch.nn.ConvTranspose2d)
+        cancel(draw, whole[sources[0]], weight, dy, transposed)
+    given: Values = {
+        key: axes.own_part(value.to(graph.dtypes[key]), graph.spreads[key]).clone().requires_grad_()
+        for key, value in whole.items()
+    }
+    for name, tensor in tensors.items():
+        tensor.requires_grad_(isinstance(known[name], torch.nn.Parameter))
     streams = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(streams), half_precision(device, half):
         out = way.run({**given, **tensors})
-    dy = _values(f"dy{draw}", torch.empty(graph.shapes[node.name], device=device)).to(out.dtype)
-    dy = axes.own_part(dy, way.made).contiguous()
+    dy = axes.own_part(dy.to(out.dtype), way.made).contiguous()
     trained = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
     ends = {**given, **trained}
     grads = dict(zip(ends, torch.autograd.grad(out, list(ends.values()), dy, allow_unused=True), strict=True))
@@ -183,13 +187,3 @@ def _compute(
         WEIGHT: {**{name: found[name] for name in found if name not in biases}, **changed},
         BIAS: {name: found[name] for name in biases},
     }
-
-
-def _draws(shape: torch.Size) -> int:
-    """How often a call is computed: of few values, none might show that another order rounds otherwise."""
-    return max(1, min(_MOST_DRAWS, _ENOUGH // max(shape.numel(), 1)))
-
-
-def _values(name: str, like: Tensor) -> Tensor:
-    """Fixed values whose sums have to be rounded: products, since fixed values themselves lie on a grid."""
-    return fixed_values(name, like).mul_(fixed_values(f"{name} again", like))
