@@ -1,0 +1,126 @@
+"""A fully connected layer in one round of lanes: a lane each, computed by all workers along data together.
+
+Forward: everyone gets the inputs of every lane of the round, computes its own outputs of each lane, and gives
+them to the lane's worker. Backward the same way: gradients of outputs go to who has them, partial sums of
+gradients of inputs to the lane's worker. N samples of a lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.comm.tree import LaneTree
+from lockstep.parallel.mix.lane_round import Form, LaneRound, Traffic
+from lockstep.parallel.mix.row_cut import RowCut
+
+
+class MixedLinear:
+    """One layer: this worker's rows of its weight, and the sums of their gradients over lanes."""
+
+    def __init__(
+        self,
+        name: str,
+        module: nn.Linear,
+        cut: RowCut,
+        rounds: LaneRound,
+        wire: torch.dtype | None,
+    ) -> None:
+        self.name, self.module, self.cut, self._rounds = name, module, cut, rounds
+        self._wire = wire if module.weight.dtype == torch.float32 else None
+        self.rows: Callable[[], Tensor] | None = None  # [own, ins], once the state has begun
+        self.traffic = Traffic()
+        self._lanes: dict[int, Tensor] = {}  # inputs of each lane of the round, by its worker
+        self.begin()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[N, outs]: what the layer gives for this worker's lane; a collective."""
+        kind, bias = x.device.type, self.module.bias
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        given = x.to(dtype), self.module.weight, None if bias is None else bias.to(dtype)
+        found: Tensor = _Multiply.apply(*given, self)  # type: ignore[no-untyped-call]
+        return found
+
+    def begin(self) -> None:
+        """Start a step."""
+        self._trees = [LaneTree(lanes.start, self._wire) for lanes in self._rounds.lanes_of_all]
+
+    def mean(self) -> Tensor:
+        """Flat, of this worker's rows: the mean of their gradients over all lanes."""
+        whole = LaneTree(wire=self._wire)
+        for _, height, leaf in (root for tree in self._trees for root in tree.roots()):
+            whole.add(leaf, height)
+        return whole.mean()[0].reshape(-1)
+
+    def forward(self, x: Tensor | None) -> Tensor | None:
+        """The outputs of this worker's lane, if it has one in this round; a collective."""
+        rounds, cut = self._rounds, self.cut
+        form = self._form(x)
+        self._lanes = rounds.exchange(
+            self.traffic,
+            {} if x is None else dict.fromkeys(range(cut.workers), x),
+            {worker: form.shaped(cut.ins) for worker in rounds.holders},
+        )
+        self._weight, bias = self._own(form)
+        made = {worker: cut.forward(lane, self._weight, bias) for worker, lane in self._lanes.items()}
+        parts = rounds.exchange(
+            self.traffic,
+            made,
+            {} if x is None else {w: form.shaped(len(own)) for w, own in enumerate(cut.of_all)},
+        )
+        return None if x is None else torch.cat([parts[worker] for worker in range(cut.workers)], 1)
+
+    def backward(self, dy: Tensor | None, needs_input: bool) -> Tensor | None:
+        """The gradient of the inputs of this worker's lane, if it has one and needs it; a collective."""
+        rounds, cut, lanes = self._rounds, self.cut, self._lanes
+        form, self._lanes = self._known, {}
+        columns = {} if dy is None else {w: dy[:, own.start : own.stop] for w, own in enumerate(cut.of_all)}
+        arrived = rounds.exchange(
+            self.traffic, columns, {worker: form.shaped(len(cut.own)) for worker in rounds.holders}
+        )
+        for worker, part in arrived.items():
+            self._trees[worker].add([cut.weight_gradient(part, lanes[worker]).to(self.module.weight.dtype)])
+        if not needs_input:
+            return None
+        partials = rounds.exchange(
+            self.traffic,
+            {worker: cut.partial_sum(part, self._weight) for worker, part in arrived.items()},
+            {} if dy is None else {worker: form.shaped(cut.ins) for worker in range(cut.workers)},
+        )
+        return None if dy is None else cut.add_up([partials[worker] for worker in range(cut.workers)])
+
+    def _form(self, x: Tensor | None) -> Form:
+        """The shape and type of a lane's inputs; a worker without a lane knows it from another round."""
+        if x is not None:
+            self._known = Form(len(x), x.dtype, x.device)
+        return self._known
+
+    def _own(self, form: Form) -> tuple[Tensor, Tensor | None]:
+        """This worker's rows of weight and bias, as kernels take them."""
+        assert self.rows
+        own, bias = self.cut.own, self.module.bias
+        part = None if bias is None else bias.detach()[own.start : own.stop].to(form.dtype)
+        return self.rows().to(form.dtype), part
+
+
+class _Multiply(torch.autograd.Function):
+    """The weight is given only so that there is a backward pass; its gradient is the layer's."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: MixedLinear) -> Tensor:
+        ctx.layer = layer
+        layer._rounds.note(lambda: layer.forward(None))
+        found = layer.forward(x.contiguous())
+        assert found is not None
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, None, Tensor | None, None]:
+        needs_input, _, needs_bias, _ = ctx.needs_input_grad
+        layer: MixedLinear = ctx.layer
+        layer._rounds.note(lambda: layer.backward(None, needs_input))
+        grad = layer.backward(dy, needs_input)
+        return grad, None, dy.sum(0) if needs_bias else None, None
