@@ -25,7 +25,7 @@ from lockstep.parallel.split.layers.conv_piece import ConvForm
 from lockstep.spec.record import Record, write_records
 
 Layer = nn.Conv2d | nn.ConvTranspose2d
-MOST_WORK = 1.5e7  # multiplications of a forward pass; a shape beyond is drawn again
+MOST_WORK = 8e6  # multiplications of a forward pass; a shape beyond is drawn again
 FEW_ROWS = 4  # a layer with fewer output rows a band is not cut by rows
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}  # of the largest number
 LIMIT_OF_LOSERS = 8
@@ -116,7 +116,7 @@ class Tally:
             "several images": len(shape.x) > 1,
             f"{FEW_ROWS} rows a band or more": out_rows // shape.bands >= FEW_ROWS,
             "one group": groups == 1,
-            "one group, 8 channels a range or more": groups == 1 and channels // shape.cuts >= 8,
+            "one group, 4 channels a range or more": groups == 1 and channels // shape.cuts >= 4,
             "groups, cut between them": groups > 1 and not groups % shape.cuts,
             "groups, cut inside": groups % shape.cuts > 0 and groups > 1,
         }
@@ -187,19 +187,21 @@ def next_shape(draw: random.Random, dtype: torch.dtype, refused: Counter[str]) -
         except ModelError as error:
             refused[str(error).partition("cannot be cut: ")[2]] += 1
             continue
-        try:
-            y = layer(torch.zeros(1, layer.in_channels, rows, columns, dtype=dtype))
-        except RuntimeError:
-            refused["torch: no output, the kernel is larger than the padded image"] += 1
+        out = (
+            form.out_rows(rows),
+            replace(form, kernel=form.kernel[::-1], padding=form.padding[::-1]).out_rows(columns),
+        )
+        if min(out) < 1:
+            refused["the kernel is larger than the padded image, or all output is padding: no output"] += 1
             continue
-        pixels = rows * columns if form.transposed else y.shape[2] * y.shape[3]
+        pixels = rows * columns if form.transposed else out[0] * out[1]
         if images * pixels * layer.weight.numel() > MOST_WORK:
             continue
         last = torch.channels_last if draw.random() < 0.5 else torch.contiguous_format
         layer = layer.to(memory_format=last)  # type: ignore[call-overload]
         x, dy = (
             torch.randn(images, *size, dtype=dtype)
-            for size in ((layer.in_channels, rows, columns), y.shape[1:])
+            for size in ((layer.in_channels, rows, columns), (layer.out_channels, *out))
         )
         x, dy = x.contiguous(memory_format=last), dy.contiguous(memory_format=last)
         return Shape(layer, form, x, dy, draw.randint(2, 4), draw.randint(2, 4))

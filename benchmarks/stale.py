@@ -35,6 +35,7 @@ STEP_ON_GPU = ["kernels", "lower", "models", "train/device"]
 WORKERS = ["elastic", "comm", "train/worker.py", "train/loop.py", "train/step.py", "train/handshake.py"]
 WORKERS += ["lanes/step_reduction.py"]
 TIMING = ["gpu_step", "case", "timing", "time_job", "peers", "own_step", "flax_peer"]
+PIECES = ["conv_piece", "window", "row_buffer", "channel_segment"]
 # records by name → the files of lockstep/ and the scripts of benchmarks/ that they depend on
 DEPENDS_ON: dict[str, tuple[list[str], list[str]]] = {
     "pipeline-timm.json": (["parallel"], ["pipeline_timm"]),
@@ -52,7 +53,7 @@ DEPENDS_ON: dict[str, tuple[list[str], list[str]]] = {
     "cost-*": (WORKERS, ["faults"]),
     "start-*": ([*WORKERS, "train/setup.py", "cli"], ["workers"]),
     "workers-*": ([*WORKERS, "lower", "kernels/stock"], ["workers"]),
-    "halo-conv-*": (["parallel/split"], ["halo_conv"]),
+    "halo-conv-*": ([f"parallel/split/{name}.py" for name in PIECES], ["halo_conv"]),
     "reduction-*": (["comm"], ["reduction"]),
     "tree-reduce-*": (["comm"], ["tree_reduce", "reduction"]),
     "lightning-*": (["lightning", "lanes", "comm"], ["lightning_overhead"]),

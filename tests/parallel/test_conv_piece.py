@@ -24,6 +24,7 @@ LAYERS = {
     "transposed": nn.ConvTranspose2d(6, 4, 4, stride=2, padding=1),
     "transposed, grouped": nn.ConvTranspose2d(6, 9, (3, 5), stride=(2, 3), output_padding=1, groups=3),
     "transposed, dilated": nn.ConvTranspose2d(4, 5, 3, stride=2, padding=2, dilation=2, output_padding=1),
+    "transposed, one channel": nn.ConvTranspose2d(1, 3, 3, stride=2, padding=1),
     "gaps between windows": nn.Conv2d(3, 4, 2, stride=4, padding=1),
     "gaps, transposed": nn.ConvTranspose2d(3, 4, 2, stride=4, padding=1, output_padding=3),
 }
@@ -62,8 +63,8 @@ class Convolution:
         rows = []
         for out in deal(self.y.shape[2], bands):
             held = widen(self.form.forward_needs(out, self.x.shape[2]), more, self.x.shape[2])
-            x = take(self.x, 2, held)
-            parts = [self.form.forward(x, held, self.weight, self.bias, out, outs) for outs in cuts]
+            given = take(self.x, 2, held), held, self.weight, self.bias, out
+            parts = [self.form.forward(*given, outs) for outs in cuts]
             rows.append(torch.cat(parts, 1))
         return torch.cat(rows, 2)
 
@@ -84,8 +85,7 @@ class Convolution:
             x_held, dy_held = widen(x_held, more, rows), widen(dy_held, more, out_rows)
             x, dy = take(self.x, 2, x_held), take(self.dy, 2, dy_held)
             for number, outs in enumerate(cuts):
-                own = take(dy, 1, outs)
-                shape = self.weight.shape
+                own, shape = take(dy, 1, outs), self.weight.shape
                 found = self.form.weight_gradient(x, x_held, own, dy_held, band, outs, shape)
                 parts[number] = parts[number] + found
         return self.form.join_weights(parts, cuts)
@@ -188,8 +188,8 @@ def test_channels_cut_inside_groups_and_across(cuts, transposed):
     near(case.forward(2, ranges), case.y)
     near(case.input_gradient(2, ranges), case.dx)
     near(case.weight_gradient(2, ranges), case.dw)
-    several = [ranges[0], ranges[2]]
-    found = form.input_gradient(case.dy, range(case.dy.shape[2]), case.weight, range(9), several, 8)
+    several, held = [ranges[0], ranges[2]], range(case.dy.shape[2])
+    found = form.input_gradient(case.dy, held, case.weight, range(9), several, 8)
     near(found, torch.cat([take(case.dx, 1, ins) for ins in several], 1))
 
 
@@ -200,7 +200,7 @@ def test_pieces_lie_in_memory_as_what_they_are_made_of(name):
     case = Convolution.make(form, sizes, torch.float32, torch.channels_last)
     held, out_rows = range(23), range(case.y.shape[2])
     for rows in (range(2, 5), range(23)):
-        ins, outs = [range(2), range(2, 3)], range(1, 4)
+        ins, outs = [range(1), range(1, layer.in_channels)], range(1, layer.out_channels)
         dx = form.input_gradient(case.dy, out_rows, case.weight, rows, ins, 18)
         out = out_rows if len(rows) == 23 else rows
         y = form.forward(case.x, held, case.weight, case.bias, out, outs)
@@ -212,6 +212,7 @@ def test_empty_ranges_make_empty_pieces(transposed):
     form = ConvForm((3, 3), (1, 1), (1, 1), (1, 1), 1, transposed, (0, 0))
     case = Convolution.make(form, (2, 3, 4, 7, 5), torch.float32)
     rows, none, weight = range(7), range(3, 3), case.weight
+    assert form.forward(case.x, rows, weight, case.bias, range(2, 5), none).shape == (2, 0, 3, 5)
     assert form.forward(case.x, rows, weight, case.bias, none, range(4)).shape == (2, 4, 0, 5)
     assert form.forward(case.x, rows, weight, case.bias, rows, none).shape == (2, 0, 7, 5)
     assert form.input_gradient(case.dy, rows, weight, none, [range(3)], 5).shape == (2, 3, 0, 5)
@@ -236,12 +237,14 @@ def test_windows_against_their_definition():
     for _ in range(500):
         window = Window(*(draw.randint(*ends) for ends in [(1, 11), (1, 5), (0, 5), (1, 3)]))
         rows, outs, start = draw.randint(1, 30), draw.randint(1, 15), draw.randint(0, 14)
-        ends = [(o * window.stride - window.padding, window.reach) for o in range(outs)]
-        spans = [set(range(first, first + reach)) for first, reach in ends]
+        firsts = [o * window.stride - window.padding for o in range(outs)]
+        spans = [set(range(first, first + window.reach)) for first in firsts]
         out = range(min(start, outs), draw.randint(min(start, outs), outs))
         under = set().union(*spans[out.start : out.stop])
         frame, needs = window.frame(out), window.needs(out, rows)
         assert [*frame] == ([*range(min(under), max(under) + 1)] if under else [])
         assert [*needs] == [row for row in frame if 0 <= row < rows]
         ins = range(start, start + draw.randint(0, 9))
-        assert [*window.touched(ins, outs)] == [o for o in range(outs) if spans[o] & set(ins)]
+        touched = window.touched(ins, outs)
+        assert 0 <= needs.start <= needs.stop <= rows and 0 <= touched.start <= touched.stop <= outs
+        assert [*touched] == [o for o in range(outs) if spans[o] & set(ins)]

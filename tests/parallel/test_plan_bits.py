@@ -7,7 +7,8 @@ import sys
 import forked
 import pytest
 from job import Job, assert_no_step_lost
-from small import summary, train_command
+from plan_runs import HASHES, hashes, run
+from small import train_command
 
 EVERYTHING = ("train.lanes=8", "train.epochs=1", "data.augment=flip,crop", "train.ema=0.9", "train.clip=1.0")
 PLAIN = ("train.lanes=8", "train.epochs=1", "train.clip=1.0", "optimizer.name=sgd")
@@ -34,12 +35,6 @@ COVERING = [
     ("alexnet", "pipeline=2,cost=counted"),
     ("vgg11", "data=2,pipeline=2,shard=gradients,cost=counted"),
 ]
-HASHES = ("weights_sha256", "optimizer_sha256", "ema_sha256", "loss", "accuracy", "identity")
-
-
-def hashes(directory):
-    found = summary(directory)
-    return {key: found.get(key) for key in HASHES}
 
 
 @pytest.fixture
@@ -51,12 +46,6 @@ def reference(by_one_worker):
         return {key: found.get(key) for key in HASHES}
 
     return find
-
-
-def run(tmp_path, *arguments, overrides, draws=False):
-    done = forked.call(train_command(tmp_path, *arguments, overrides=overrides), launches=True, draws=draws)
-    assert done.returncode == 0, done.stderr
-    return done
 
 
 @pytest.mark.gloo

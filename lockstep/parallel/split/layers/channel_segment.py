@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 
 @dataclass(frozen=True)
 class ChannelSegment:
@@ -34,3 +36,13 @@ def channel_segments(own: range, size: int) -> list[ChannelSegment]:
         ChannelSegment(range(after * size, own.stop), range(after, after + 1)),
     ]
     return [segment for segment in found if segment.own]
+
+
+def by_output(weight: Tensor, outs: range, size: int) -> Tensor:
+    """The weights of a transposed layer's channels, `size` in a group, as a group's inputs by these channels.
+
+    Those of whole groups lie one group below the other; others have this form already.
+    """
+    found = channel_segments(outs, size)
+    groups = len(found[0].groups) if len(found) == 1 else 1
+    return weight.reshape(groups, len(weight) // groups, *weight.shape[1:]).transpose(0, 1).flatten(1, 2)

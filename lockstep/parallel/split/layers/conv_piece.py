@@ -17,14 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.errors import ModelError
-from lockstep.parallel.split.layers.channel_segment import ChannelSegment, channel_segments
-from lockstep.parallel.split.layers.row_buffer import (
-    dense_as,
-    empty_as,
-    is_channels_last,
-    place_rows,
-    take_rows,
-)
+from lockstep.parallel.split.layers.channel_segment import ChannelSegment, by_output, channel_segments
+from lockstep.parallel.split.layers.row_buffer import dense_as, empty_as, is_channels_last, place_rows, take_rows
 from lockstep.parallel.split.layers.window import Window
 
 Pair = tuple[int, int]
@@ -77,7 +71,9 @@ class ConvForm:
         return self._out_size(rows, 0)
 
     def forward_needs(self, out: range, rows: int) -> range:
-        """The rows of x, which has `rows` in all, that these output rows need."""
+        """The rows of x, which has `rows` in all, that these output rows need; all for all."""
+        if self._is_whole(range(rows), out):
+            return range(rows)
         return self.window.touched(out, rows) if self.transposed else self.window.needs(out, rows)
 
     def forward(
@@ -99,7 +95,9 @@ class ConvForm:
         return place_rows(y, made, out, None if bias is None else bias[outs.start : outs.stop])
 
     def input_needs(self, rows: range, out_rows: int) -> range:
-        """The rows of dy, which has `out_rows` in all, that the gradient of these input rows needs."""
+        """The rows of dy, which has `out_rows` in all, that these input rows' gradient needs; all for all."""
+        if self._is_whole(rows, range(out_rows)):
+            return range(out_rows)
         return self.window.needs(rows, out_rows) if self.transposed else self.window.touched(rows, out_rows)
 
     def input_gradient(
@@ -122,6 +120,8 @@ class ConvForm:
 
     def weight_needs(self, band: range, rows: int, out_rows: int) -> tuple[range, range]:
         """The rows of x and of dy that a band needs: of output rows, or a transposed one's input rows."""
+        if len(band) == (rows if self.transposed else out_rows):
+            return range(rows), range(out_rows)
         if self.transposed:
             return band, self.window.needs(band, out_rows)
         return self.window.needs(band, rows), band
@@ -149,16 +149,15 @@ class ConvForm:
             call, frame = self._between_rows(), self.window.frame(band)
             x_at, dy_at = (band, frame) if self.transposed else (frame, band)
         x, dy = take_rows(x, x_held, x_at), take_rows(dy, dy_held, dy_at)
-        whole = empty_as(
-            tuple(weight_shape), dy if is_channels_last(dy) else x
-        ).zero_()  # lies as the weight does
-        parts = []
-        for one in channel_segments(outs, outputs):
+        as_weight = dy if is_channels_last(dy) else x  # with one channel, x does not tell
+        whole = empty_as(tuple(weight_shape), as_weight).zero_()
+        found, parts = channel_segments(outs, outputs), []
+        for one in found:
             like = self._part(whole, one, True)
             own = dense_as(dy[:, one.own.start - outs.start : one.own.stop - outs.start], dy)
-            parts.append(call._weight_gradient(x, own, like, one) if band else like)
-        if len(parts) > 1 and self.transposed:
-            parts = [_by_output(part, inputs) for part in parts]
+            part = call._weight_gradient(x, own, like, one) if band else like
+            several = self.transposed and len(found) > 1
+            parts.append(by_output(part, one.own, outputs) if several else part)
         if not parts:
             return whole[:inputs, :0] if self.transposed else whole[:0]
         return _cat(parts, int(self.transposed))
@@ -168,8 +167,7 @@ class ConvForm:
         if not self.transposed:
             return _cat(parts, 0)
         outputs = cuts[-1].stop // self.groups
-        sizes = [len(part) // _num_groups(cut, outputs) for part, cut in zip(parts, cuts, strict=True)]
-        rows = _cat([_by_output(part, size) for part, size in zip(parts, sizes, strict=True)], 1)
+        rows = _cat([by_output(part, cut, outputs) for part, cut in zip(parts, cuts, strict=True)], 1)
         split = rows.reshape(len(rows), self.groups, outputs, *rows.shape[2:])
         return split.transpose(0, 1).flatten(0, 1)
 
@@ -242,14 +240,3 @@ def _pair(numbers: Sequence[int]) -> Pair:
 
 def _cat(parts: Sequence[Tensor], dim: int) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
-
-
-def _by_output(weight: Tensor, inputs: int) -> Tensor:
-    """The weights of a transposed convolution's groups, with the groups side by side in dimension 1."""
-    return weight.reshape(len(weight) // inputs, inputs, *weight.shape[1:]).transpose(0, 1).flatten(1, 2)
-
-
-def _num_groups(outs: range, outputs: int) -> int:
-    """The groups along the first dimension of a transposed convolution's gradient for these channels."""
-    found = channel_segments(outs, outputs)
-    return len(found[0].groups) if len(found) == 1 else 1

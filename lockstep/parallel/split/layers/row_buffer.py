@@ -29,7 +29,7 @@ def place_rows(image: Tensor, at: range, rows: range, fill: Tensor | None) -> Te
         [found[:, :, : kept.start - rows.start], found[:, :, kept.stop - rows.start :]] if kept else [found]
     )
     for edge in edges:
-        edge.copy_(fill.view(-1, 1, 1)) if fill is not None else edge.zero_()
+        edge.copy_(fill[:, None, None]) if fill is not None else edge.zero_()
     if kept:
         found[:, :, kept.start - rows.start : kept.stop - rows.start] = part
     return found
@@ -47,7 +47,9 @@ def dense_as(part: Tensor, like: Tensor) -> Tensor:
 
 def is_channels_last(image: Tensor) -> bool:
     """Whether neighbours in memory are channels; with one channel, the strides still tell."""
-    return image.stride(1) == 1 and (image.stride(3) > 1 or image.shape[2] * image.shape[3] > 1)
+    if image.dim() != 4 or image.stride(1) != 1:
+        return False
+    return image.stride(3) > 1 or image.shape[2] * image.shape[3] > 1
 
 
 def _memory_format(image: Tensor) -> torch.memory_format:

@@ -42,7 +42,7 @@ class Window:
         return common_rows(range(first, last + 1 if ins else first), range(outs))
 
 
-def common_rows(one: range, other: range) -> range:
-    """The rows of both ranges; an empty range where there are none."""
-    start = max(one.start, other.start)
-    return range(start, max(start, min(one.stop, other.stop)))
+def common_rows(rows: range, image: range) -> range:
+    """The rows that lie in the image; where none do, an empty range that lies in it too."""
+    start = min(max(rows.start, image.start), image.stop)
+    return range(start, max(start, min(rows.stop, image.stop)))
