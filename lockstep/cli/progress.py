@@ -157,6 +157,12 @@ class Progress:
                 f"step to its neighbours, at most "
                 f"{_count(stage['lanes_in_flight'], 'lane')} at once, {stage['peak_mb']:,.0f} MB at its peak"
             )
+        for layer in summary.get("layers", ()):
+            self._print(
+                f"{layer['layer']} by channel: a worker sent at most {max(layer['sent_mb']):.2f} MB a step "
+                f"in {max(layer['exchange_s']):.3f} s, waiting included; by data it would be "
+                f"{layer['by_data_mb']:.2f} MB"
+            )
         names = "summary.json", "curves.png", "pipeline.png", "metrics.jsonl", "checkpoints/"
         there = [name for name in names if (event.directory / name).exists()]
         self._print(f"in {event.directory}: {', '.join(there)}", "dim")

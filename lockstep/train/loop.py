@@ -186,9 +186,10 @@ class Loop:
         return {name: value for name, value in tested.items() if value not in (None, {})}
 
     def _tell_plan(self, engine: Engine) -> dict[str, Any]:
-        """The plan, if it splits the model, and how the stages of a pipeline spent their time."""
-        plan, stages = self._dealt.plan, engine.stages()
-        told = {"plan": str(plan)} if plan.splits else {}
+        """The plan, if it splits the model, how its stages spent their time, what its layers sent."""
+        plan, stages, layers = self._dealt.plan, engine.stages(), engine.layers()
+        told: dict[str, Any] = {"plan": str(plan)} if plan.splits else {}
+        told |= {"layers": layers} if layers else {}
         return {**told, "stages": stages} if plan.pipeline > 1 else told
 
     def _is_unsaved(self) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lockstep.comm.group import Group
 from lockstep.errors import ModelError
 from lockstep.lower.fixed_lane import fixed_values
-from lockstep.parallel.mix.lane_round import LaneRound
+from lockstep.parallel.mix.lane_round import Form, LaneRound
 from lockstep.parallel.mix.layer_pattern import find_layers
 from lockstep.parallel.mix.mixed_linear import MixedLinear
 from lockstep.parallel.mix.row_block import RowSharedModel
@@ -48,6 +48,8 @@ class Mix:
             shape = grid.shapes[grid.inputs(place)[0].name]
             wrong += [name] if _differs(cut, shape, module, half) else []
             layer = MixedLinear(name, module, cut, self.rounds, wire)
+            layer.form = Form(shape[0], half or module.weight.dtype, module.weight.device)
+            layer.needs_input = any(_is_trained(grid, before) for before in range(place))
             self.layers[grid.own_name(place, "weight")] = layer
             self.graph.ways[place] = _way(layer, grid.inputs(place)[0].name)
         found = {
@@ -78,15 +80,24 @@ class Mix:
 
     @property
     def told(self) -> list[str]:
-        """A line for people: what is split, and what worker 0 has of it."""
-        cuts = {layer.name: layer.cut for layer in self.layers.values()}
-        whole = sum(cut.outs * cut.ins for cut in cuts.values())
-        own = sum(len(cut.own) * cut.ins for cut in cuts.values())
-        line = f"by channel over {self.rounds.group.size} workers: {', '.join(cuts)}"
-        return [f"{line}; of their {whole / 1e6:.2f} M weights worker 0 keeps {own / 1e6:.2f} M"]
+        """A line for people: what is split, what worker 0 has of it, and what it sends for it."""
+        layers = self.layers.values()
+        whole = sum(layer.cut.outs * layer.cut.ins for layer in layers)
+        own = sum(len(layer.cut.own) * layer.cut.ins for layer in layers)
+        sent, by_data = (
+            sum(layer.sent_bytes for layer in layers),
+            sum(layer.by_data_bytes for layer in layers),
+        )
+        line = (
+            f"by channel over {self.rounds.group.size} workers: {', '.join(layer.name for layer in layers)}"
+        )
+        return [
+            f"{line}; of their {whole / 1e6:.2f} M weights worker 0 keeps {own / 1e6:.2f} M, and sends "
+            f"{sent / 1e6:.2f} MB a step for them, by data {by_data / 1e6:.2f}"
+        ]
 
     def report(self) -> list[dict[str, Any]]:
-        """What this worker sent for each layer, and how long that took, by step."""
+        """What this worker sent for each layer, how long that took, and what data alone sends, by step."""
         steps = max(self.num_steps, 1)
         return [
             {
@@ -94,9 +105,16 @@ class Mix:
                 "outputs": [layer.cut.own.start, layer.cut.own.stop],
                 "sent_mb": layer.traffic.num_bytes / 1e6 / steps,
                 "exchange_s": layer.traffic.seconds / steps,
+                "by_data_mb": layer.by_data_bytes / 1e6,
             }
             for layer in self.layers.values()
         ]
+
+
+def _is_trained(grid: SplitGraph, place: int) -> bool:
+    """Whether a call has parameters that are trained."""
+    known = dict(grid.model.named_parameters())
+    return any(name in known and known[name].requires_grad for name in grid.tensors_of(place))
 
 
 def _way(layer: MixedLinear, key: str) -> Way:

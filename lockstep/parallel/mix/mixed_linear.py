@@ -31,6 +31,8 @@ class MixedLinear:
     ) -> None:
         self.name, self.module, self.cut, self._rounds = name, module, cut, rounds
         self._wire = wire if module.weight.dtype == torch.float32 else None
+        self.form: Form | None = None  # of a lane's inputs
+        self.needs_input = True  # whether something before the layer is trained
         self.rows: Callable[[], Tensor] | None = None  # [own, ins], once the state has begun
         self.traffic = Traffic()
         self._lanes: dict[int, Tensor] = {}  # inputs of each lane of the round, by its worker
@@ -48,6 +50,20 @@ class MixedLinear:
         """Start a step."""
         self._trees = [LaneTree(lanes.start, self._wire) for lanes in self._rounds.lanes_of_all]
 
+    @property
+    def sent_bytes(self) -> int:
+        """What this worker sends in a step."""
+        lanes, rank = self._rounds.lanes_of_all, self.cut.rank
+        count = sum(map(len, lanes)), len(lanes[rank])
+        assert self.form
+        return self.cut.sent_numbers(self.form.samples, *count, self.needs_input) * self.form.dtype.itemsize
+
+    @property
+    def by_data_bytes(self) -> int:
+        """What a worker would send for the weight's gradient if it were whole everywhere."""
+        size = (self._wire or self.module.weight.dtype).itemsize
+        return 2 * (self.cut.workers - 1) * self.cut.outs * self.cut.ins * size // self.cut.workers
+
     def mean(self) -> Tensor:
         """Flat, of this worker's rows: the mean of their gradients over all lanes."""
         whole = LaneTree(wire=self._wire)
@@ -58,7 +74,8 @@ class MixedLinear:
     def forward(self, x: Tensor | None) -> Tensor | None:
         """The outputs of this worker's lane, if it has one in this round; a collective."""
         rounds, cut = self._rounds, self.cut
-        form = self._form(x)
+        assert self.form
+        form = self.form = self.form if x is None else Form(len(x), x.dtype, x.device)
         self._lanes = rounds.exchange(
             self.traffic,
             {} if x is None else dict.fromkeys(range(cut.workers), x),
@@ -76,7 +93,8 @@ class MixedLinear:
     def backward(self, dy: Tensor | None, needs_input: bool) -> Tensor | None:
         """The gradient of the inputs of this worker's lane, if it has one and needs it; a collective."""
         rounds, cut, lanes = self._rounds, self.cut, self._lanes
-        form, self._lanes = self._known, {}
+        assert self.form
+        form, self._lanes = self.form, {}
         columns = {} if dy is None else {w: dy[:, own.start : own.stop] for w, own in enumerate(cut.of_all)}
         arrived = rounds.exchange(
             self.traffic, columns, {worker: form.shaped(len(cut.own)) for worker in rounds.holders}
@@ -91,12 +109,6 @@ class MixedLinear:
             {} if dy is None else {worker: form.shaped(cut.ins) for worker in range(cut.workers)},
         )
         return None if dy is None else cut.add_up([partials[worker] for worker in range(cut.workers)])
-
-    def _form(self, x: Tensor | None) -> Form:
-        """The shape and type of a lane's inputs; a worker without a lane knows it from another round."""
-        if x is not None:
-            self._known = Form(len(x), x.dtype, x.device)
-        return self._known
 
     def _own(self, form: Form) -> tuple[Tensor, Tensor | None]:
         """This worker's rows of weight and bias, as kernels take them."""

@@ -18,7 +18,13 @@ from torch import Tensor, nn
 
 from lockstep.errors import ModelError
 from lockstep.parallel.split.layers.channel_segment import ChannelSegment, by_output, channel_segments
-from lockstep.parallel.split.layers.row_buffer import dense_as, empty_as, is_channels_last, place_rows, take_rows
+from lockstep.parallel.split.layers.row_buffer import (
+    dense_as,
+    empty_as,
+    is_channels_last,
+    place_rows,
+    take_rows,
+)
 from lockstep.parallel.split.layers.window import Window
 
 Pair = tuple[int, int]
