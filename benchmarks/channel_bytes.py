@@ -25,6 +25,7 @@ from shaped_link import inside, shaped_nodes
 from torch import Tensor
 
 import lockstep
+from lockstep.comm.group import Group
 from lockstep.models.alexnet import AlexNet
 from lockstep.spec.record import Record, write_records
 
@@ -103,6 +104,8 @@ def time_exchange(rounds: int) -> Record:
 class Images:
     """Random images of 1000 classes, the same in every process."""
 
+    classes = tuple(map(str, range(1000)))
+
     def __init__(self, count: int) -> None:
         self._count = count
 
@@ -111,7 +114,7 @@ class Images:
 
     def __getitem__(self, i: int) -> tuple[Tensor, int]:
         generator = torch.Generator().manual_seed(i)
-        return torch.rand(3, 224, 224, generator=generator), i * 999 // max(self._count - 1, 1)
+        return torch.rand(3, 224, 224, generator=generator), i * 3
 
 
 def work() -> None:
@@ -122,7 +125,12 @@ def work() -> None:
     from lockstep.elastic.worker_groups import WorkerGroups
 
     folder, step = Path(os.environ[FOLDER]), importlib.import_module("lockstep.train.step").Step
-    join, call = WorkerGroups.next, step.__call__
+    join, call, send, spent = WorkerGroups.next, step.__call__, Group._try, [0.0]
+
+    def send_and_time(self: Group, *given: Any) -> None:
+        start = time.perf_counter()
+        send(self, *given)
+        spent[0] += time.perf_counter() - start
 
     def record_next(self: WorkerGroups) -> Any:
         group = join(self)
@@ -133,14 +141,15 @@ def work() -> None:
         world = self._mesh.world
         log = folder / "calls" / f"{world.rank}.jsonl"
         world.barrier()
-        before, start = len(log.read_text().splitlines()), time.perf_counter()
+        before, start, spent[0] = len(log.read_text().splitlines()), time.perf_counter(), 0.0
         result = call(self, lanes, *requests)
-        row: dict[str, Any] = {"step_s": time.perf_counter() - start}
+        row = {"step_s": time.perf_counter() - start, "exchange_s": spent[0]}
         row |= count_calls([json.loads(line) for line in log.read_text().splitlines()[before:]])
         Path(folder, f"worker-{world.rank}").write_text(json.dumps(row))
         return result
 
     WorkerGroups.next, step.__call__ = record_next, call_and_note  # type: ignore[method-assign]
+    Group._try = send_and_time  # type: ignore[method-assign]
     torch.manual_seed(0)
     train = lockstep.Train(epochs=1, batch=BATCH, lanes=LANES, slices=WORKERS)
     optimizer = lockstep.Optimizer(name="sgd", lr=0.01)
