@@ -87,7 +87,8 @@ def start_workers(launch: Launch, run: Run) -> Launch:
     sizes = launch.sizes(most, run.train.lanes)
     if sizes:  # with fewer there is no plan
         launch = replace(launch, min_workers=max(launch.min_workers, min(sizes)))
-    job = replace(_job(launch, size, most, "lockstep.cli.listeners"), sizes=sizes)
+    job = _job(launch, size, most, "lockstep.cli.listeners")
+    job = replace(job, sizes=sizes, is_split=launch.splits_state)
     raise SystemExit(Launcher(job, _Screen()).run())
 
 

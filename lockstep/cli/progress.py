@@ -196,7 +196,7 @@ def describe(event: Regrouped) -> str:
     """One line for a change of workers: who, on which host, from which step on, and how long it took."""
     return (
         f"{'; '.join(event.changes)}: {_count(event.workers, 'worker')} went on from step {event.step} "
-        f"after {event.seconds:.2f} s"
+        f"after {event.seconds:.2f} s{f', {event.spares} spare' * bool(event.spares)}"
     )
 
 

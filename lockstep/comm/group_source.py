@@ -19,7 +19,7 @@ class LeftOut(Exception):
 class GroupSource(Protocol):
     """Gives a worker its groups, and reports their progress to the launcher."""
 
-    generation: Generation | None  # of the current group; None if there are no generations
+    generation: Generation | None  # of the current group, whose givers come last; None if there are none
 
     @property
     def is_elastic(self) -> bool:

@@ -52,7 +52,7 @@ def make_mesh(world: Group, plan: Plan) -> Mesh:
     at = f", cell {cell}" if plan.splits_layers else ""  # which rows and channels
 
     along_data, column = range(first + cell, first + size, plan.cells), range(place, world.size, size)
-    data = _part(world, f"data of stage {stage}{at}", along_data)
+    data = part_of(world, f"data of stage {stage}{at}", along_data)
     shard = _make_part(world, f"shard of stage {stage}{at}", along_data) if plan.shares_data else Group()
     ways = {
         way: _make_part(world, f"pipeline {place}, stage {way[0]} to {way[1]}", [column[end] for end in way])
@@ -63,17 +63,17 @@ def make_mesh(world: Group, plan: Plan) -> Mesh:
     return Mesh(
         world,
         data,
-        _part(world, f"pipeline {place}", column),
+        part_of(world, f"pipeline {place}", column),
         shard,
         ways,
-        _part(world, f"stage {stage}", range(first, first + size)) if plan.splits_layers else data,
+        part_of(world, f"stage {stage}", range(first, first + size)) if plan.splits_layers else data,
         _own(world, "spatial", range(lane + cell % plan.channel, lane + plan.cells, plan.channel)),
         _own(world, "channel", range(row, row + plan.channel)),
     )
 
 
-def _part(world: Group, name: str, ranks: range) -> Group:
-    """The group of some workers."""
+def part_of(world: Group, name: str, ranks: range) -> Group:
+    """The group of some workers, for which each of them asks; it lives with that of all."""
     if len(ranks) == 1:
         return Group()
     return world if len(ranks) == world.size else _make_part(world, name, ranks)

@@ -47,9 +47,8 @@ class Coordinator:
 
     def __init__(self, job: Job, say: Callable[[str], None]) -> None:
         self._min_nodes, self._most_nodes = job.nodes
-        self._is_split = any(map(any, job.sizes.values()))  # workers have parts of the state, and do not save
-        self._membership = Membership(job.lanes, job.min_workers, self._min_nodes, job.sizes)
-        self._token, self._wait_s, self._say = job.token, job.wait_s, say
+        self._membership = Membership(job.lanes, job.min_workers, self._min_nodes, job.sizes, job.is_split)
+        self._is_split, self._token, self._wait_s, self._say = job.is_split, job.token, job.wait_s, say
         self._nodes: dict[int, Node] = {}
         self._count = self._strangers = 0
         self._values: dict[str, str] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -11,9 +11,8 @@ class Job:
 
     workers: int
     lanes: int
-    # the only numbers of workers that can train, the most wanted first; of each worker then, its part of the
-    # state, which others may have, too; empty: any number, and all have all of it
-    sizes: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    sizes: tuple[int, ...] = ()  # the only numbers of workers that can train, the most wanted first; or any
+    is_split: bool = False  # whether workers may have parts of the state, so that they cannot save it alone
     min_workers: int = 1
     wait_s: float = 60.0
     restarts: int = 3

@@ -73,10 +73,10 @@ class LauncherLink:
 
     def form(self, generation: Generation, backend: str, device: torch.device) -> Group:
         """Form the group of a generation; GroupLost if the next generation comes first."""
-        size = len(generation.workers)
+        size = len(generation.everyone)
         if size == 1:
             return Group()
-        rank = generation.workers.index(self._world.name)
+        rank = generation.everyone.index(self._world.name)
         self._meet(generation.number, rank, size, backend)
         store, near = _Store(self, generation.number), len(set(generation.nodes)) == 1
         place = Place(rank, size, backend, self._world.address, device, near)

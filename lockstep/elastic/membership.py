@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lockstep.spec.generation import Change, Generation
@@ -28,15 +27,17 @@ class Membership:
         lanes: int,
         min_workers: int = 1,
         min_nodes: int = 1,
-        sizes: Mapping[int, tuple[int, ...]] | None = None,
+        sizes: tuple[int, ...] = (),
+        is_split: bool = False,
     ) -> None:
-        """`sizes` are as in a Job."""
-        self._sizes = sizes or {}
+        """`sizes` and `is_split` are as in a Job."""
+        self._sizes, self._is_split = sizes, is_split
         self._lanes, self._min_workers, self._min_nodes = lanes, min_workers, min_nodes
         self._members: dict[str, Member] = {}
         self._changes: list[tuple[int, float, Change]] = []  # (first generation with it, time, change)
         self._ages = 0
         self._again = False
+        self._is_begun = False  # whether the current generation has completed a step
         self.over = 0  # the last training that has ended, well or not
         self.current: Generation | None = None
         self.number = 0
@@ -56,8 +57,9 @@ class Membership:
     def remove(self, name: str, why: str, now: float) -> None:
         """A worker has ended; it counts as lost if there is a reason `why`."""
         member = self._members.pop(name, None)
-        if member and why and self.current and name in self.current.workers:
+        if member and why and self.current and name in self._holders:
             self._note(Change("lost", name, member.host, why), now)
+            self._again = self._again or name in self.current.givers
 
     def leave(self, node: int, now: float) -> None:
         """A node's workers leave at the next step boundary."""
@@ -115,20 +117,14 @@ class Membership:
         training = self._training
         able = [m for m in self._members.values() if m.training == training and not m.leaves]
         able = sorted(able, key=lambda m: (m.node, m.age))[: self._lanes]
-        size = next((size for size in self._sizes if size <= len(able)), len(able))
-        first = self._with_other_parts(able) if size < len(able) else []
-        wanted = [*first, *(m for m in able if m not in first)][:size]
-        return [m for m in able if m in wanted]
+        return able[: next((size for size in self._sizes if size <= len(able)), len(able))]
 
-    def _with_other_parts(self, able: list[Member]) -> list[Member]:
-        """A worker for each part of the state that the last generation had, as far as they live."""
-        current = self.current.workers if self.current else ()
-        parts = self._sizes.get(len(current), ())
-        found: dict[int, Member] = {}
-        for member in able:
-            if member.name in current and parts:
-                found.setdefault(parts[current.index(member.name)], member)
-        return list(found.values())
+    @property
+    def _holders(self) -> tuple[str, ...]:
+        """Who may have a part of the state: givers, too, until a step shows that the others have theirs."""
+        if self.current is None:
+            return ()
+        return self.current.workers if self._is_begun else self.current.everyone
 
     def _waits(self) -> bool:
         """Whether to wait: at the start for all workers, at a further training for those of the last one."""
@@ -149,23 +145,29 @@ class Membership:
                 if m.name not in before:
                     self._note(Change("joined", m.name, m.host), now)
         planned = before is not None and before <= {*self._members} and not self._again and not halt
+        gives = self._is_split and before is not None and not halt
+        holders = [self._members[name] for name in self._holders if gives and name in self._members]
+        givers = [m for m in holders if m not in able]
+        ready = [m for m in self._members.values() if m.training == training]
         self.number += 1
         self.current = Generation(
             self.number,
             training,
             _names(able),
-            tuple(m.node for m in able),
+            tuple(m.node for m in (*able, *givers)),
             planned,
             halt,
             self._changes[0][1] if self._changes else now,
             self.changes,
-            tuple(m.name for m in self._members.values() if m not in able and not m.leaves),
+            _names([m for m in ready if m not in able and not m.leaves]),
+            _names(givers),
         )
-        self._again = False
+        self._again = self._is_begun = False
         return self.current
 
     def confirm(self, number: int) -> None:
         """A generation has completed a step, and its changes are reported: forget them."""
+        self._is_begun = self._is_begun or number == self.number
         self._changes = [row for row in self._changes if row[0] > number]
 
     def _note(self, change: Change, now: float) -> None:

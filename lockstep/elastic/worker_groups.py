@@ -27,7 +27,7 @@ class WorkerGroups:
             self._backend = choose_backend(backend, world, device)
         self._link = _link(world) if world and world.launcher == "lockstep" else None
         self._training = next(_trainings)
-        self._was_in = self._is_ready = False
+        self._was_in = self._is_ready = self._has_given = False
         self.generation: Generation | None = None
 
     @property
@@ -57,11 +57,13 @@ class WorkerGroups:
         if not self._is_ready:
             self._link.say("ready", training=self._training)
             self._is_ready = True
+        if self._has_given:
+            raise LeftOut
         while True:
             generation = self._link.wait(self._training)
             if generation is None:
                 raise LeftOut
-            if self._world.name not in generation.workers:
+            if self._world.name not in generation.everyone:
                 if self._was_in and self._world.name not in generation.spares:
                     raise LeftOut
                 continue  # a spare waits for a loss
@@ -85,6 +87,9 @@ class WorkerGroups:
         if self._link:
             self._link.leave()
         group.close()
+        if self._world and self.generation:  # a giver of a node that leaves the job is done
+            names = self.generation.workers + self.generation.spares
+            self._has_given = self._world.name not in names
 
     def tell_job(self, run: str, identity: dict[str, object]) -> None:
         """Tell the job's coordinator the run's identity and directory."""

@@ -6,10 +6,10 @@ run lanes with the same kernels must give the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from lockstep.kernels.dropout import dropout, dropout_channels
 from lockstep.kernels.loss import Loss, heads_loss
 from lockstep.kernels.numerics import half_precision, seed_stream
 from lockstep.kernels.structure import leaves
+from lockstep.lower.layer_split import LayerSplit
 
 Drop = Callable[[Tensor, float, int, Tensor | None], Tensor]
 OnGradient = Callable[[int, Tensor], None]  # gets the number of a parameter and its gradient
@@ -29,19 +30,6 @@ _DROPOUTS: dict[type[nn.Module], Drop] = {
     nn.Dropout2d: dropout_channels,
     nn.Dropout3d: dropout_channels,
 }
-
-
-class LayerSplit(Protocol):
-    """A model whose layers are over several workers, or summed in a grid."""
-
-    def forward(self, images: Tensor) -> Any:
-        """What the model returns, whole."""
-
-    def finish(self, grads: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A lane's gradients, whole."""
-
-    def places(self, name: str, pixels: bool, device: torch.device) -> Tensor | None:
-        """The places of a dropout layer's pixels here, or of its channels; None if it has all of them."""
 
 
 @dataclass

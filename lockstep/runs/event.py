@@ -102,6 +102,7 @@ class Regrouped:
     changes: tuple[str, ...]  # one sentence for each change
     since: float  # Unix time at which the first change was noticed
     seconds: float  # from then to the next completed step
+    spares: int = 0  # workers that wait until one is lost
 
 
 Event = Started | StepDone | EpochDone | Notice | CheckpointSaved | Regrouped | Finished

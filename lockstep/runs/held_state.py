@@ -45,7 +45,7 @@ class HeldParts:
     """The parts of all workers of a new group, as they were held; the same on every worker. A collective."""
 
     def __init__(self, group: Group, mine: HeldState | None) -> None:
-        self._group, self.source = group, 0  # a worker that has committed the latest step
+        self.group, self.source = group, 0  # a worker that has committed the latest step
         mine = self._catch_up(mine)
         self._mine = {(piece.name, piece.start): piece.tensor for piece in mine.pieces} if mine else {}
         places = [[piece.name, piece.start, piece.tensor.numel()] for piece in mine.pieces] if mine else []
@@ -68,7 +68,7 @@ class HeldParts:
         """Commit a step that others have committed, if only the norm of its gradients was missing."""
         norm = mine.norm.item() if mine and mine.norm is not None else None
         told = [mine.cursor["step"], norm] if mine else [-1, None]
-        every = [json.loads(text) for text in self._group.all_gather_bytes(json.dumps(told).encode())]
+        every = [json.loads(text) for text in self.group.all_gather_bytes(json.dumps(told).encode())]
         self.source = max(range(len(every)), key=lambda rank: (every[rank][0], -rank))
         step, norm = every[self.source]
         if mine and mine.finish and mine.cursor["step"] == step - 1 and norm is not None:
@@ -80,23 +80,23 @@ class HeldParts:
         """Copy what was held into new parts; a collective."""
         mine = {(piece.name, piece.start): piece.tensor for piece in own}
         wanted = [[p.name, p.start, p.tensor.numel()] for p in own]
-        every = [json.loads(text) for text in self._group.all_gather_bytes(json.dumps(wanted).encode())]
+        every = [json.loads(text) for text in self.group.all_gather_bytes(json.dumps(wanted).encode())]
         moves = sorted(
             (name, rank, start, count) for rank, found in enumerate(every) for name, start, count in found
         )
         for name, rank, start, count in moves:
-            target = mine[name, start].detach() if rank == self._group.rank else None
+            target = mine[name, start].detach() if rank == self.group.rank else None
             flat = None if target is None else torch.empty(count, dtype=target.dtype)
             for way in self._ways(name, start, start + count, rank) or ():
                 part = None if flat is None else flat[way.start - start : way.stop - start]
-                if way.rank == self._group.rank:
+                if way.rank == self.group.rank:
                     source = self._find(name, way)
                     if part is None:
-                        self._group.send(source, rank)
+                        self.group.send(source, rank)
                     else:
                         part.copy_(source)
                 elif part is not None:
-                    self._group.recv(part, way.rank)
+                    self.group.recv(part, way.rank)
             if target is not None and flat is not None:
                 target.copy_(flat.view(target.shape))
 

@@ -124,6 +124,7 @@ class Journal:
             tuple(text for text in changes if text not in self._told),
             round(found.since if found else now, 3),
             round(now - found.since, 3) if found and changes else 0.0,
+            len(found.spares) if found else 0,
         )
         self._told |= set(changes)  # a generation repeats changes that may not have been reported
         self._add(_METRICS, {"kind": "generation", **vars(done)})

@@ -165,15 +165,13 @@ class Launch:
         fits = [plan for plan in self.plans if plan.fits(workers, lanes)]
         return (fits or [self.plan])[0].for_workers(workers)
 
-    def sizes(self, most: int, lanes: int) -> dict[int, tuple[int, ...]]:
-        """The numbers of workers up to `most` that have a plan, the most wanted first; empty if all have.
-
-        With each, which part of the state each worker then has.
-        """
+    def sizes(self, most: int, lanes: int) -> tuple[int, ...]:
+        """The numbers of workers up to `most` that have a plan, the most wanted first; empty if all have."""
         if not self.is_bound:
-            return {}
-        wanted = [n for plan in self.plans for n in range(most, 0, -1) if plan.fits(n, lanes)]
-        return {n: self.plan_for(n, lanes).parts for n in wanted}
+            return ()
+        return tuple(
+            dict.fromkeys(n for plan in self.plans for n in range(most, 0, -1) if plan.fits(n, lanes))
+        )
 
     @property
     def num_workers(self) -> int | str | None:

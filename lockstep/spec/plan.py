@@ -143,13 +143,6 @@ class Plan:
         """The plan with the workers of a lane along `data`: each has what it takes to compute others."""
         return replace(self, data=self.data * self.cells, spatial=1, channel=1, layers=())
 
-    @property
-    def parts(self) -> tuple[int, ...]:
-        """A number for the part of the state that each worker has; those with the same have the same part."""
-        shares = self.data // self.replicas if self.shares_data else 1
-        each = (divmod(r // self.cells, self.data) for r in range(self.workers or 0))
-        return tuple(stage * shares + number % shares for stage, number in each)
-
     def fits(self, workers: int, lanes: int) -> bool:
         """Whether it comes out for so many workers, and each has a lane."""
         return self.most(workers) == workers and workers <= lanes * self.least

@@ -51,7 +51,8 @@ class Dealt:
     split: SplitGraph | None = None  # if layers are over several workers
     mix: Mix | None = None  # if some layers are over the workers along data
     sharded: ShardedModel | None = None  # once the state has begun
-    is_restored: bool = False  # whether the workers of the generation before had all of the state together
+    # whether the workers of the generation before had all of the state together; None: each of them had
+    is_restored: bool | None = None
 
     @property
     def needs(self) -> Needs:
@@ -138,8 +139,8 @@ class Dealt:
         return averaged_weights(state.model, state.ema)
 
     def explain_state(self, state: TrainState) -> str:
-        """The plan, and from where a state in parts came, after workers were lost or joined."""
-        if not state.parts:
+        """The plan, and from where a state that was in parts came, after workers were lost or joined."""
+        if self.is_restored is None:
             return f"the plan is now {self.plan}"
         source = (
             "the workers have all of the state, and go on from"

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +21,9 @@ from lockstep.comm.group import Group
 from lockstep.errors import WorkersDiffer
 from lockstep.models.tensors import model_tensors
 from lockstep.runs.checkpoint import Saved
-from lockstep.runs.held_state import HeldParts
+from lockstep.runs.held_state import HeldParts, HeldState
 from lockstep.runs.journal import Journal, about_row
-from lockstep.runs.state_parts import StateParts
+from lockstep.runs.state_parts import StateParts, StatePiece
 from lockstep.runs.train_state import TrainState, hash_state
 from lockstep.spec import Launch
 from lockstep.spec.identity import HISTORY, INITIAL_WEIGHTS, Identity, digest
@@ -137,8 +138,7 @@ def begin_parts(
     parts, own = state.parts or StateParts(group), state.pieces()
     shapes = parts.shapes(own)
     if held.cursor:
-        held.move(own)
-        _share_rows(group, journal, held.source)
+        _hand_over(held, own, journal)
     elif cursor:
         everywhere(group, lambda: saved.check(shapes) if saved else None)
         parts.hand_out(own, saved.tensors if saved else None)
@@ -146,11 +146,26 @@ def begin_parts(
     return state
 
 
-def _share_rows(group: Group, journal: Journal, source: int) -> None:
+def give_parts(group: Group, mine: HeldState | None, journal: Journal | None) -> None:
+    """Hand over what this worker has, as one that does not train on; the others call `begin_parts`."""
+    held = HeldParts(group, mine)
+    if held.cursor:
+        _hand_over(held, (), journal)
+
+
+def _hand_over(held: HeldParts, own: Sequence[StatePiece], journal: Journal | None) -> None:
+    """Copy what all held into new parts; nobody forgets what it held before all have theirs."""
+    held.move(own)
+    _share_rows(held.group, journal, held.source)
+    held.group.barrier()
+
+
+def _share_rows(group: Group, journal: Journal | None, source: int) -> None:
     """Get the latest rows of a worker that has committed the latest step, in case worker 0 has not."""
-    rows = json.loads(group.broadcast_bytes(json.dumps(list(journal.noted)).encode(), source))
-    known = [(name, *about_row(row)) for name, row in journal.noted]
-    journal.noted.extend((name, row) for name, row in rows if (name, *about_row(row)) not in known)
+    noted = journal.noted if journal else deque()
+    rows = json.loads(group.broadcast_bytes(json.dumps(list(noted)).encode(), source))
+    known = [(name, *about_row(row)) for name, row in noted]
+    noted.extend((name, row) for name, row in rows if (name, *about_row(row)) not in known)
 
 
 def prove_state(group: Group, state: TrainState) -> dict[str, str]:

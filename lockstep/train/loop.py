@@ -51,7 +51,7 @@ class Result:
 
 
 class Moved(Exception):
-    """All workers leave the group after the same step, and the next generation begins."""
+    """All workers leave the group after the same step, or a giver once it has given; others come after it."""
 
 
 class Loop:
@@ -84,13 +84,14 @@ class Loop:
             return self._finish(journal.found["summary"], write=False)
         changes = self._generation.changes if self._generation else ()
         journal.start(state, self._steps, self._group.size, takes_over=bool(changes))
-        if changes and self._dealt.plan.splits:
+        halts = bool(self._generation and self._generation.halt)
+        if changes and self._launch.is_bound and not halts:
             journal.notice(self._dealt.explain_state(state))
         for line in self._dealt.told:
             journal.notice(line)
         if self._is_due() and self._is_unsaved():
             journal.save(state)  # from here on a run that dies can be resumed
-        if self._generation and self._generation.halt:
+        if halts:
             self._report_generation()
             self._stop(signal.SIGTERM, "stopped because too few workers are left")
         try:

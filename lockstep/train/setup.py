@@ -22,16 +22,13 @@ from lockstep.errors import DataError, ModelError
 from lockstep.kernels.loss import Loss, WholeLoss
 from lockstep.kernels.numerics import memory_format, to_device
 from lockstep.lower.choose import Sample, explain_stock, lower_for_device, lower_for_host
-from lockstep.lower.fixed_lane import fixed_images
 from lockstep.lower.lane_by_lane import LaneByLane
 from lockstep.lower.program import DeviceLowering
 from lockstep.measure.machine_fingerprint import fingerprint
 from lockstep.models import build_model, load_weights
 from lockstep.models.source_hash import describe_loss, describe_module
 from lockstep.models.tensors import model_tensors, tensors_sha256
-from lockstep.parallel.split.axes import Axes
 from lockstep.parallel.split.split_graph import SplitGraph
-from lockstep.parallel.split.split_model import grid_facts, split_model
 from lockstep.runs.about import About
 from lockstep.runs.tensor_file import file_sha256
 from lockstep.spec import Run
@@ -39,7 +36,7 @@ from lockstep.spec.identity import Identity, is_scripted, make_identity
 from lockstep.train.evaluation.evaluate import place_evaluator
 from lockstep.train.evaluation.host_evaluate import Evaluator
 from lockstep.train.evaluation.metric import Metrics, check_metrics
-from lockstep.train.lane_fingerprint import fingerprint_lane
+from lockstep.train.grid import find_numerics
 from lockstep.train.preflight import (
     check_lane,
     choose_loss,
@@ -210,16 +207,9 @@ def set_up(
     if lowering and not lowering.is_fused and device.type == "cuda":
         notices.append("torch compiles the model before the first step, which can take minutes")
     with explain_memory(run.train, device, at_once=bool(lowering)):
-        is_own = "model" in source or "loss" in source
-        grid = _make_grid(run, model, store, lowering)
-        facts = (
-            grid_facts(grid, run.train.precision == "bf16")
-            if grid
-            else {
-                "lane": fingerprint_lane(
-                    run, model, chosen_loss, store, lowering, is_own=is_own, in_stages=in_stages
-                )
-            }
+        is_own = bool({"model", "loss"} & source.keys())
+        grid, numerics = find_numerics(
+            run, model, chosen_loss, store, lowering, is_own=is_own, in_stages=in_stages
         )
     if not lowering and (text := explain_stock(run, chosen_loss, device)):
         notices.append(text)
@@ -229,7 +219,7 @@ def set_up(
         run,
         data=store.facts(),
         model=source,
-        fingerprint={**fingerprint(device), **facts},
+        fingerprint={**fingerprint(device), **numerics},
         kernels=lowering.facts() if lowering else {"set": "stock"},
     )
     warnings += [*store.warnings, *warnings_of(run, model, len(store.train), device)]
@@ -246,22 +236,6 @@ def set_up(
         metrics=given.metrics,
         grid=grid,
     )
-
-
-def _make_grid(
-    run: Run, model: nn.Module, store: Store, lowering: DeviceLowering | None
-) -> SplitGraph | None:
-    """The model with its sums in the grid of the run, by one worker; None without a grid."""
-    train = run.train
-    if train.bands == train.slices == 1:
-        return None
-    if lowering:
-        raise ModelError(
-            f"train.bands={train.bands}, train.slices={train.slices}: {lowering.program.kernels} kernels "
-            "have no such grid: use kernels.set=stock, which is another run"
-        )
-    images = fixed_images(run, store.shape, next(model.parameters()).device)
-    return split_model(model, Axes(train.bands, train.slices), images, train.precision == "bf16")
 
 
 def _start_from(model: nn.Module, path: Path) -> list[str]:

@@ -17,6 +17,7 @@ import torch
 from lockstep.comm.everywhere import everywhere
 from lockstep.comm.group import Group
 from lockstep.comm.group_source import GroupSource, LeftOut
+from lockstep.comm.mesh import part_of
 from lockstep.data.map_style import from_map_style
 from lockstep.errors import GroupLost, LockstepError, SpecError
 from lockstep.kernels.numerics import plain_torch, prepare_device
@@ -24,12 +25,7 @@ from lockstep.runs.checkpoint import Saved
 from lockstep.runs.event import Event, Listener, Notice
 from lockstep.runs.held_state import HeldParts, HeldState, hold
 from lockstep.runs.journal import Journal
-from lockstep.runs.resume import (
-    continued_identity,
-    open_directory,
-    recorded_identity,
-    reopen_directory,
-)
+from lockstep.runs.resume import continued_identity, open_directory, recorded_identity, reopen_directory
 from lockstep.runs.train_state import TrainState
 from lockstep.spec import Launch, Run
 from lockstep.spec.identity import Identity
@@ -41,6 +37,7 @@ from lockstep.train.handshake import (
     begin_parts,
     call_roll,
     compare_identities,
+    give_parts,
     prove_identity,
     share_state,
 )
@@ -52,13 +49,7 @@ from lockstep.train.setup import Given, Setup, set_up
 FindGroups = Callable[[World | None, str, torch.device], GroupSource]
 
 
-def fit(
-    run: Run,
-    launch: Launch,
-    on_event: Listener,
-    find_groups: FindGroups,
-    given: Given,
-) -> Result:
+def fit(run: Run, launch: Launch, on_event: Listener, find_groups: FindGroups, given: Given) -> Result:
     """Train a Run from its beginning or from where it stopped, to its end, as one of its workers.
 
     `find_groups` makes the source of the worker's groups.
@@ -161,16 +152,23 @@ class _Worker:
             self.is_ended = True
             raise
 
-    def _train(self, group: Group, interrupt: Interrupt) -> Result:
-        """Agree with the other workers on run and state, then train on."""
+    def _train(self, everyone: Group, interrupt: Interrupt) -> Result:
+        """Agree with the other workers on run and state, then train on; a giver only hands over its part."""
+        generation = self.groups.generation
+        size = len(generation.workers) if generation else everyone.size
+        if everyone.rank >= size:
+            give_parts(everyone, self.held, self.journal)
+            self.held = None
+            raise Moved
+        group = part_of(everyone, "workers", range(size))
         identity = self.setup.identity if self.setup else None
         keeps = bool(self.journal and self.journal.is_open)
         knows = bool(self.journal and self.journal.found)
         roll = call_roll(group, answer_roll(identity, self.launch, self.state, keeps, knows))
         setup = self.setup if roll.agrees and self.setup else self._agree_on_setup(group)
-        dealt = deal(setup, self.launch, group, self.groups.generation)
+        dealt = deal(setup, self.launch, group, generation)
         journal = self.journal = self.journal or Journal(self._tell, setup.about(), self.launch.trace)
-        held = HeldParts(group, self.held)
+        held = HeldParts(everyone, self.held)
         self.held = self.held if held.cursor else None
         saved = None if roll.has_directory else self._open(group, journal, roll, bool(held.cursor))
         if self.launch.splits_state:
@@ -182,7 +180,7 @@ class _Worker:
             if not roll.is_even:
                 share_state(group, state, roll.source or 0)
             self.state = state
-        dealt.is_restored = bool(held.cursor)
+        dealt.is_restored = bool(held.cursor) if self.launch.splits_state else None
         with closing(dealt):
             return Loop(dealt, self.state, self.launch, journal, interrupt, self.groups).run()
 

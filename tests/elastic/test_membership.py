@@ -108,10 +108,50 @@ def test_the_same_workers_can_form_their_group_again():
     assert again.workers == ("a", "b") and again.number == 2 and not again.planned
 
 
+def test_who_has_no_place_in_a_smaller_plan_hands_over_its_part_once():
+    membership = job("abcd", sizes=(4, 1), is_split=True)
+    ready(membership, "abcd")
+    membership.confirm(1)
+    membership.remove("d", "was killed", 1.0)
+    second = membership.next(1.0)
+    assert second.workers == ("a",) and second.givers == second.spares == ("b", "c")
+    assert second.everyone == ("a", "b", "c") and len(second.nodes) == 3
+    membership.remove("b", "was killed", 2.0)
+    third = membership.next(2.0)
+    assert third.workers == ("a",) and third.givers == ("c",) and not third.planned
+    assert [change.worker for change in third.changes] == ["d", "b"]
+    membership.confirm(third.number)
+    membership.remove("c", "was killed", 3.0)
+    assert membership.next(3.0) is None and not membership.changes, "it had nothing any more"
+
+
+def test_a_giver_may_take_the_place_of_a_lost_worker():
+    membership = job("abcd", sizes=(4, 1), is_split=True)
+    ready(membership, "abcd")
+    membership.remove("d", "was killed", 1.0)
+    assert membership.next(1.0).workers == ("a",)
+    membership.remove("a", "was killed", 2.0)
+    third = membership.next(2.0)
+    assert third.workers == ("b",) and third.givers == ("c",)
+
+
+def test_a_node_that_leaves_hands_over_its_parts_and_is_no_spare():
+    membership = job("ab", sizes=(4, 2), is_split=True)
+    for name in "xy":
+        membership.add(name, 1, "other")
+    ready(membership, "abxy")
+    membership.leave(1, 2.0)
+    left = membership.next(2.0)
+    assert left.workers == ("a", "b") and left.planned
+    assert left.givers == ("x", "y") and not left.spares
+    membership.remove("x", "", 3.0)
+    assert membership.next(3.0) is None, "it has left as it was asked to"
+
+
 def test_whatever_happens_a_generation_has_only_workers_that_live():
     rng = random.Random(0)
     for _ in range(50):
-        membership, alive, count = Membership(4), set(), 0
+        membership, alive, count = Membership(4, sizes=(4, 3, 1), is_split=rng.random() < 0.5), set(), 0
         for _ in range(60):
             what = rng.choice(["add", "ready", "remove", "confirm"])
             if what == "add":
@@ -129,7 +169,8 @@ def test_whatever_happens_a_generation_has_only_workers_that_live():
             found = membership.next(1.0)
             if found:
                 assert set(found.workers) <= alive and len(found.workers) <= 4
-                assert len(set(found.workers)) == len(found.workers) == len(found.nodes)
+                assert set(found.everyone) <= alive
+                assert len(set(found.everyone)) == len(found.everyone) == len(found.nodes)
                 assert Generation.load(found.dump()) == found
         current = membership.current
         assert current is None or membership.next(1.0) is None
@@ -151,11 +192,11 @@ def test_of_workers_that_share_lanes_as_many_go_on_as_come_out():
     assert membership.next(4.0) is None and membership.is_short
 
 
-def test_who_goes_on_has_other_parts_of_the_state_not_other_rows_of_it():
+def test_who_goes_on_does_not_depend_on_who_has_which_part():
     launch = Launch(plan="data=1,pipeline=2,channel=2", fallbacks=("data=1,pipeline=2",))
-    membership = job("abcd", min_workers=2, sizes=launch.sizes(4, 8))
+    membership = job("abcd", min_workers=2, sizes=launch.sizes(4, 8), is_split=launch.splits_state)
     (first,) = ready(membership, "abcd")
     assert first.workers == ("a", "b", "c", "d")
     membership.remove("d", "was killed", 1.0)
     left = membership.next(1.0)
-    assert left.workers == ("a", "c") and left.spares == ("b",)
+    assert left.workers == ("a", "b") and left.spares == left.givers == ("c",)

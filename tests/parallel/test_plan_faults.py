@@ -63,7 +63,7 @@ def test_those_who_are_left_take_the_next_plan(alone, tmp_path):
     with Job(tmp_path, *plans, "--restarts", "0", overrides=OVERRIDES, paced=True) as job:
         job.wait_for_steps(3)
         job.kill("3")
-        job.wait_for(lambda: len(job.generations()) == 1, "two workers and a spare, 1")
+        job.wait_for(lambda: len(job.generations()) == 1, "two workers and a spare, 2")
         job.kill("0")
         job.wait_for(lambda: len(job.generations()) == 2, "the spare in its place")
         job.kill("1")

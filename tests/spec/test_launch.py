@@ -91,14 +91,14 @@ def test_numbers_of_workers_under_plans() -> None:
     assert Launch(plan="spatial=2,channel=2").num_workers == 4 and Launch(plan="channel=2").is_bound
     opened = Launch(plan="channel=2")
     assert not opened.splits_state
-    assert opened.sizes(8, 4) == {8: (0,) * 8, 6: (0,) * 6, 4: (0,) * 4, 2: (0,) * 2}
+    assert opened.sizes(8, 4) == (8, 6, 4, 2)
     assert str(opened.plan_for(6, 4)) == "data=3,channel=2"
     several = Launch(plan="data=2,pipeline=2,channel=2", fallbacks=("spatial=2", "data=1"))
-    assert several.sizes(8, 8) == {8: (0,) * 4 + (1,) * 4, 6: (0,) * 6, 4: (0,) * 4, 2: (0,) * 2, 1: (0,)}
+    assert several.sizes(8, 8) == (8, 6, 4, 2, 1)
     assert str(several.plan_for(8, 8)) == "data=2,pipeline=2,channel=2"
     assert str(several.plan_for(4, 8)) == "data=2,spatial=2"
 
 
 def test_a_plan_to_fall_back_to_gives_each_worker_a_lane() -> None:
     launch = Launch(plan="data=2,channel=4", fallbacks=("channel=2", "data=1"))
-    assert list(launch.sizes(8, 2)) == [8, 4, 2, 1], "with 6 there would be 3 along data for 2 lanes"
+    assert launch.sizes(8, 2) == (8, 4, 2, 1), "with 6 there would be 3 along data for 2 lanes"

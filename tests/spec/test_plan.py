@@ -90,11 +90,3 @@ def test_what_a_plan_splits():
     ):
         plan = read_plan(text)
         assert (plan.splits_layers, plan.splits_state, plan.splits) == (layers, state, layers or state), text
-
-
-def test_workers_that_differ_in_rows_or_channels_only_have_the_same_part():
-    assert Plan(2, spatial=2, channel=2).parts == (0,) * 8
-    assert Plan(2, 2, channel=2).parts == (0,) * 4 + (1,) * 4
-    assert Plan(2, 2, spatial=2, shard="gradients").parts == (0, 0, 1, 1, 2, 2, 3, 3)
-    assert Plan(4, channel=2, shard="optimizer", replicas=2).parts == (0, 0, 1, 1, 0, 0, 1, 1)
-    assert Plan(3, 2).parts == (0, 0, 0, 1, 1, 1)

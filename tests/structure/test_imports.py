@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "models": {"spec", "kernels"},
     "measure": {"spec", "kernels"},
     "lower": {"spec", "comm", "kernels", "data", "models", "measure"},
-    "parallel": {"spec", "comm", "kernels", "data", "models", "lower"},
+    "parallel": {"spec", "comm", "kernels", "data", "models", "measure", "lower"},
     "runs": {"spec", "comm", "kernels", "data", "models", "measure", "lower"},
     "elastic": {"spec", "comm"},
     "lanes": {"spec", "comm", "kernels", "data", "models", "measure", "runs", "elastic"},

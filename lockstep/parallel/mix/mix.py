@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from lockstep.comm.group import Group
 from lockstep.errors import ModelError
-from lockstep.lower.fixed_lane import fixed_values
 from lockstep.parallel.mix.lane_round import Form, LaneRound
 from lockstep.parallel.mix.layer_pattern import find_layers
 from lockstep.parallel.mix.mixed_linear import MixedLinear
@@ -24,6 +23,7 @@ from lockstep.parallel.mix.row_cut import RowCut
 from lockstep.parallel.model_graph import Values
 from lockstep.parallel.split.axes import Axes
 from lockstep.parallel.split.layers.split_linear import LinearCut
+from lockstep.parallel.split.probe import uneven_values
 from lockstep.parallel.split.split_graph import SplitGraph
 from lockstep.parallel.split.spread import WHOLE
 from lockstep.parallel.split.way import Way
@@ -148,12 +148,12 @@ def _find_call(grid: SplitGraph, name: str) -> tuple[int, nn.Linear]:
 def _differs(cut: RowCut, shape: torch.Size, module: nn.Linear, half: torch.dtype | None) -> bool:
     """Whether this worker's part, on fixed values, has other bits than that part of one worker's."""
     like = module.weight.detach()
-    x = fixed_values("x", like.new_empty(shape)).to(half or like.dtype)
-    weight = fixed_values("weight", like).to(x.dtype)
-    bias = fixed_values("bias", like.new_empty(cut.outs)).to(x.dtype) if module.bias is not None else None
+    x = uneven_values("x", like.new_empty(shape)).to(half or like.dtype)
+    weight = uneven_values("weight", like).to(x.dtype)
+    bias = uneven_values("bias", like.new_empty(cut.outs)).to(x.dtype) if module.bias is not None else None
     given = x.requires_grad_(), weight.requires_grad_()
     y = LinearCut(Axes(slices=cut.slices), WHOLE, WHOLE, cut.ins, cut.outs)(*given, bias)
-    dy = fixed_values("dy", y.detach().float()).to(x.dtype)
+    dy = uneven_values("dy", y.detach().float()).to(x.dtype)
     grad = torch.autograd.grad(y, weight, dy)[0]
     rows = slice(cut.own.start, cut.own.stop)
     with torch.no_grad():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch import Size, Tensor, fx, nn
 
@@ -14,15 +15,29 @@ from lockstep.parallel.split.lane_gradients import GradientPart
 from lockstep.parallel.split.spread import Spread
 from lockstep.parallel.split.way import Way
 
-if TYPE_CHECKING:
-    from lockstep.parallel.split.split_graph import SplitGraph
+
+class LayeredGraph(Protocol):
+    """What a site needs of the graph of its call."""
+
+    axes: Axes
+    input: Key
+    calls: list[fx.Node]
+    shapes: dict[Key, Size]
+    spreads: dict[Key, Spread]
+
+    def inputs(self, place: int) -> list[fx.Node]: ...
+    def module(self, place: int) -> nn.Module | None: ...
+    def parameter(self, place: int, name: str, values: Values) -> Tensor | None: ...
+    def own_name(self, place: int, name: str) -> str: ...
+    def call_whole(self, place: int, values: Values) -> Any: ...
+    def to_whole(self, key: Key, value: Any) -> Any: ...
 
 
 @dataclass
 class CallSite:
     """A call whose result is one tensor, of at least one tensor besides parameters."""
 
-    graph: SplitGraph
+    graph: LayeredGraph
     place: int
 
     def __post_init__(self) -> None:
@@ -39,15 +54,16 @@ class CallSite:
         """Whether every worker has all that the call takes."""
         return all(spread.is_whole for spread in self.given)
 
-    def whole(self, rule: str, work: dict[str, float] | None = None) -> Way:
-        """Every worker computes the call from whole values."""
-        graph = self.graph
+    def whole(
+        self, rule: str, work: dict[str, float] | None = None, compute: Callable[[Values], Any] | None = None
+    ) -> Way:
+        """Every worker computes the call from whole values, as the model has it or as one worker would."""
+        graph, inner = self.graph, compute or self.stock
 
         def run(values: Values) -> Any:
-            near = {key: graph.to_whole(key, values[key]) for key in self.keys}
-            return graph.call_whole(self.place, {**values, **near})
+            return inner({**values, **{key: graph.to_whole(key, values[key]) for key in self.keys}})
 
-        return Way(rule, self.stock if self.is_whole else run, work=work or {})
+        return Way(rule, inner if self.is_whole else run, work=work or {})
 
     def stock(self, values: Values) -> Any:
         """The call as the model has it, on what this worker has."""

@@ -17,10 +17,11 @@ from torch import Tensor
 from lockstep.kernels.numerics import half_precision
 from lockstep.lower.fixed_lane import fixed_values
 from lockstep.parallel.model_graph import Values
+from lockstep.parallel.split.call_site import CallSite
 from lockstep.parallel.split.lane_gradients import make_whole
 from lockstep.parallel.split.layers.split_conv import ConvCut
 from lockstep.parallel.split.split_graph import SplitGraph
-from lockstep.parallel.split.way import FORWARD, INPUT, WEIGHT, Way
+from lockstep.parallel.split.way import BIAS, FORWARD, INPUT, WEIGHT, Way
 
 
 class CellProbe:
@@ -30,8 +31,8 @@ class CellProbe:
         self._dtype, self._device = torch.bfloat16 if half else torch.float32, device
         self._known: dict[Hashable, set[str]] = {}
 
-    def check(self, graph: SplitGraph, place: int, way: Way) -> bool:
-        """Mark what of a convolution is computed band by band."""
+    def check(self, graph: SplitGraph, place: int, way: Way) -> Way:
+        """The same way, with what of a convolution is computed band by band."""
         cut = way.cut
         if isinstance(cut, ConvCut) and cut.is_banded:
             shape = graph.shapes[graph.inputs(place)[0].name]
@@ -41,7 +42,7 @@ class CellProbe:
             if key not in self._known:
                 self._known[key] = self._find(cut, shape, weight)
             way.by_band |= self._known[key]
-        return True
+        return way
 
     @torch.no_grad()
     def _find(self, cut: ConvCut, shape: torch.Size, like: Tensor) -> set[str]:
@@ -67,7 +68,7 @@ class CellProbe:
         return found
 
     def _values(self, name: str, like: Tensor) -> Tensor:
-        return fixed_values(name, like).to(self._dtype)
+        return uneven_values(name, like).to(self._dtype)
 
 
 class PlanProbe:
@@ -77,24 +78,28 @@ class PlanProbe:
         self._alone, self._half = alone, half
         self._known: dict[Hashable, set[str] | None] = {}
 
-    def check(self, graph: SplitGraph, place: int, way: Way) -> bool:
-        """Clear what a cut by channels would change; False if the call must be computed whole."""
+    def check(self, graph: SplitGraph, place: int, way: Way) -> Way:
+        """The way without cuts that would change bits: perhaps one worker's way, by all of them."""
         way.by_band |= self._alone.ways[place].by_band
         module, axes = graph.module(place), graph.axes
         if not module or (not way.work and not way.gradients and not list(module.children()) and way.exact):
-            return True
+            return way
         given = tuple(graph.spreads[n.name] for n in graph.inputs(place))
         if way.made.is_whole and all(spread.is_whole for spread in given):
-            return True
+            return way
         shapes = tuple(graph.shapes[n.name] for n in graph.inputs(place))
         key = repr(module), given, shapes, way.made
         if key not in self._known:
             self._known[key] = self._find(graph, place, way)
         kept = self._known[key]
-        if kept is not None:
-            way.by_channel &= kept
         axes.traffic.clear()
-        return kept is not None
+        if kept is None:
+            alone = self._alone.ways[place]
+            return CallSite(graph, place).whole(
+                "whole: kernels give other bits in parts", dict(way.work), alone.run
+            )
+        way.by_channel &= kept
+        return way
 
     def _find(self, graph: SplitGraph, place: int, way: Way) -> set[str] | None:
         """Which parts may stay cut by channels; None if the call has other bits even without."""
@@ -113,12 +118,13 @@ class PlanProbe:
         whole = _compute(self._alone, place, self._alone.ways[place], self._half)
         graph.spreads[node.name] = way.made
         mine = _compute(graph, place, way, self._half)
-        names = {name: way.gradients[name] for name in way.gradients if name in mine[WEIGHT]}
-        mine[WEIGHT] = make_whole(axes, mine[WEIGHT], names)
+        for part in (WEIGHT, BIAS):
+            names = {name: way.gradients[name] for name in way.gradients if name in mine[part]}
+            mine[part] = make_whole(axes, mine[part], names)
         wrong = set()
         for part, values in whole.items():
             for key, value in values.items():
-                own = value if part == WEIGHT else axes.own_part(value, graph.spreads[key])
+                own = value if part in (WEIGHT, BIAS) else axes.own_part(value, graph.spreads[key])
                 if not torch.equal(mine[part][key], own):
                     wrong.add(part)
         for group in (axes.channel, axes.spatial):
@@ -149,23 +155,31 @@ def _compute(graph: SplitGraph, place: int, way: Way, half: bool) -> dict[str, d
     }
     given: Values = {}
     for source in graph.inputs(place):
-        value = fixed_values(source.name, torch.empty(graph.shapes[source.name], device=device))
+        value = uneven_values(source.name, torch.empty(graph.shapes[source.name], device=device))
         given[source.name] = axes.own_part(value, graph.spreads[source.name]).clone().requires_grad_()
     tensors: Values = {}
     for name in graph.tensors_of(place):
-        value = fixed_values(name, known[name]) if known[name].is_floating_point() else known[name].clone()
+        value = uneven_values(name, known[name]) if known[name].is_floating_point() else known[name].clone()
         tensors[name] = value.requires_grad_(isinstance(known[name], torch.nn.Parameter))
     streams = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(streams), half_precision(device, half):
         out = way.run({**given, **tensors})
-    dy = fixed_values("dy", torch.empty(graph.shapes[node.name], device=device)).to(out.dtype)
+    dy = uneven_values("dy", torch.empty(graph.shapes[node.name], device=device)).to(out.dtype)
     dy = axes.own_part(dy, way.made).contiguous()
     trained = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
     ends = {**given, **trained}
     grads = dict(zip(ends, torch.autograd.grad(out, list(ends.values()), dy, allow_unused=True), strict=True))
     changed = {name: t for name, t in tensors.items() if not t.requires_grad}
+    found = {name: grads[name] for name in trained if grads[name] is not None}
+    biases = [name for name in found if name.endswith("bias")]
     return {
         FORWARD: {node.name: out.detach()},
         INPUT: {key: grads[key] for key in given if grads[key] is not None},
-        WEIGHT: {**{n: grads[n] for n in trained if grads[n] is not None}, **changed},
+        WEIGHT: {**{name: found[name] for name in found if name not in biases}, **changed},
+        BIAS: {name: found[name] for name in biases},
     }
+
+
+def uneven_values(name: str, like: Tensor) -> Tensor:
+    """Fixed values whose sums have to be rounded: products, since fixed values themselves lie on a grid."""
+    return fixed_values(name, like).mul_(fixed_values(f"{name} again", like))

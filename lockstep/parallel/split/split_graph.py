@@ -23,7 +23,7 @@ from lockstep.parallel.split.spread import WHOLE, Spread
 from lockstep.parallel.split.way import Way
 from lockstep.parallel.split.ways import choose_way
 
-Check = Callable[["SplitGraph", int, Way], bool]  # whether a call may be computed this way
+Check = Callable[["SplitGraph", int, Way], Way]  # the way that a call is computed, of the one by rule
 
 
 class SplitGraph(ModelGraph):
@@ -35,10 +35,7 @@ class SplitGraph(ModelGraph):
         self.spreads: dict[Key, Spread] = {self.input: WHOLE}
         self.ways: list[Way] = []
         for place, node in enumerate(self.calls):
-            site = CallSite(self, place)
-            way = choose_way(site)
-            if not check(self, place, way):
-                way = site.whole("whole: kernels give other bits in parts", dict(way.work))
+            way = check(self, place, choose_way(CallSite(self, place)))
             self.ways.append(way)
             self.spreads[node.name] = way.made
 

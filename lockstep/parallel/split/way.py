@@ -10,7 +10,8 @@ from lockstep.parallel.model_graph import Values
 from lockstep.parallel.split.lane_gradients import GradientPart
 from lockstep.parallel.split.spread import WHOLE, Spread
 
-FORWARD, INPUT, WEIGHT = "forward", "input", "weight"  # parts of a layer's work
+# Parts of a layer's work: its output, and the gradients of its input, weights and biases.
+FORWARD, INPUT, WEIGHT, BIAS = "forward", "input", "weight", "bias"
 
 
 @dataclass

@@ -88,6 +88,7 @@ def _linear(site: CallSite) -> Way | None:
     rule = "whole" if spread.is_whole else "outputs"
     rule += ", data gradient by slices" if cut.is_sliced else ""
     part = site.gradients(GradientPart(channels=spread.channels))
+    part = {name: found for name, found in part.items() if name.endswith("weight")}  # biases are whole
     return Way(rule, run, spread, work, cut.by_channel, gradients=part)
 
 

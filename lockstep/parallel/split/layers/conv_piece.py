@@ -95,7 +95,7 @@ class ConvForm:
         if 0 in shape:
             y = empty_as(shape, x)
         else:
-            found = channel_segments(outs, self._group_sizes(weight.shape)[1])
+            found = channel_segments(outs, self.group_sizes(weight.shape)[1])
             x = take_rows(x, held, at)
             y = _cat([call._forward(x, weight, bias, one) for one in found], 1)
         return place_rows(y, made, out, None if bias is None else bias[outs.start : outs.stop])
@@ -118,7 +118,7 @@ class ConvForm:
         shape = (len(dy), sum(map(len, ins)), len(made), width)
         if 0 in shape:
             return place_rows(empty_as(shape, dy), made, rows, None)
-        size = self._group_sizes(weight.shape)[0]
+        size = self.group_sizes(weight.shape)[0]
         dy = take_rows(dy, held, at)
         found = [one for own in ins if own for one in channel_segments(own, size)]
         parts = [call._input_gradient(dy, weight, one, (len(made), width)) for one in found]
@@ -147,7 +147,7 @@ class ConvForm:
         It has the form of the weight with fewer channels. Of a transposed convolution whose `outs` begin or
         end inside different groups, it is a group's inputs by `outs`. `join_weights` reads both.
         """
-        inputs, outputs = self._group_sizes(weight_shape)
+        inputs, outputs = self.group_sizes(weight_shape)
         call, x_at, dy_at = self, x_held, band
         if self.transposed:
             x_at, dy_at = band, dy_held
@@ -159,7 +159,7 @@ class ConvForm:
         whole = empty_as(tuple(weight_shape), as_weight).zero_()
         found, parts = channel_segments(outs, outputs), []
         for one in found:
-            like = self._part(whole, one, True)
+            like = self.part(whole, one, True)
             own = dense_as(dy[:, one.own.start - outs.start : one.own.stop - outs.start], dy)
             part = call._weight_gradient(x, own, like, one) if band else like
             several = self.transposed and len(found) > 1
@@ -179,14 +179,14 @@ class ConvForm:
 
     def _forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, one: ChannelSegment) -> Tensor:
         own = None if bias is None else bias[one.own.start : one.own.stop]
-        inputs, _ = self._group_sizes(weight.shape)
-        x, weight = dense_as(x[:, one.across(inputs)], x), self._part(weight, one, True)
-        y: Tensor = torch.ops.aten.convolution(x, weight, own, *self._numbers(one))
+        inputs, _ = self.group_sizes(weight.shape)
+        x, weight = dense_as(x[:, one.across(inputs)], x), self.part(weight, one, True)
+        y: Tensor = torch.ops.aten.convolution(x, weight, own, *self.numbers(one))
         return y
 
     def _input_gradient(self, dy: Tensor, weight: Tensor, one: ChannelSegment, size: Pair) -> Tensor:
-        _, outputs = self._group_sizes(weight.shape)
-        dy, weight = dense_as(dy[:, one.across(outputs)], dy), self._part(weight, one, False)
+        _, outputs = self.group_sizes(weight.shape)
+        dy, weight = dense_as(dy[:, one.across(outputs)], dy), self.part(weight, one, False)
         x = empty_as((len(dy), len(one.own), *size), dy)  # only its form is read
         return self._backward(dy, x, weight, one, 0)
 
@@ -197,29 +197,29 @@ class ConvForm:
     def _backward(self, dy: Tensor, x: Tensor, weight: Tensor, one: ChannelSegment, which: int) -> Tensor:
         """The gradient of x, which is 0, or of the weight, 1."""
         mask = [which == 0, which == 1, False]
-        grad: Tensor = torch.ops.aten.convolution_backward(dy, x, weight, None, *self._numbers(one), mask)[
+        grad: Tensor = torch.ops.aten.convolution_backward(dy, x, weight, None, *self.numbers(one), mask)[
             which
         ]
         return grad
 
-    def _numbers(self, one: ChannelSegment) -> tuple[Pair, Pair, Pair, bool, Pair, int]:
+    def numbers(self, one: ChannelSegment) -> tuple[Pair, Pair, Pair, bool, Pair, int]:
         """What both stock operations take after their tensors."""
         groups = len(one.groups)
         return self.stride, self.padding, self.dilation, self.transposed, self.output_padding, groups
 
-    def _part(self, weight: Tensor, one: ChannelSegment, of_output: bool) -> Tensor:
+    def part(self, weight: Tensor, one: ChannelSegment, of_output: bool) -> Tensor:
         """The weights of a segment of output or input channels, without gaps."""
         return dense_as(weight[self._box(one, weight.shape, of_output)], weight)
 
     def _box(self, one: ChannelSegment, shape: Sequence[int], of_output: bool) -> tuple[slice, slice]:
         """Where the weights of a segment lie, along the weight's first two dimensions."""
-        inputs, outputs = self._group_sizes(shape)
+        inputs, outputs = self.group_sizes(shape)
         if of_output != self.transposed:  # the first dimension counts the segment's own channels
             return slice(one.own.start, one.own.stop), slice(None)
         own, other = (outputs, inputs) if of_output else (inputs, outputs)
         return one.across(other), one.within(own)
 
-    def _group_sizes(self, shape: Sequence[int]) -> Pair:
+    def group_sizes(self, shape: Sequence[int]) -> Pair:
         """The input and the output channels of a group, by the shape of the whole weight."""
         first, second = shape[0] // self.groups, shape[1]
         return (first, second) if self.transposed else (second, first)

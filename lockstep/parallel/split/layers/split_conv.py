@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lockstep.parallel.split.axes import SPATIAL, Axes, sum_leaves, take
 from lockstep.parallel.split.layers.conv_piece import ConvForm
+from lockstep.parallel.split.layers.whole_sums import whole_sums
 from lockstep.parallel.split.layers.window import common_rows
 from lockstep.parallel.split.spread import Spread, count
 
@@ -33,7 +34,7 @@ class ConvCut:
     ins: int  # channels of the input, and of the output
     outs: int
     # which of forward, input and weight are computed for this worker's channels only; others for all
-    by_channel: set[str] = field(default_factory=lambda: {"forward", "input", "weight"})
+    by_channel: set[str] = field(default_factory=lambda: {"forward", "input", "weight", "bias"})
     by_band: set[str] = field(default_factory=set)  # which of forward and input are computed band by band
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -110,24 +111,33 @@ class ConvCut:
         self, x: Tensor, x_held: range, dy: Tensor, dy_held: range, shape: torch.Size
     ) -> Tensor:
         """The sum over this worker's bands; zero for output channels of others. `dy` has all, or its own."""
-        own = self._summed
+        own = self._channels("weight")
         _, bands = self.ranges(self.rows if self.form.transposed else self.out_rows)
-        dy = dy if dy.shape[1] == len(own) else dy.narrow(1, own.start, len(own))
+        dy = _channels(dy, own)
         parts = [self.form.weight_gradient(x, x_held, dy, dy_held, band, own, shape) for band in bands]
         return _widen(sum_leaves(parts), 1 if self.form.transposed else 0, own, shape)
 
     def bias_gradient(self, dy: Tensor) -> Tensor:
         """The same for the bias, from this worker's rows of the output's gradient."""
-        own = self._summed
+        own = self._channels("bias")
         rows, bands = self.ranges(self.out_rows)
-        dy = dy if dy.shape[1] == len(own) else dy.narrow(1, own.start, len(own))
+        dy = _channels(dy, own)
         sums = [dy.narrow(2, band.start - rows.start, len(band)).sum((0, 2, 3)) for band in bands]
         return _widen(sum_leaves(sums), 0, own, torch.Size([self.outs]))
 
-    @property
-    def _summed(self) -> range:
-        """The output channels whose weights' gradients this worker computes."""
-        return self.own_outs if "weight" in self.by_channel else range(self.outs)
+    def whole_gradients(self, x: Tensor, dy: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor]:
+        """Both, without bands."""
+        outs = self._channels("weight" if self._channels("bias") == self._channels("weight") else "")
+        weight, bias = whole_sums(self.form, x, _channels(dy, outs), outs, shape, True)
+        assert bias is not None
+        return (
+            _widen(weight, 1 if self.form.transposed else 0, outs, shape),
+            _widen(bias, 0, outs, torch.Size([self.outs])),
+        )
+
+    def _channels(self, part: str) -> range:
+        """The output channels for which this worker computes a part."""
+        return self.own_outs if part in self.by_channel else range(self.outs)
 
 
 class _Convolve(torch.autograd.Function):
@@ -155,26 +165,31 @@ class _Convolve(torch.autograd.Function):
         dy = dy if _is_dense(dy) else dy.contiguous()
         is_transposed, grad, weight_grad = cut.form.transposed, None, None
         all_dy = dy  # in all channels, if anything needs them
-        if needs_x or is_transposed or "weight" not in cut.by_channel:
+        if needs_x or is_transposed or not {"weight", "bias"} <= cut.by_channel:
             all_dy = cut.axes.all_channels(dy, cut.made)
         if needs_x or is_transposed:
             far, far_held = cut.fetch(all_dy, cut.out_rows, cut.input_needs)
         if needs_x:
             grad = cut.input_gradient(far, far_held, weight, x.shape[3])
-        near = dy if "weight" in cut.by_channel else all_dy
         if needs_weight:
             own, inner = cut.ranges(cut.rows)[0], common_rows(ctx.need, cut.ranges(cut.rows)[0])
-            rows = _rows(x, own, inner)
-            parts = [part for part in (before, rows, after) if part.shape[2]]
+            parts = [part for part in (before, _rows(x, own, inner), after) if part.shape[2]]
             held = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
-            source = (far, far_held) if is_transposed else (near, cut.ranges(cut.out_rows)[0])
+            if needs_bias and not cut.is_banded:
+                return grad, *cut.whole_gradients(held, all_dy, weight.shape), None
+            source = (far, far_held) if is_transposed else (all_dy, cut.ranges(cut.out_rows)[0])
             weight_grad = cut.weight_gradient(held, ctx.need, *source, weight.shape)
-        return grad, weight_grad, cut.bias_gradient(near) if needs_bias else None, None
+        return grad, weight_grad, cut.bias_gradient(all_dy) if needs_bias else None, None
 
 
 def _rows(x: Tensor, held: range, wanted: range) -> Tensor:
     """Some of the rows that a tensor holds."""
     return x.narrow(2, wanted.start - held.start if wanted else 0, len(wanted))
+
+
+def _channels(dy: Tensor, own: range) -> Tensor:
+    """Some channels of a tensor that has all, or these."""
+    return dy if dy.shape[1] == len(own) else dy.narrow(1, own.start, len(own))
 
 
 def _join(parts: Sequence[Tensor]) -> Tensor:

@@ -87,13 +87,13 @@ class _Multiply(torch.autograd.Function):
         needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
         grad = cut.input_gradient(dy, weight).contiguous() if needs_x else None
         weight_grad = bias_grad = None
+        if needs_bias or "weight" not in cut.by_channel:
+            every = cut.axes.all_channels(dy, cut.made)
         if needs_weight:
-            if "weight" in cut.by_channel:
-                weight_grad = _place(dy.t() @ x, own, weight.shape)
-            else:
-                weight_grad = cut.axes.all_channels(dy, cut.made).t() @ x
-        if needs_bias:
-            bias_grad = _place(dy.sum(0), own, torch.Size([cut.outs]))
+            own_grad = dy.t() @ x if "weight" in cut.by_channel else None
+            weight_grad = every.t() @ x if own_grad is None else _place(own_grad, own, weight.shape)
+        if needs_bias:  # a short sum, whose order may depend on how many there are side by side
+            bias_grad = every.sum(0)
         return grad, weight_grad, bias_grad, None
 
 

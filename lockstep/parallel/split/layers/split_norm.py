@@ -166,7 +166,7 @@ def _sums(x: Tensor, dy: Tensor, mean: Tensor, invstd: Tensor, eps: float) -> Pa
     times = x.shape[1] // len(mean)
     mean, invstd = mean.repeat_interleave(times), invstd.repeat_interleave(times)
     _, scaled, plain = torch.ops.aten.native_batch_norm_backward(
-        dy, x, None, None, None, mean, invstd, True, eps, [False, True, True]
+        dy, x, torch.ones_like(mean), None, None, mean, invstd, True, eps, [False, True, True]
     )
     return scaled, plain
 

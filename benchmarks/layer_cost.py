@@ -1,0 +1,170 @@
+"""What a grid costs one worker, and what rows over workers bring for large images.
+
+python benchmarks/layer_cost.py cost      one worker: seconds a lane with train.bands=4 over those without
+python benchmarks/layer_cost.py share     the part of five models' multiplications that can be cut
+python benchmarks/layer_cost.py large     one 1024 × 1024 image a lane, ResNet-18: memory and speed
+
+All on a CPU with one thread a worker, in turns, medians. Memory is what activations and all else add to a
+process in a step: its peak over what it had before the first step.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from measure import make_parser, make_record
+
+from lockstep.comm.group import Group
+from lockstep.data.loader import Lanes
+from lockstep.kernels.loss import CrossEntropy
+from lockstep.kernels.numerics import prepare_device
+from lockstep.lower.lane_by_lane import LaneByLane
+from lockstep.models.registry import build_model
+from lockstep.parallel.split.axes import Axes
+from lockstep.parallel.split.split_graph import SplitGraph
+from lockstep.parallel.split.split_model import split_model
+from lockstep.spec import Model, Run
+from lockstep.spec.record import write_records
+
+SIZES = {"alexnet": 448, "googlenet": 512, "resnet18": 512, "vgg11": 512}
+LARGE = ["model.name=resnet18", "model.stem=imagenet", "data.size=1024", "data.channels=3", "train.lanes=2"]
+LARGE += ["train.batch=2", "data.num_test=2", "train.epochs=1", "schedule.warmup_epochs=0"]
+STEPS = 5
+WATCH = "LOCKSTEP_WATCHED"  # the folder where each worker writes what it has seen
+
+
+def main() -> None:
+    parser = make_parser(__doc__, None)
+    parser.add_argument("what", choices=["cost", "share", "large"])
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    prepare_device("cpu", 1)
+    records = {"cost": cost, "share": share, "large": large}[options.what](options.rounds)
+    for record in records:
+        print(f"{record.name}: {record.value:.4g} {record.unit} {record.spread} {json.dumps(record.details)}")
+    write_records(
+        options.output or Path(__file__).parent / "results" / f"layer-{options.what}-cpu.json", records
+    )
+
+
+def cost(rounds: int) -> list[Any]:
+    """ResNet-18 at 224 pixels, by images a lane."""
+    records = []
+    for images, limit in ((16, 1.10), (4, 1.20)):
+        x, model = torch.randn(images, 3, 224, 224), _model("resnet18", 224)
+        start = time.perf_counter()
+        graph = split_model(model, Axes(4, 4), x, half=False)
+        probe_s = time.perf_counter() - start
+        lanes, loss = Lanes(x, torch.arange(images) % 10, 1), CrossEntropy()
+        ways = [LaneByLane(model, loss, 0, bf16=False, split=split) for split in (None, graph)]
+        seconds: list[list[float]] = [[], []]
+        for turn in range(rounds + 1):
+            for number, way in enumerate(ways):
+                start = time.perf_counter()
+                list(way.run(lanes, 0))
+                if turn:
+                    seconds[number].append(time.perf_counter() - start)
+        ratios = [grid / plain for plain, grid in zip(*seconds, strict=True)]
+        records.append(
+            make_record(
+                f"ResNet-18 at 224, {images} images a lane, one worker: train.bands=4 over none",
+                ratios,
+                "x",
+                limit=limit,
+                plain_s=statistics.median(seconds[0]),
+                probe_s=round(probe_s, 2),
+                cells=[graph.label(i) for i, way in enumerate(graph.ways) if way.by_band],
+            )
+        )
+    return records
+
+
+def share(rounds: int) -> list[Any]:
+    """By the rules, for one image of a size at which no layer has too few rows."""
+    records = []
+    for name, size in SIZES.items():
+        model, x = _model(name, size).train(), torch.zeros(1, 3, size, size)
+        for axis in ("channel", "spatial"):
+            for workers in (2, 4):
+                groups = {axis: _group(workers)}
+                graph = SplitGraph(model, Axes(4, 4, **groups), x, lambda graph, place, way: way)
+                sizes = {"channel": 1, "spatial": 1, axis: workers}
+                total = sum(sum(way.work.values()) for way in graph.ways)
+                cut = sum(sum(way.work.values()) * way.share(**sizes) for way in graph.ways)
+                records.append(
+                    make_record(
+                        f"{name} at {size}, {axis}={workers}: part of the multiplications that can be cut",
+                        [cut / total],
+                        "of 1",
+                        limit=0.9,
+                    )
+                )
+    return records
+
+
+def large(rounds: int) -> list[Any]:
+    """Plans beside one worker without a grid, and one worker with two threads."""
+    cases: dict[str, list[str]] = {
+        "one worker": [],
+        "one worker, two threads": ["-o", "train.threads=2"],
+        "one worker, train.bands=4": ["-o", "train.bands=4"],
+        "spatial=2": ["-o", "train.bands=4", "--plan", "spatial=2"],
+        "spatial=4": ["-o", "train.bands=4", "--plan", "spatial=4"],
+    }
+    found: dict[str, list[list[dict[str, float]]]] = {name: [] for name in cases}
+    for _ in range(rounds):
+        for name, words in cases.items():
+            found[name].append(_watch(words))
+    plain, records = found["one worker"], []
+    for name, runs in found.items():
+        speed = [
+            one[0]["step_s"] / max(row["step_s"] for row in rows)
+            for one, rows in zip(plain, runs, strict=True)
+        ]
+        memory = [
+            max(row["peak_mb"] for row in rows) / one[0]["peak_mb"]
+            for one, rows in zip(plain, runs, strict=True)
+        ]
+        for what, values in (("images a second", speed), ("memory that a step adds", memory)):
+            records.append(
+                make_record(
+                    f"ResNet-18, one 1024 × 1024 image a lane, {name}: {what} over one worker's",
+                    values,
+                    "x",
+                    step_s=statistics.median(max(row["step_s"] for row in rows) for rows in runs),
+                    peak_mb=statistics.median(max(row["peak_mb"] for row in rows) for rows in runs),
+                )
+            )
+    return records
+
+
+def _watch(words: list[str]) -> list[dict[str, float]]:
+    """Train for some steps; what each worker has seen."""
+    with tempfile.TemporaryDirectory() as folder:
+        keys = [word for key in [*LARGE, f"data.num_train={2 * STEPS}"] for word in ("-o", key)]
+        words = [*keys, *words, "--runs-dir", folder, "--name", "run", "--device", "cpu", "--quiet"]
+        command = [sys.executable, __file__.replace("layer_cost", "watched_train"), "train", "shapes", *words]
+        subprocess.run(command, check=True, env={**os.environ, WATCH: folder}, stdout=subprocess.DEVNULL)
+        return [json.loads(path.read_text()) for path in sorted(Path(folder).glob("worker-*.json"))]
+
+
+def _model(name: str, size: int) -> torch.nn.Module:
+    return build_model(Run(model=Model(name=name)), (3, size, size), 10)
+
+
+def _group(size: int) -> Group:
+    """Workers that only count: nothing is sent to choose the ways of layers."""
+    return Group(0, size, host=object())  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Layers over workers: every model and plan, and the hashes it gives: those of one worker, or it fails.
+
+python benchmarks/layer_plans.py --cores 16
+
+Six models with train.bands=4 and train.slices=4, so that one worker follows the same grid, under plans of 2
+to 16 workers over channels, rows, data, pipeline and shares. 20 steps each on a CPU over gloo, with batch
+norm, dropout, averaged weights and clipping. With `--device cuda` the workers share one GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from measure import make_parser, make_record
+from plan_matrix import HASHES, Cores
+
+from lockstep.spec.plan import read_plan
+from lockstep.spec.record import write_records
+
+COMMON = ["train.bands=4", "train.slices=4", "train.lanes=4", "train.batch=8", "train.epochs=1"]
+COMMON += ["data.num_test=21", "train.ema=0.9", "train.clip=1.0", "data.augment=flip,crop"]
+COMMON += ["schedule.warmup_epochs=0", "data.channels=3", "kernels.set=stock"]
+MODELS = {
+    "alexnet": ["model.name=alexnet", "data.size=127", "optimizer.name=adam", "optimizer.lr=0.0003"],
+    "googlenet": ["model.name=googlenet", "data.size=64"],
+    "resnet18, small stem": ["model.name=resnet18", "data.size=32", "model.stem=cifar"],
+    "resnet18, large stem": ["model.name=resnet18", "data.size=96", "model.stem=imagenet"],
+    "vgg11": ["model.name=vgg11", "data.size=64"],
+    "u-shaped": [],
+}
+U_SHAPED = Path(__file__).resolve().parents[1] / "tests" / "parallel" / "u_shaped.py"
+PLANS = [f"{axis}={n}" for axis in ("channel", "spatial") for n in (2, 3, 4)]
+PLANS += ["channel=2,spatial=2", "data=2,channel=2", "data=2,spatial=2", "data=3,spatial=2"]
+PLANS += ["pipeline=2,channel=2", "pipeline=2,spatial=2", "pipeline=2,spatial=2,schedule=gpipe"]
+PLANS += [
+    f"data=2,{axis}=2,shard={kind}"
+    for axis in ("channel", "spatial")
+    for kind in ("optimizer", "gradients", "parameters")
+]
+PLANS += ["data=2,pipeline=2,spatial=2", "pipeline=2,channel=2,spatial=2"]
+PLANS += ["data=2,pipeline=2,channel=2,spatial=2,shard=optimizer"]
+
+
+def main() -> None:
+    parser = make_parser(__doc__, "layer-plans-cpu.json")
+    parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--models", nargs="+", default=list(MODELS))
+    parser.add_argument("--plans", nargs="+", default=PLANS)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--keys", nargs="*", default=[], help="more keys of the run")
+    parser.add_argument("--device", default="cpu")
+    options = parser.parse_args()
+    cores = Cores(max(options.cores, *(_workers(plan) for plan in options.plans)))
+    records = []
+    for model in options.models:
+        every = ["data=1", *options.plans]
+        with ThreadPoolExecutor(options.cores) as pool:
+            rows = list(pool.map(lambda plan, model=model: train(model, plan, cores, options), every))
+        alone, found = rows[0], dict(zip(options.plans, rows[1:], strict=True))
+        differ = {plan: row for plan, row in found.items() if row != alone}
+        print(f"{model}: {len(found) - len(differ)} of {len(found)} plans as one worker {differ}", flush=True)
+        records.append(
+            make_record(
+                f"{model}: plans that give other bits than one worker, after {options.steps} steps",
+                [float(len(differ))],
+                "plans",
+                plans=options.plans,
+                differ=list(differ),
+                one_worker=alone,
+            )
+        )
+        write_records(options.output, records)
+    sys.exit(1 if any(record.value for record in records) else 0)
+
+
+def train(model: str, plan: str, cores: Cores, options: Any) -> list[Any]:
+    """The hashes of a run under a plan; an error in their place."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, str(U_SHAPED), plan, str(80 * options.steps // 9 + 1), folder]
+        if MODELS[model]:
+            keys = [*COMMON, *MODELS[model], f"data.num_train={8 * options.steps}", *options.keys]
+            words = [word for key in keys for word in ("-o", key)]
+            words += ["--runs-dir", folder, "--name", "run", "--device", options.device, "--quiet"]
+            command = [sys.executable, "-m", "lockstep", "train", "shapes", *words, "--plan", plan]
+        try:
+            cores.run(_workers(plan), command, {**os.environ})
+        except subprocess.CalledProcessError as error:
+            return [f"exit code {error.returncode}"]
+        summary = json.loads((Path(folder) / "run" / "summary.json").read_text())
+    assert summary["steps"] == options.steps, summary["steps"]
+    return [summary.get(key) for key in HASHES]
+
+
+def _workers(plan: str) -> int:
+    found = read_plan(plan)
+    return found.workers or found.least
+
+
+if __name__ == "__main__":
+    main()

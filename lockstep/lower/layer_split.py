@@ -1,0 +1,22 @@
+"""What a lane needs of a model whose layers are over several workers, or summed in a grid."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+class LayerSplit(Protocol):
+    """Such a model; `parallel/split` has it."""
+
+    def forward(self, images: Tensor) -> Any:
+        """What the model returns, whole."""
+
+    def finish(self, grads: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A lane's gradients, whole."""
+
+    def places(self, name: str, pixels: bool, device: torch.device) -> Tensor | None:
+        """The places of a dropout layer's pixels here, or of its channels; None if it has all of them."""

@@ -1,0 +1,46 @@
+"""The grid of a run (train.bands, train.slices), which its sums follow, and its numerics fingerprint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from lockstep.data import Store
+from lockstep.errors import ModelError
+from lockstep.kernels.loss import Loss
+from lockstep.lower.fixed_lane import fixed_images
+from lockstep.lower.program import DeviceLowering
+from lockstep.parallel.split.axes import Axes
+from lockstep.parallel.split.split_graph import SplitGraph
+from lockstep.parallel.split.split_model import grid_facts, split_model
+from lockstep.spec import Run
+from lockstep.train.lane_fingerprint import fingerprint_lane
+
+
+def find_numerics(
+    run: Run,
+    model: nn.Module,
+    loss: Loss,
+    store: Store,
+    lowering: DeviceLowering | None,
+    *,
+    is_own: bool,
+    in_stages: bool,
+) -> tuple[SplitGraph | None, dict[str, Any]]:
+    """The model with its sums in the grid, by one worker, if the run has one; and the run's fingerprint.
+
+    See `fingerprint_lane`; where sums follow a grid, layers are computed one at a time instead of a lane.
+    """
+    train = run.train
+    if train.bands == train.slices == 1:
+        lane = fingerprint_lane(run, model, loss, store, lowering, is_own=is_own, in_stages=in_stages)
+        return None, {"lane": lane}
+    if lowering:
+        raise ModelError(
+            f"train.bands={train.bands}, train.slices={train.slices}: {lowering.program.kernels} kernels "
+            "have no such grid: use kernels.set=stock, which is another run"
+        )
+    images, half = fixed_images(run, store.shape, next(model.parameters()).device), train.precision == "bf16"
+    grid = split_model(model, Axes(train.bands, train.slices), images, half)
+    return grid, grid_facts(grid, half)
