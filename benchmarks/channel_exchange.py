@@ -23,7 +23,7 @@ from lockstep.comm.reducer import BUCKET_MB, Reducer
 from lockstep.comm.transport import TorchTransport
 from lockstep.comm.tree import worker_lanes
 from lockstep.models.alexnet import AlexNet
-from lockstep.parallel.mix.lane_round import Form, LaneRound
+from lockstep.parallel.mix.lane_round import LaneForm, LaneRound
 from lockstep.parallel.mix.layer_pattern import find_layers
 from lockstep.parallel.mix.mixed_linear import MixedLinear
 from lockstep.parallel.mix.row_cut import RowCut
@@ -80,7 +80,7 @@ def make_exchange(group: Group, mixed: bool) -> Callable[[], None]:
     for name, module in linear.items():
         cut = SilentCut(module.in_features, module.out_features, WORKERS, WORKERS, group.rank)
         layers.append(MixedLinear(name, nn.Linear(1, 1, bias=False), cut, rounds, None))
-        layers[-1].form = Form(SAMPLES, torch.float32, torch.device("cpu"))
+        layers[-1].form = LaneForm(SAMPLES, torch.float32, torch.device("cpu"))
         layers[-1].rows = lambda: torch.empty(0)
     given = {layer.name: torch.zeros(SAMPLES, max(layer.cut.ins, layer.cut.outs)) for layer in layers}
 

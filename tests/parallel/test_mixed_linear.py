@@ -8,7 +8,7 @@ from world import in_threads
 from lockstep.comm.group import Group
 from lockstep.comm.tree import LaneTree, worker_lanes
 from lockstep.errors import ModelError
-from lockstep.parallel.mix.lane_round import Form, LaneRound
+from lockstep.parallel.mix.lane_round import LaneForm, LaneRound
 from lockstep.parallel.mix.layer_pattern import find_layers
 from lockstep.parallel.mix.mix import Mix
 from lockstep.parallel.mix.mixed_linear import MixedLinear
@@ -74,7 +74,7 @@ def test_a_layer_over_workers_has_the_bits_of_one_worker(workers):
         shared = RowSharedModel(model, {"0.weight": cut}, group)
         layer = MixedLinear("0", model[0], cut, rounds, None)
         layer.form, layer.rows = (
-            Form(SAMPLES, torch.float32, torch.device("cpu")),
+            LaneForm(SAMPLES, torch.float32, torch.device("cpu")),
             lambda: shared.rows("0.weight"),
         )
         own = worker_lanes(LANES, workers, group.rank)

@@ -14,20 +14,13 @@ from torch import Tensor
 
 from lockstep.comm.group import Group
 from lockstep.comm.tree import worker_lanes
+from lockstep.parallel.split.axes import Traffic
 
 _ALIGN = 64  # bytes: where a tensor of its own begins, since kernels may choose other algorithms elsewhere
 
 
-@dataclass
-class Traffic:
-    """What was sent, and the time that it took, waiting for others included."""
-
-    num_bytes: int = 0
-    seconds: float = 0.0
-
-
 @dataclass(frozen=True)
-class Form:
+class LaneForm:
     """A lane at a layer: so many samples of a type."""
 
     samples: int

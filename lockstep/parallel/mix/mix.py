@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lockstep.comm.group import Group
 from lockstep.errors import ModelError
-from lockstep.parallel.mix.lane_round import Form, LaneRound
+from lockstep.parallel.mix.lane_round import LaneForm, LaneRound
 from lockstep.parallel.mix.layer_pattern import find_layers
 from lockstep.parallel.mix.mixed_linear import MixedLinear
 from lockstep.parallel.mix.row_block import RowSharedModel
@@ -48,7 +48,7 @@ class Mix:
             shape = grid.shapes[grid.inputs(place)[0].name]
             wrong += [name] if _differs(cut, shape, module, half) else []
             layer = MixedLinear(name, module, cut, self.rounds, wire)
-            layer.form = Form(shape[0], half or module.weight.dtype, module.weight.device)
+            layer.form = LaneForm(shape[0], half or module.weight.dtype, module.weight.device)
             layer.needs_input = any(_is_trained(grid, before) for before in range(place))
             self.layers[grid.own_name(place, "weight")] = layer
             self.graph.ways[place] = _way(layer, grid.inputs(place)[0].name)

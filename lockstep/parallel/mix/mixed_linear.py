@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.comm.tree import LaneTree
-from lockstep.parallel.mix.lane_round import Form, LaneRound, Traffic
+from lockstep.parallel.mix.lane_round import LaneForm, LaneRound
 from lockstep.parallel.mix.row_cut import RowCut
+from lockstep.parallel.split.axes import Traffic
 
 
 class MixedLinear:
@@ -31,7 +32,7 @@ class MixedLinear:
     ) -> None:
         self.name, self.module, self.cut, self._rounds = name, module, cut, rounds
         self._wire = wire if module.weight.dtype == torch.float32 else None
-        self.form: Form | None = None  # of a lane's inputs
+        self.form: LaneForm | None = None  # of a lane's inputs
         self.needs_input = True  # whether something before the layer is trained
         self.rows: Callable[[], Tensor] | None = None  # [own, ins], once the state has begun
         self.traffic = Traffic()
@@ -75,7 +76,7 @@ class MixedLinear:
         """The outputs of this worker's lane, if it has one in this round; a collective."""
         rounds, cut = self._rounds, self.cut
         assert self.form
-        form = self.form = self.form if x is None else Form(len(x), x.dtype, x.device)
+        form = self.form = self.form if x is None else LaneForm(len(x), x.dtype, x.device)
         self._lanes = rounds.exchange(
             self.traffic,
             {} if x is None else dict.fromkeys(range(cut.workers), x),
@@ -110,7 +111,7 @@ class MixedLinear:
         )
         return None if dy is None else cut.add_up([partials[worker] for worker in range(cut.workers)])
 
-    def _own(self, form: Form) -> tuple[Tensor, Tensor | None]:
+    def _own(self, form: LaneForm) -> tuple[Tensor, Tensor | None]:
         """This worker's rows of weight and bias, as kernels take them."""
         assert self.rows
         own, bias = self.cut.own, self.module.bias
