@@ -107,7 +107,7 @@ def test_a_layer_whose_kernels_give_other_bits_in_parts_is_refused(monkeypatch):
     plan, train = Plan(data=2, layers=("1",)), Train(lanes=2, batch=4)
     assert [layer.name for layer in Mix(grid, plan, train, Group()).layers.values()] == ["1"]
     monkeypatch.setattr("lockstep.parallel.mix.mix._differs", lambda *given: True)
-    with pytest.raises(ModelError, match="other bits for some outputs of '1' than for all of them"):
+    with pytest.raises(ModelError, match="other bits for some outputs of '1' than for all"):
         Mix(grid, plan, train, Group())
 
 
@@ -130,6 +130,8 @@ def test_patterns_name_fully_connected_layers():
     assert find_layers(model, ["hidden1"]) == ["hidden1.0"]
     assert find_layers(model, ["hidden*"]) == ["hidden1.0", "hidden2.0"]
     assert find_layers(model, ["head:data", "*"]) == ["hidden1.0", "hidden2.0"]
+    with pytest.raises(ModelError, match="leaves all layers whole"):
+        find_layers(model, ["*:data"])
     for pattern, text in (("front", "fits no fully connected layer"), ("tail", "fits no layer")):
         with pytest.raises(ModelError, match=text):
             find_layers(model, ["head", pattern])

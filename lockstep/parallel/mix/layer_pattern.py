@@ -27,7 +27,10 @@ def find_layers(model: nn.Module, patterns: Sequence[str]) -> list[str]:
             f"model has: {others}"
         )
     firsts = [(name, [p for p in patterns if _fits(p.removesuffix(DATA), name)][:1]) for name in linear]
-    return [name for name, first in firsts if first and not first[0].endswith(DATA)]
+    found = [name for name, first in firsts if first and not first[0].endswith(DATA)]
+    if not found:
+        raise ModelError(f"plan.layers={'/'.join(patterns)} leaves all layers whole: leave layers out")
+    return found
 
 
 def _fits(pattern: str, name: str) -> bool:

@@ -52,12 +52,10 @@ class Mix:
             layer.needs_input = any(_is_trained(grid, before) for before in range(place))
             self.layers[grid.own_name(place, "weight")] = layer
             self.graph.ways[place] = _way(layer, grid.inputs(place)[0].name)
-        found = {
-            name for text in group.all_gather_bytes(json.dumps(wrong).encode()) for name in json.loads(text)
-        }
-        for name in sorted(found):
+        told = group.all_gather_bytes(json.dumps(wrong).encode())
+        if everywhere := [name for text in told for name in json.loads(text)]:
             raise ModelError(
-                f"--plan {plan}: kernels give other bits for some outputs of '{name}' than for all of them: "
+                f"--plan {plan}: kernels give other bits for some outputs of '{everywhere[0]}' than for all: "
                 "leave it out of layers"
             )
 
