@@ -160,7 +160,7 @@ def _become(
     if "OMP_NUM_THREADS" in env:
         torch.set_num_threads(int(env["OMP_NUM_THREADS"]))  # the server has read its own
     if not draws:
-        listeners.draw_curves = listeners.draw_timeline = lambda directory: None
+        listeners.draw_curves = listeners.draw_timeline = listeners.draw_layers = lambda directory: None
     if launches:
         _standby(command, cwd)
     kind, *rest = words

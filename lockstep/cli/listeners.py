@@ -10,9 +10,10 @@ from pathlib import Path
 from types import TracebackType
 
 from lockstep.cli.launch import note_rank
-from lockstep.cli.progress import Progress, tell_warnings
+from lockstep.cli.watch.progress import Progress, tell_warnings
 from lockstep.elastic.worker_groups import WorkerGroups
 from lockstep.errors import GroupLost, LockstepError
+from lockstep.report.layer_bars import draw_layers
 from lockstep.report.plot import draw_curves
 from lockstep.report.timeline import draw_timeline
 from lockstep.runs.event import EpochDone, Event, Finished, Listener, Started
@@ -65,7 +66,7 @@ class _Watch:
             os.dup2(launch.world.stdout_fd, 1)  # the launcher's stdout is for worker 0 only
         self._listeners.append(stack.enter_context(_Curves()))
         if launch.tensorboard:
-            from lockstep.cli.tensorboard import TensorBoard
+            from lockstep.cli.watch.tensorboard import TensorBoard
 
             self._listeners.append(stack.enter_context(TensorBoard()))
         self._listeners.append(self._on_event or self._find_teller())
@@ -112,6 +113,7 @@ class _Curves:
             if self._directory:
                 draw_curves(self._directory)
                 draw_timeline(self._directory)
+                draw_layers(self._directory)
         except (OSError, ValueError, KeyError, TypeError) as error:
             print(f"lockstep: curves.png not drawn: {error}", file=sys.stderr)
 

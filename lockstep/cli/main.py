@@ -12,7 +12,7 @@ from lockstep import __version__
 from lockstep.errors import LockstepError
 from lockstep.spec.launch import check_system
 
-VERBS = ("train", "launch", "eval", "predict", "export", "verify", "data", "doctor", "bench")
+VERBS = ("train", "launch", "eval", "predict", "export", "verify", "layers", "data", "doctor", "bench")
 _DESCRIPTION = """\
 Train convolutional networks to the same bits: by any number of workers, killed and resumed.
 
@@ -23,6 +23,7 @@ Train convolutional networks to the same bits: by any number of workers, killed 
   lockstep train fashion --resume auto    go on where it stopped, to the same bits
   lockstep launch --workers 4 script.py   a loop of your own, with lockstep.lanes in it
   lockstep verify fashion fashion-2       are two runs the same, bit for bit?
+  lockstep layers --plan channel=2        how a plan deals layers to workers
   lockstep eval fashion                   lockstep predict fashion photo.png
 """
 

@@ -88,7 +88,7 @@ def add_parser(verbs: Verbs) -> None:
 def run_train(options: argparse.Namespace) -> int:
     """Resolve the Run, then train it."""
     if options.tensorboard:
-        from lockstep.cli.tensorboard import check_tensorboard
+        from lockstep.cli.watch.tensorboard import check_tensorboard
 
         check_tensorboard()
     plan, *fallbacks = read_plans([options.plan, *options.fallbacks], options.replicas)

@@ -35,6 +35,13 @@ def check_layers(plan: Plan, flag: str, run: Run) -> None:
             f"bands: set train.bands={bands}, which is part of the identity"
         )
     check_slices(plan, plan.data, run, flag)
+    if 1 < run.train.slices < plan.channel:
+        slices = 1 << (plan.channel - 1).bit_length()
+        raise SpecError(
+            f"{flag} {plan}: outputs over {plan.channel} workers, and the grid of their sums has "
+            f"train.slices={run.train.slices}: set train.slices={slices}, or 1 for no such grid; "
+            "either is another run"
+        )
     if (plan.splits_layers or plan.layers) and run.train.sync_norm:
         raise SpecError(
             f"{flag} {plan}: train.sync_norm=true needs all of a layer at once: use train.sync_norm=false, "

@@ -24,6 +24,7 @@ from lockstep.parallel.pipelined_stock import PipelinedStock
 from lockstep.parallel.shard.gathered_model import GatheredModel
 from lockstep.parallel.shard.sharded_model import ShardedModel, blocks_by_size
 from lockstep.parallel.split.axes import Axes
+from lockstep.parallel.split.layer_report import tell_layers
 from lockstep.parallel.split.split_graph import SplitGraph
 from lockstep.parallel.split.split_model import split_model
 from lockstep.parallel.stage_link import StageLink
@@ -118,19 +119,19 @@ class Dealt:
 
     @property
     def told(self) -> list[str]:
-        """What each stage has, and how large the shares are: lines for people."""
-        stages = self.pipeline.told if self.pipeline and self.plan.pipeline > 1 else []
-        if self.mix:
-            return self.mix.told
-        if not self.sharded:
-            return stages
+        """What each stage has, what of the layers is cut, how large the shares are: lines for people."""
+        found = self.pipeline.told if self.pipeline and self.plan.pipeline > 1 else []
+        found = [*found, tell_layers(self.split)] if self.split else found
+        found = [*found, *self.mix.told] if self.mix else found
+        if not self.sharded or self.mix:
+            return found
         share, count = self.sharded.share, self.mesh.shard.size // self.plan.replicas
         whole = sum(block.length for block in share.blocks)
         own = sum(len(flat) for flat in share.flats)
         kept = {"optimizer": "the optimizer's state", "gradients": "gradients and the optimizer's state"}
         what = kept.get(self.plan.shard, "values, gradients and the optimizer's state")
         line = f"of {whole / 1e6:.2f} M parameters worker 0 keeps {what} for {own / 1e6:.2f} M"
-        return [*stages, f"{line}: one of {count} shares"]
+        return [*found, f"{line}: one of {count} shares"]
 
     def averaged(self, state: TrainState) -> AbstractContextManager[None]:
         """The model with its averaged weights, if the run keeps them."""

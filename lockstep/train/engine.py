@@ -16,6 +16,7 @@ from lockstep.comm.tree import worker_lanes
 from lockstep.data.loader import Lanes, TrainLoader
 from lockstep.parallel.mix.mixed_lanes import MixedLanes
 from lockstep.parallel.pipelined_lanes import PipelinedLanes
+from lockstep.parallel.split.layer_report import measured_rows, summarize_layers
 from lockstep.runs.train_state import TrainState
 from lockstep.spec import Launch
 from lockstep.train.audit import Audit
@@ -32,7 +33,7 @@ class Engine:
     def __init__(self, dealt: Dealt, state: TrainState, launch: Launch) -> None:
         setup, group = dealt.setup, dealt.mesh.data
         self._setup, self._state, self._launch, self._group = setup, state, launch, group
-        self._world, self._needs = dealt.mesh.world, dealt.needs
+        self._world, self._needs, self._split = dealt.mesh.world, dealt.needs, dealt.split
         self._loader = self._make_loader(worker_lanes(setup.run.train.lanes, group.size, group.rank))
         self._lowered = dealt.lower(lambda: next(self._loader.epoch(0)))
         self._step = Step(
@@ -87,7 +88,12 @@ class Engine:
         return next((n for n in range(first, steps) if audit and audit.is_due(offset + n)), steps)
 
     def _through_host(self, lanes: Lanes, requests: Requests) -> StepResult:
+        clock = self._split.axes.clock if self._split else None
+        if clock:
+            clock.begin_step()
         result = self._step(lanes, *requests())
+        if clock:
+            clock.end_step()
         if self._world.size == 1 and requests()[0]:  # requested during the step, so stop now
             result = replace(result, stop=True)
         return result
@@ -99,7 +105,15 @@ class Engine:
         mine = json.dumps(self._lowered.report(self._setup.device)).encode()
         return [json.loads(row) for row in self._world.all_gather_bytes(mine)]
 
-    def layers(self) -> list[dict[str, Any]]:
+    def layers(self) -> dict[str, Any]:
+        """What layers over several workers computed and exchanged; empty without them. A collective."""
+        if not self._split:
+            return {}
+        mine = json.dumps(measured_rows(self._split)).encode()
+        found = [json.loads(row) for row in self._world.all_gather_bytes(mine)]
+        return summarize_layers(self._split, found)
+
+    def by_channel(self) -> list[dict[str, Any]]:
         """What the workers sent for each layer that is split by name; empty without such. A collective."""
         if not isinstance(self._lowered, MixedLanes):
             return []

@@ -187,11 +187,12 @@ class Loop:
         return {name: value for name, value in tested.items() if value not in (None, {})}
 
     def _tell_plan(self, engine: Engine) -> dict[str, Any]:
-        """The plan, if it splits the model, how its stages spent their time, what its layers sent."""
+        """The plan, if it splits the model, and how stages and layers spent their time."""
         plan, stages, layers = self._dealt.plan, engine.stages(), engine.layers()
         told: dict[str, Any] = {"plan": str(plan)} if plan.splits else {}
-        told |= {"layers": layers} if layers else {}
-        return {**told, "stages": stages} if plan.pipeline > 1 else told
+        told |= {"stages": stages} if plan.pipeline > 1 else {}
+        told |= {"by_channel": found} if (found := engine.by_channel()) else {}
+        return {**told, "layers": layers} if layers else told
 
     def _is_unsaved(self) -> bool:
         """Whether there is no checkpoint of the present step; the same on every worker."""

@@ -51,7 +51,7 @@ def reference(by_one_worker):
 def test_layers_over_workers_give_the_bits_of_one_worker(overrides, plan, reference, tmp_path):
     run(tmp_path, "--plan", plan, overrides=overrides)
     assert hashes(tmp_path / "run") == reference(overrides)
-    for layer in summary(tmp_path / "run")["layers"]:
+    for layer in summary(tmp_path / "run")["by_channel"]:
         assert len(layer["sent_mb"]) == int(plan[5]) and max(layer["sent_mb"]) > 0
 
 

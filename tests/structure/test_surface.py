@@ -21,6 +21,7 @@ FLAGS = {
     "predict": "RUN IMAGE --backend --checkpoint --device --json --plan --runs-dir --workers",
     "export": "RUN --checkpoint --format --output --runs-dir",
     "verify": "RUN_A RUN_B --json --runs-dir",
+    "layers": "RECIPE --config --override --plan -c -o",
     "data get": "NAME --dir --mirror",
     "data info": "NAME --dir --json --override -o",
     "data check": "NAME --dir --json --override -o",

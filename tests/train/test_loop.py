@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import lockstep
-from lockstep.cli.progress import Progress
+from lockstep.cli.watch.progress import Progress
 from lockstep.data import open_data
 from lockstep.errors import DataError, IdentityError, Interrupted, ModelError, NumericsError, OutOfMemory
 from lockstep.kernels.numerics import plain_torch

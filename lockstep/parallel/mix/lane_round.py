@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lockstep.comm.group import Group
 from lockstep.comm.tree import worker_lanes
-from lockstep.parallel.split.axes import Traffic
+from lockstep.parallel.split.layer_clock import Traffic
 
 _ALIGN = 64  # bytes: where a tensor of its own begins, since kernels may choose other algorithms elsewhere
 

@@ -23,7 +23,7 @@ from lockstep.parallel.mix.row_cut import RowCut
 from lockstep.parallel.model_graph import Values
 from lockstep.parallel.split.axes import Axes
 from lockstep.parallel.split.layers.split_linear import LinearCut
-from lockstep.parallel.split.probe import uneven_values
+from lockstep.parallel.split.probe import num_draws, uneven_values
 from lockstep.parallel.split.split_graph import SplitGraph
 from lockstep.parallel.split.spread import WHOLE
 from lockstep.parallel.split.way import Way
@@ -142,16 +142,25 @@ def _find_call(grid: SplitGraph, name: str) -> tuple[int, nn.Linear]:
     return places[0], module
 
 
-@torch.enable_grad()
 def _differs(cut: RowCut, shape: torch.Size, module: nn.Linear, half: torch.dtype | None) -> bool:
     """Whether this worker's part, on fixed values, has other bits than that part of one worker's."""
+    draws = range(num_draws(torch.Size([shape[0], cut.outs])))
+    return any(_differs_once(cut, shape, module, half, draw) for draw in draws)
+
+
+@torch.enable_grad()
+def _differs_once(
+    cut: RowCut, shape: torch.Size, module: nn.Linear, half: torch.dtype | None, draw: int
+) -> bool:
     like = module.weight.detach()
-    x = uneven_values("x", like.new_empty(shape)).to(half or like.dtype)
-    weight = uneven_values("weight", like).to(x.dtype)
-    bias = uneven_values("bias", like.new_empty(cut.outs)).to(x.dtype) if module.bias is not None else None
+    x = uneven_values(f"x{draw}", like.new_empty(shape)).to(half or like.dtype)
+    weight = uneven_values(f"weight{draw}", like).to(x.dtype)
+    bias = None
+    if module.bias is not None:
+        bias = uneven_values(f"bias{draw}", like.new_empty(cut.outs)).to(x.dtype)
     given = x.requires_grad_(), weight.requires_grad_()
     y = LinearCut(Axes(slices=cut.slices), WHOLE, WHOLE, cut.ins, cut.outs)(*given, bias)
-    dy = uneven_values("dy", y.detach().float()).to(x.dtype)
+    dy = uneven_values(f"dy{draw}", y.detach().float()).to(x.dtype)
     grad = torch.autograd.grad(y, weight, dy)[0]
     rows = slice(cut.own.start, cut.own.stop)
     with torch.no_grad():

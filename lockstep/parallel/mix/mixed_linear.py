@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lockstep.comm.tree import LaneTree
 from lockstep.parallel.mix.lane_round import LaneForm, LaneRound
 from lockstep.parallel.mix.row_cut import RowCut
-from lockstep.parallel.split.axes import Traffic
+from lockstep.parallel.split.layer_clock import Traffic
 
 
 class MixedLinear:

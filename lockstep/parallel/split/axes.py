@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from lockstep.comm.group import Group
 from lockstep.comm.tree import LaneTree
+from lockstep.parallel.split.layer_clock import LayerClock
 from lockstep.parallel.split.layers.row_buffer import empty_as
 from lockstep.parallel.split.layers.window import common_rows
 from lockstep.parallel.split.spread import Ranges, Spread, count, deal_subtrees, even_ranges
 
 CHANNEL, SPATIAL = "channel", "spatial"
-
-
-@dataclass
-class Traffic:
-    """What a layer has sent along an axis, and the time it took."""
-
-    num_bytes: int = 0
-    seconds: float = 0.0
 
 
 @dataclass
@@ -35,8 +28,8 @@ class Axes:
     slices: int = 1
     channel: Group = field(default_factory=Group)
     spatial: Group = field(default_factory=Group)
-    layer: str = ""  # whose exchanges are counted now
-    traffic: dict[tuple[str, str], Traffic] = field(default_factory=lambda: defaultdict(Traffic))
+    layer: str = ""  # whose exchanges these are; every call has axes of its own
+    clock: LayerClock = field(default_factory=LayerClock)  # shared by all of them
 
     def __post_init__(self) -> None:
         self.bands_of_all = deal_subtrees(self.bands, self.spatial.size)
@@ -44,6 +37,22 @@ class Axes:
     def group(self, axis: str) -> Group:
         """The workers along an axis."""
         return self.channel if axis == CHANNEL else self.spatial
+
+    @classmethod
+    def planned(cls, bands: int, slices: int, channel: int, spatial: int) -> Axes:
+        """So many workers, none of whom is there: enough to choose how layers are dealt out."""
+        over_channels, over_rows = Group(), Group()
+        over_channels.size, over_rows.size = channel, spatial
+        return cls(bands, slices, over_channels, over_rows)
+
+    def of_layer(self, layer: str) -> Axes:
+        """The same workers, for the exchanges of one layer."""
+        return replace(self, layer=layer)
+
+    @property
+    def is_one_worker(self) -> bool:
+        """Whether nobody shares the lane."""
+        return self.channel.size == self.spatial.size == 1
 
     def alone(self) -> Axes:
         """The same grid with one worker."""
@@ -124,15 +133,16 @@ class Axes:
         sent = [_shared(own, want[peer]) if peer != group.rank else [] for peer in range(group.size)]
         received = [_shared(have[peer], wanted) if peer != group.rank else [] for peer in range(group.size)]
         pieces = [tensor.narrow(dim, at, n).reshape(-1) for found in sent for at, _, n in found]
-        row = tensor.numel() // tensor.shape[dim] if tensor.shape[dim] else 0
+        shape = list(tensor.shape)
+        row = math.prod(shape[:dim] + shape[dim + 1 :])
         counts = [[row * sum(n for *_, n in found) for found in every] for every in (received, sent)]
         start = time.perf_counter()
         arrived = tensor.new_empty(sum(counts[0]))
         leaving = torch.cat(pieces) if pieces else tensor.new_empty(0)
-        if group.size > 1:
+        pairs = [(one, other) for one in range(group.size) for other in range(group.size) if one != other]
+        if any(_shared(have[one], want[other]) for one, other in pairs):  # the same on every worker
             group.all_to_all(arrived, leaving, *counts)
-        self._note(axis, leaving.numel() * leaving.element_size(), start)
-        shape = list(tensor.shape)
+            self._note(axis, leaving.numel() * leaving.element_size(), start)
         shape[dim] = count(wanted)
         output = empty_as(tuple(shape), tensor)
         for at, to, n in _shared(own, wanted):
@@ -182,9 +192,7 @@ class Axes:
         return tree.root()[1][0]
 
     def _note(self, axis: str, num_bytes: int, start: float) -> None:
-        seen = self.traffic[axis, self.layer]
-        seen.num_bytes += num_bytes
-        seen.seconds += time.perf_counter() - start
+        self.clock.sent(axis, self.layer, num_bytes, start)
 
 
 def take(tensor: Tensor, dim: int, ranges: Sequence[range]) -> Tensor:

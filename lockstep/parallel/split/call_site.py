@@ -24,13 +24,13 @@ class LayeredGraph(Protocol):
     calls: list[fx.Node]
     shapes: dict[Key, Size]
     spreads: dict[Key, Spread]
+    layers: list[str]  # names of the calls, for people
 
     def inputs(self, place: int) -> list[fx.Node]: ...
     def module(self, place: int) -> nn.Module | None: ...
     def parameter(self, place: int, name: str, values: Values) -> Tensor | None: ...
     def own_name(self, place: int, name: str) -> str: ...
     def call_whole(self, place: int, values: Values) -> Any: ...
-    def to_whole(self, key: Key, value: Any) -> Any: ...
 
 
 @dataclass
@@ -43,7 +43,7 @@ class CallSite:
     def __post_init__(self) -> None:
         self.node: fx.Node = self.graph.calls[self.place]
         self.module: nn.Module | None = self.graph.module(self.place)
-        self.axes: Axes = self.graph.axes
+        self.axes: Axes = self.graph.axes.of_layer(self.graph.layers[self.place])
         self.keys: list[Key] = [node.name for node in self.graph.inputs(self.place)]
         self.given: list[Spread] = [self.graph.spreads[key] for key in self.keys]
         self.shapes: list[Size] = [self.graph.shapes[key] for key in self.keys]
@@ -58,10 +58,12 @@ class CallSite:
         self, rule: str, work: dict[str, float] | None = None, compute: Callable[[Values], Any] | None = None
     ) -> Way:
         """Every worker computes the call from whole values, as the model has it or as one worker would."""
-        graph, inner = self.graph, compute or self.stock
+        inner = compute or self.stock
 
         def run(values: Values) -> Any:
-            return inner({**values, **{key: graph.to_whole(key, values[key]) for key in self.keys}})
+            pairs = zip(self.keys, self.given, strict=True)
+            found = {key: to_whole(values[key], self.axes, spread) for key, spread in pairs}
+            return inner({**values, **found})
 
         return Way(rule, inner if self.is_whole else run, work=work or {})
 

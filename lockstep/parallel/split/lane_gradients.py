@@ -15,6 +15,8 @@ from torch import Tensor
 from lockstep.parallel.split.axes import CHANNEL, SPATIAL, Axes
 from lockstep.parallel.split.spread import Ranges
 
+GRADIENTS = "gradients"  # in the place of a layer
+
 
 @dataclass(frozen=True)
 class GradientPart:
@@ -29,7 +31,7 @@ def make_whole(
     axes: Axes, grads: Mapping[str, Tensor], parts: Mapping[str, GradientPart]
 ) -> dict[str, Tensor]:
     """The gradients of these parameters, whole on every worker; a collective along both axes."""
-    axes.layer = "gradients"
+    axes = axes.of_layer(GRADIENTS)
     own = {name: _own(axes, grads[name], part) for name, part in parts.items()}
     sums = [name for name, part in parts.items() if part.is_sum]
     if sums and axes.spatial.size > 1:

@@ -23,6 +23,8 @@ from lockstep.parallel.split.layers.split_conv import ConvCut
 from lockstep.parallel.split.split_graph import SplitGraph
 from lockstep.parallel.split.way import BIAS, FORWARD, INPUT, WEIGHT, Way
 
+_ENOUGH, _MOST_DRAWS = 1 << 18, 8  # values
+
 
 class CellProbe:
     """Finds, without a plan, what is computed band by band."""
@@ -47,24 +49,23 @@ class CellProbe:
     @torch.no_grad()
     def _find(self, cut: ConvCut, shape: torch.Size, like: Tensor) -> set[str]:
         """Which of forward and input have other bits when cut by rows."""
-        form, device = cut.form, self._device
-        x = self._values("x", torch.empty(shape, device=device))
-        weight = self._values("weight", like)
-        rows, outs, ins = range(cut.rows), range(cut.outs), (range(cut.ins),)
-        out_rows, found = range(cut.out_rows), set()
-        y = form.forward(x, rows, weight, None, out_rows, outs)
-        for part in cut.axes.dealt_rows(cut.out_rows):
-            piece = form.forward(x, rows, weight, None, part, outs)
-            if not torch.equal(piece, y.narrow(2, part.start, len(part))):
-                found.add(FORWARD)
-                break
-        dy = self._values("dy", y)
-        dx = form.input_gradient(dy, out_rows, weight, rows, ins, shape[3])
-        for part in cut.axes.dealt_rows(cut.rows):
-            piece = form.input_gradient(dy, out_rows, weight, part, ins, shape[3])
-            if not torch.equal(piece, dx.narrow(2, part.start, len(part))):
-                found.add(INPUT)
-                break
+        form, found = cut.form, set()
+        rows, out_rows = range(cut.rows), range(cut.out_rows)
+        outs, ins = range(cut.outs), (range(cut.ins),)
+        for draw in range(num_draws(shape)):
+            x = self._values(f"x{draw}", torch.empty(shape, device=self._device))
+            weight = self._values(f"weight{draw}", like)
+            y = form.forward(x, rows, weight, None, out_rows, outs)
+            for part in cut.axes.dealt_rows(cut.out_rows) if FORWARD not in found else ():
+                piece = form.forward(x, rows, weight, None, part, outs)
+                if not torch.equal(piece, y.narrow(2, part.start, len(part))):
+                    found.add(FORWARD)
+            dy = self._values(f"dy{draw}", y)
+            dx = form.input_gradient(dy, out_rows, weight, rows, ins, shape[3])
+            for part in cut.axes.dealt_rows(cut.rows) if INPUT not in found else ():
+                piece = form.input_gradient(dy, out_rows, weight, part, ins, shape[3])
+                if not torch.equal(piece, dx.narrow(2, part.start, len(part))):
+                    found.add(INPUT)
         return found
 
     def _values(self, name: str, like: Tensor) -> Tensor:
@@ -81,7 +82,7 @@ class PlanProbe:
     def check(self, graph: SplitGraph, place: int, way: Way) -> Way:
         """The way without cuts that would change bits: perhaps one worker's way, by all of them."""
         way.by_band |= self._alone.ways[place].by_band
-        module, axes = graph.module(place), graph.axes
+        module = graph.module(place)
         if not module or (not way.work and not way.gradients and not list(module.children()) and way.exact):
             return way
         given = tuple(graph.spreads[n.name] for n in graph.inputs(place))
@@ -92,7 +93,6 @@ class PlanProbe:
         if key not in self._known:
             self._known[key] = self._find(graph, place, way)
         kept = self._known[key]
-        axes.traffic.clear()
         if kept is None:
             alone = self._alone.ways[place]
             return CallSite(graph, place).whole(
@@ -115,18 +115,18 @@ class PlanProbe:
     def _wrong(self, graph: SplitGraph, place: int, way: Way) -> set[str]:
         """Which parts of a call have other bits than one worker's, on any worker of the lane."""
         axes, node = graph.axes, graph.calls[place]
-        whole = _compute(self._alone, place, self._alone.ways[place], self._half)
         graph.spreads[node.name] = way.made
-        mine = _compute(graph, place, way, self._half)
-        for part in (WEIGHT, BIAS):
-            names = {name: way.gradients[name] for name in way.gradients if name in mine[part]}
-            mine[part] = make_whole(axes, mine[part], names)
-        wrong = set()
-        for part, values in whole.items():
-            for key, value in values.items():
-                own = value if part in (WEIGHT, BIAS) else axes.own_part(value, graph.spreads[key])
-                if not torch.equal(mine[part][key], own):
-                    wrong.add(part)
+        wrong: set[str] = set()
+        for draw in range(num_draws(graph.shapes[node.name])):
+            whole = _compute(self._alone, place, self._alone.ways[place], self._half, draw)
+            mine = _compute(graph, place, way, self._half, draw)
+            for part in (WEIGHT, BIAS):
+                names = {name: way.gradients[name] for name in way.gradients if name in mine[part]}
+                mine[part] = make_whole(axes, mine[part], names)
+            for part, values in whole.items():
+                for key, value in values.items():
+                    own = value if part in (WEIGHT, BIAS) else axes.own_part(value, graph.spreads[key])
+                    wrong |= {part} if not torch.equal(mine[part][key], own) else set()
         for group in (axes.channel, axes.spatial):
             told = group.all_gather_bytes(json.dumps(sorted(wrong)).encode())
             wrong = {part for text in told for part in json.loads(text)}
@@ -145,7 +145,9 @@ def compute_layers(graph: SplitGraph, half: bool) -> Iterator[Tensor]:
                 yield from values.values()
 
 
-def _compute(graph: SplitGraph, place: int, way: Way, half: bool) -> dict[str, dict[str, Tensor]]:
+def _compute(
+    graph: SplitGraph, place: int, way: Way, half: bool, draw: int = 0
+) -> dict[str, dict[str, Tensor]]:
     """What a call gives, forward and backward, on fixed values: each worker of those it has."""
     axes, node = graph.axes, graph.calls[place]
     device = next(graph.model.parameters()).device
@@ -155,16 +157,20 @@ def _compute(graph: SplitGraph, place: int, way: Way, half: bool) -> dict[str, d
     }
     given: Values = {}
     for source in graph.inputs(place):
-        value = uneven_values(source.name, torch.empty(graph.shapes[source.name], device=device))
+        value = uneven_values(f"{source.name}{draw}", torch.empty(graph.shapes[source.name], device=device))
         given[source.name] = axes.own_part(value, graph.spreads[source.name]).clone().requires_grad_()
     tensors: Values = {}
     for name in graph.tensors_of(place):
-        value = uneven_values(name, known[name]) if known[name].is_floating_point() else known[name].clone()
+        value = (
+            uneven_values(f"{name}{draw}", known[name])
+            if known[name].is_floating_point()
+            else known[name].clone()
+        )
         tensors[name] = value.requires_grad_(isinstance(known[name], torch.nn.Parameter))
     streams = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(streams), half_precision(device, half):
         out = way.run({**given, **tensors})
-    dy = uneven_values("dy", torch.empty(graph.shapes[node.name], device=device)).to(out.dtype)
+    dy = uneven_values(f"dy{draw}", torch.empty(graph.shapes[node.name], device=device)).to(out.dtype)
     dy = axes.own_part(dy, way.made).contiguous()
     trained = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
     ends = {**given, **trained}
@@ -178,6 +184,11 @@ def _compute(graph: SplitGraph, place: int, way: Way, half: bool) -> dict[str, d
         WEIGHT: {**{name: found[name] for name in found if name not in biases}, **changed},
         BIAS: {name: found[name] for name in biases},
     }
+
+
+def num_draws(shape: torch.Size) -> int:
+    """How often a call is computed: of few values, none might show that another order rounds otherwise."""
+    return max(1, min(_MOST_DRAWS, _ENOUGH // max(shape.numel(), 1)))
 
 
 def uneven_values(name: str, like: Tensor) -> Tensor:

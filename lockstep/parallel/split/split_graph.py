@@ -7,6 +7,7 @@ order, as in the uncut model.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -23,6 +24,7 @@ from lockstep.parallel.split.spread import WHOLE, Spread
 from lockstep.parallel.split.way import Way
 from lockstep.parallel.split.ways import choose_way
 
+OUTPUTS = "outputs"  # in the place of a layer
 Check = Callable[["SplitGraph", int, Way], Way]  # the way that a call is computed, of the one by rule
 
 
@@ -32,6 +34,7 @@ class SplitGraph(ModelGraph):
     def __init__(self, model: nn.Module, axes: Axes, images: Tensor, check: Check) -> None:
         super().__init__(model)
         self.axes, self.shapes = axes, self._find_shapes(images)
+        self.layers = self._name_layers()
         self.spreads: dict[Key, Spread] = {self.input: WHOLE}
         self.ways: list[Way] = []
         for place, node in enumerate(self.calls):
@@ -58,8 +61,15 @@ class SplitGraph(ModelGraph):
 
     def call(self, place: int, values: Values) -> Any:
         """What one call gives: this worker's part of it."""
-        self.axes.layer = self.label(place)
-        return self.ways[place].run(values)
+        if self.axes.is_one_worker:
+            return self.ways[place].run(values)
+        layer, clock = self.layers[place], self.axes.clock
+        before = [values[node.name].grad_fn for node in self.inputs(place)]
+        with clock.busy(layer):
+            found = self.ways[place].run(values)
+        if isinstance(found, Tensor) and not any(found.grad_fn is operation for operation in before):
+            clock.watch_backward(layer, found)  # a call that gives what it took has no backward pass
+        return found
 
     def call_whole(self, place: int, values: Values) -> Any:
         """The same without a plan, on whole values."""
@@ -67,12 +77,12 @@ class SplitGraph(ModelGraph):
 
     def result(self, values: Values) -> Any:
         """What the model returns, whole on every worker."""
-        self.axes.layer = "outputs"
-        return super().result({key: self.to_whole(key, value) for key, value in values.items()})
-
-    def to_whole(self, key: Key, value: Any) -> Any:
-        """All of a value."""
-        return to_whole(value, self.axes, self.spreads[key]) if isinstance(value, Tensor) else value
+        axes = self.axes.of_layer(OUTPUTS)
+        whole = {
+            key: to_whole(value, axes, self.spreads.get(key, WHOLE)) if isinstance(value, Tensor) else value
+            for key, value in values.items()
+        }
+        return super().result(whole)
 
     def finish(self, grads: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A lane's gradients, whole on every worker."""
@@ -111,6 +121,15 @@ class SplitGraph(ModelGraph):
     def own_name(self, place: int, name: str) -> str:
         """The model's name for a parameter of a call's module."""
         return self._tensors[place][name]
+
+    def _name_layers(self) -> list[str]:
+        """What each call is, for people; calls of the same name are numbered."""
+        seen: Counter[str] = Counter()
+        found = []
+        for label in map(self.label, range(len(self.calls))):
+            seen[label] += 1
+            found.append(label if seen[label] == 1 else f"{label} ({seen[label]})")
+        return found
 
     def _find_shapes(self, images: Tensor) -> dict[Key, Size]:
         """The shape of every value that is one tensor, found without computing if that can be."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from lockstep.measure.machine_fingerprint import lane_hash
 from lockstep.models.tensors import buffers_kept
 from lockstep.parallel.split.axes import Axes
+from lockstep.parallel.split.layer_report import list_cells
 from lockstep.parallel.split.probe import CellProbe, PlanProbe, compute_layers
 from lockstep.parallel.split.split_graph import SplitGraph
 
@@ -19,10 +20,17 @@ def split_model(model: nn.Module, axes: Axes, images: Tensor, half: bool) -> Spl
     model.train()
     with buffers_kept(model):
         alone = SplitGraph(model, axes.alone(), images, CellProbe(half, images.device).check)
-        if axes.channel.size == axes.spatial.size == 1:
+        if axes.is_one_worker:
             return alone
         with torch.enable_grad():
             return SplitGraph(model, axes, images, PlanProbe(alone, half).check)
+
+
+def plan_model(model: nn.Module, axes: Axes, images: Tensor, half: bool) -> SplitGraph:
+    """The same by rules and by one worker's probe alone: no other worker is asked."""
+    model.train()
+    with buffers_kept(model):
+        return SplitGraph(model, axes, images, CellProbe(half, images.device).check)
 
 
 def grid_facts(graph: SplitGraph, half: bool) -> dict[str, Any]:
@@ -31,7 +39,5 @@ def grid_facts(graph: SplitGraph, half: bool) -> dict[str, Any]:
     `cells` are those parts of layers that are computed band by band, as their kernels would give other bits
     otherwise. `lane` is a hash of every kind of layer, one at a time: a whole lane may be too large.
     """
-    named = [(graph.label(place), way.by_band) for place, way in enumerate(graph.ways)]
-    cells = [f"{label}.{part}" for label, parts in named for part in sorted(parts)]
     with buffers_kept(graph.model), torch.enable_grad():
-        return {"cells": cells, "lane": lane_hash(compute_layers(graph, half))}
+        return {"cells": list_cells(graph), "lane": lane_hash(compute_layers(graph, half))}

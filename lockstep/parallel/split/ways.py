@@ -18,7 +18,7 @@ from lockstep.parallel.split.layers.split_pool import PoolCut, PoolForm
 from lockstep.parallel.split.spread import Spread
 from lockstep.parallel.split.way import FORWARD, INPUT, WEIGHT, Way
 
-WHOLE_RULE = "whole"
+WHOLE_RULE = "whole"  # of what is whole anyhow; where a cut was not possible, the reason follows
 
 
 def choose_way(site: CallSite) -> Way:
@@ -31,7 +31,7 @@ def choose_way(site: CallSite) -> Way:
             way = find(site)
             if way:
                 return way
-    return site.whole(WHOLE_RULE)
+    return site.whole(WHOLE_RULE if site.is_whole else f"{WHOLE_RULE}: no rule")
 
 
 def _convolution(site: CallSite) -> Way | None:
@@ -46,7 +46,8 @@ def _convolution(site: CallSite) -> Way | None:
     parts = (FORWARD, WEIGHT) if site.keys[0] == site.graph.input else (FORWARD, INPUT, WEIGHT)
     work = dict.fromkeys(parts, each)
     if not banded and not channels:
-        return site.whole("whole: too few rows" if axes.bands > 1 else WHOLE_RULE, work)
+        few = "rows" if axes.bands > 1 else "channels"
+        return site.whole(f"{WHOLE_RULE}: too few {few}", work)
     near = Spread(shape[2] if banded else 0, given.channels)  # from where it takes its input
     spread = Spread(made[2] if banded else 0, channels)
     cut = ConvCut(axes, form, near, spread, shape[2], made[2], shape[1], made[1])
@@ -54,12 +55,13 @@ def _convolution(site: CallSite) -> Way | None:
     def run(values: Values) -> Tensor:
         weight, bias = site.parameters(values, "weight", "bias")
         assert weight is not None
-        return cut(*_in_half(site.rows(values[site.keys[0]], near), weight, bias))
+        return cut(_in_half(site.rows(values[site.keys[0]], near)), weight, bias)
 
     told = ["output channels"] * bool(channels) + [f"rows, halo of {form.window.reach - 1}"] * banded
+    rule = " × ".join(told) + (", too few rows" if axes.spatial.size > 1 and not banded else "")
     part = GradientPart(banded, int(form.transposed), channels)
     return Way(
-        " × ".join(told),
+        rule,
         run,
         spread,
         work,
@@ -77,15 +79,16 @@ def _linear(site: CallSite) -> Way | None:
     spread = Spread(channels=LinearCut.spread(site.axes, made[1]))
     cut = LinearCut(site.axes, site.given[0], spread, shape[1], made[1])
     work = dict.fromkeys((FORWARD, INPUT, WEIGHT), float(shape.numel() * made[1]))
+    whole = f"{WHOLE_RULE}: {'too few outputs' if site.axes.channel.size > 1 else 'no rows'}"
     if spread.is_whole and not cut.is_sliced:
-        return site.whole(WHOLE_RULE, work)
+        return site.whole(whole, work)
 
     def run(values: Values) -> Tensor:
         weight, bias = site.parameters(values, "weight", "bias")
         assert weight is not None
-        return cut(*_in_half(values[site.keys[0]], weight, bias))
+        return cut(_in_half(values[site.keys[0]]), weight, bias)
 
-    rule = "whole" if spread.is_whole else "outputs"
+    rule = whole if spread.is_whole else "outputs, no rows" if site.axes.spatial.size > 1 else "outputs"
     rule += ", data gradient by slices" if cut.is_sliced else ""
     part = site.gradients(GradientPart(channels=spread.channels))
     part = {name: found for name, found in part.items() if name.endswith("weight")}  # biases are whole
@@ -197,10 +200,7 @@ def _pointwise(site: CallSite) -> Way | None:
 _KINDS = (_convolution, _linear, _norm, _pool, _mean, _flatten, _concatenation, _pointwise)
 
 
-def _in_half(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """What autocast would hand to a kernel."""
+def _in_half(x: Tensor) -> Tensor:
+    """What autocast would hand to a kernel; weights follow."""
     kind = x.device.type
-    if not torch.is_autocast_enabled(kind):
-        return x, weight, bias
-    half = torch.get_autocast_dtype(kind)
-    return x.to(half), weight.to(half), None if bias is None else bias.to(half)
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x

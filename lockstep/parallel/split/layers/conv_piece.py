@@ -2,7 +2,7 @@
 
 Every element of a piece is the whole sum that it is uncut. Only the weight's gradient is a sum over pixels,
 made a band of rows at a time. Rows outside the image are zeros, written around the rows at hand. A piece of
-the whole height is the stock call. Who sends the rows is no matter of this file.
+the whole height is the stock call, but for `pointwise`. Who sends the rows is no matter of this file.
 
 Windows belong to one side: a normal convolution's output, a transposed one's input. The other side needs the
 halo. Dimensions are N C H W.
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from lockstep.errors import ModelError
 from lockstep.parallel.split.layers.channel_segment import ChannelSegment, by_output, channel_segments
+from lockstep.parallel.split.layers.pointwise import is_unsafe, under_windows
 from lockstep.parallel.split.layers.row_buffer import (
     dense_as,
     empty_as,
@@ -63,8 +64,7 @@ class ConvForm:
                     "it pads one side more than the other; choose an odd kernel"
                 )
             padding = [rows // 2 for rows in both]
-        transposed = isinstance(layer, nn.ConvTranspose2d)
-        more = _pair(layer.output_padding)
+        transposed, more = isinstance(layer, nn.ConvTranspose2d), _pair(layer.output_padding)
         return cls(kernel, _pair(layer.stride), _pair(padding), dilation, layer.groups, transposed, more)
 
     @property
@@ -192,15 +192,17 @@ class ConvForm:
 
     def _weight_gradient(self, x: Tensor, dy: Tensor, like: Tensor, one: ChannelSegment) -> Tensor:
         inputs = len(like) // len(one.groups) if self.transposed else like.shape[1]
-        return self._backward(dy, dense_as(x[:, one.across(inputs)], x), like, one, 1)
+        x, call = dense_as(x[:, one.across(inputs)], x), self
+        is_pointwise = self.kernel == (1, 1) and self.padding == (0, 0) and len(one.groups) == 1
+        if is_pointwise and is_unsafe(x, dy, self.stride):
+            (x, dy), call = under_windows(x, dy), replace(self, stride=(1, 1), output_padding=(0, 0))
+        return call._backward(dy, x, like, one, 1)
 
     def _backward(self, dy: Tensor, x: Tensor, weight: Tensor, one: ChannelSegment, which: int) -> Tensor:
         """The gradient of x, which is 0, or of the weight, 1."""
-        mask = [which == 0, which == 1, False]
-        grad: Tensor = torch.ops.aten.convolution_backward(dy, x, weight, None, *self.numbers(one), mask)[
-            which
-        ]
-        return grad
+        numbers, mask = self.numbers(one), [which == 0, which == 1, False]
+        grads: list[Tensor] = torch.ops.aten.convolution_backward(dy, x, weight, None, *numbers, mask)
+        return grads[which]
 
     def numbers(self, one: ChannelSegment) -> tuple[Pair, Pair, Pair, bool, Pair, int]:
         """What both stock operations take after their tensors."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lockstep.kernels.lrn import widen
 from lockstep.parallel.split.axes import SPATIAL, Axes, sum_leaves, take
 from lockstep.parallel.split.layers.conv_piece import ConvForm
 from lockstep.parallel.split.layers.whole_sums import whole_sums
@@ -114,7 +115,7 @@ class ConvCut:
         own = self._channels("weight")
         _, bands = self.ranges(self.rows if self.form.transposed else self.out_rows)
         dy = _channels(dy, own)
-        parts = [self.form.weight_gradient(x, x_held, dy, dy_held, band, own, shape) for band in bands]
+        parts = [widen(self.form.weight_gradient(x, x_held, dy, dy_held, b, own, shape)) for b in bands]
         return _widen(sum_leaves(parts), 1 if self.form.transposed else 0, own, shape)
 
     def bias_gradient(self, dy: Tensor) -> Tensor:
@@ -122,7 +123,7 @@ class ConvCut:
         own = self._channels("bias")
         rows, bands = self.ranges(self.out_rows)
         dy = _channels(dy, own)
-        sums = [dy.narrow(2, band.start - rows.start, len(band)).sum((0, 2, 3)) for band in bands]
+        sums = [widen(dy.narrow(2, b.start - rows.start, len(b)).sum((0, 2, 3))) for b in bands]
         return _widen(sum_leaves(sums), 0, own, torch.Size([self.outs]))
 
     def whole_gradients(self, x: Tensor, dy: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor]:
@@ -145,7 +146,9 @@ class _Convolve(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, cut: ConvCut) -> Tensor:
         every = cut.axes.all_channels(x, cut.given)
         held, need = cut.fetch(every, cut.rows, cut.forward_needs)
-        out = cut.forward(held, need, weight, bias)
+        half = [None if whole is None else whole.to(x.dtype) for whole in (weight, bias)]
+        assert half[0] is not None
+        out = cut.forward(held, need, half[0], half[1])
         own, _ = cut.ranges(cut.rows)
         before, after = (
             common_rows(need, range(min(own.start, need.start), own.start)),
@@ -170,15 +173,16 @@ class _Convolve(torch.autograd.Function):
         if needs_x or is_transposed:
             far, far_held = cut.fetch(all_dy, cut.out_rows, cut.input_needs)
         if needs_x:
-            grad = cut.input_gradient(far, far_held, weight, x.shape[3])
+            grad = cut.input_gradient(far, far_held, weight.to(x.dtype), x.shape[3])
         if needs_weight:
             own, inner = cut.ranges(cut.rows)[0], common_rows(ctx.need, cut.ranges(cut.rows)[0])
             parts = [part for part in (before, _rows(x, own, inner), after) if part.shape[2]]
             held = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
             if needs_bias and not cut.is_banded:
-                return grad, *cut.whole_gradients(held, all_dy, weight.shape), None
+                first, second = cut.whole_gradients(held, all_dy, weight.shape)
+                return grad, first.to(weight.dtype), second.to(weight.dtype), None
             source = (far, far_held) if is_transposed else (all_dy, cut.ranges(cut.out_rows)[0])
-            weight_grad = cut.weight_gradient(held, ctx.need, *source, weight.shape)
+            weight_grad = cut.weight_gradient(held, ctx.need, *source, weight.shape).to(weight.dtype)
         return grad, weight_grad, cut.bias_gradient(all_dy) if needs_bias else None, None
 
 

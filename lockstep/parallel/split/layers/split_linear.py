@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lockstep.kernels.lrn import widen
 from lockstep.parallel.split.axes import CHANNEL, Axes, sum_leaves, take
 from lockstep.parallel.split.spread import Ranges, Spread, deal_subtrees, even_ranges
 
@@ -60,8 +61,8 @@ class LinearCut:
             parts = [
                 dy[:, s.start - own.start : s.stop - own.start] @ weight[s.start : s.stop] for s in inside
             ]
-            partial = sum_leaves(parts)
-            total = partial if not self.made.channels else _sum_over(axes, partial)
+            partial = sum_leaves([widen(part) for part in parts])
+            total = (partial if not self.made.channels else _sum_over(axes, partial)).to(dy.dtype)
             return take(total, 1, self.given.channels[axes.channel.rank]) if self.given.channels else total
         every = axes.all_channels(dy, self.made)
         ins = self.given.channels[axes.channel.rank] if self.given.channels else (range(self.ins),)
@@ -77,15 +78,16 @@ class _Multiply(torch.autograd.Function):
         ctx.cut = cut
         ctx.save_for_backward(every, weight)
         rows = slice(own.start, own.stop)
-        if "forward" not in cut.by_channel:
-            return torch.nn.functional.linear(every, weight, bias)[:, rows].contiguous()
-        return torch.nn.functional.linear(every, weight[rows], None if bias is None else bias[rows])
+        outs = rows if "forward" in cut.by_channel else slice(None)
+        half = [None if whole is None else whole[outs].to(x.dtype) for whole in (weight, bias)]
+        made = torch.nn.functional.linear(every, half[0], half[1])  # type: ignore[arg-type]
+        return made if made.shape[1] == len(own) else made[:, rows].contiguous()
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         (x, weight), cut, own = ctx.saved_tensors, ctx.cut, ctx.cut.own_outs
         needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
-        grad = cut.input_gradient(dy, weight).contiguous() if needs_x else None
+        grad = cut.input_gradient(dy, weight.to(dy.dtype)).contiguous() if needs_x else None
         weight_grad = bias_grad = None
         if needs_bias or "weight" not in cut.by_channel:
             every = cut.axes.all_channels(dy, cut.made)
@@ -94,7 +96,8 @@ class _Multiply(torch.autograd.Function):
             weight_grad = every.t() @ x if own_grad is None else _place(own_grad, own, weight.shape)
         if needs_bias:  # a short sum, whose order may depend on how many there are side by side
             bias_grad = every.sum(0)
-        return grad, weight_grad, bias_grad, None
+        sums = [None if part is None else part.to(weight.dtype) for part in (weight_grad, bias_grad)]
+        return grad, sums[0], sums[1], None
 
 
 def _place(part: Tensor, own: range, shape: torch.Size) -> Tensor:

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from types import TracebackType
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn
@@ -157,13 +157,15 @@ class Progress:
                 f"step to its neighbours, at most "
                 f"{_count(stage['lanes_in_flight'], 'lane')} at once, {stage['peak_mb']:,.0f} MB at its peak"
             )
-        for layer in summary.get("layers", ()):
+        if "layers" in summary:
+            self._print(describe_layers(summary["layers"]))
+        for layer in summary.get("by_channel", ()):
             self._print(
                 f"{layer['layer']} by channel: a worker sent at most {max(layer['sent_mb']):.2f} MB a step "
                 f"in {max(layer['exchange_s']):.3f} s, waiting included; by data it would be "
                 f"{layer['by_data_mb']:.2f} MB"
             )
-        names = "summary.json", "curves.png", "pipeline.png", "metrics.jsonl", "checkpoints/"
+        names = "summary.json", "curves.png", "pipeline.png", "layers.png", "metrics.jsonl", "checkpoints/"
         there = [name for name in names if (event.directory / name).exists()]
         self._print(f"in {event.directory}: {', '.join(there)}", "dim")
 
@@ -197,6 +199,23 @@ def describe(event: Regrouped) -> str:
     return (
         f"{'; '.join(event.changes)}: {_count(event.workers, 'worker')} went on from step {event.step} "
         f"after {event.seconds:.2f} s{f', {event.spares} spare' * bool(event.spares)}"
+    )
+
+
+def describe_layers(layers: dict[str, Any]) -> str:
+    """One line for layers over several workers: what is cut, and what the exchanges cost."""
+    sent = {"rows": 0.0, "channels": 0.0, "gradients": 0.0}
+    for row in layers["rows"]:
+        is_last = row["layer"] == "gradients"
+        sent["gradients" if is_last else "rows"] += row["spatial_mb"]
+        sent["gradients" if is_last else "channels"] += row["channel_mb"]
+    parts = [f"{name} {mb:.2f} MB" for name, mb in sent.items() if mb]
+    spent, busy, share = layers["exchange_s"], layers["busy_s"], 100 * layers["share"]
+    kind = " to launch" if layers["timed"] == "launches" else ""
+    return (
+        f"{share:.0f} % of the multiplications are cut; exchanges took {spent:.3f} s a step{kind} "
+        f"beside {busy:.3f} s of computing ({100 * spent / max(spent + busy, 1e-9):.0f} %): "
+        f"{', '.join(parts) or 'nothing'} sent a step"
     )
 
 
