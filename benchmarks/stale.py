@@ -53,6 +53,8 @@ DEPENDS_ON: dict[str, tuple[list[str], list[str]]] = {
     "cost-*": (WORKERS, ["faults"]),
     "start-*": ([*WORKERS, "train/setup.py", "cli"], ["workers"]),
     "workers-*": ([*WORKERS, "lower", "kernels/stock"], ["workers"]),
+    "channel-bytes-*": (["comm", "parallel/mix"], ["channel_bytes", "channel_exchange", "shaped_link"]),
+    "channel-bits-*": ([*TRAINING, "parallel/mix", "parallel/split", "runs"], ["channel_bits"]),
     "halo-conv-*": ([f"parallel/split/{name}.py" for name in PIECES], ["halo_conv"]),
     "reduction-*": (["comm"], ["reduction"]),
     "tree-reduce-*": (["comm"], ["tree_reduce", "reduction"]),

@@ -43,8 +43,9 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
         "how the model is dealt to workers: pipeline=2 gives each half of them half of the layers, "
         "spatial=2 half of an image's rows, channel=2 half of a layer's channels, data=2,pipeline=2 needs 4 "
         "workers (workers = data × pipeline × spatial × channel), shard=optimizer, gradients or parameters "
-        "shares these over data; also replicas=2 (of shares), schedule=gpipe, cost=counted, "
-        "cuts=LAYER/LAYER; or a TOML file with such keys",
+        "shares these over data, layers=PATTERN/PATTERN the channels of fully connected layers; also "
+        "replicas=2 (of shares), schedule=gpipe, cost=counted, cuts=LAYER/LAYER; or a TOML file with such "
+        "keys",
     )
     group.add_argument(
         "--or",

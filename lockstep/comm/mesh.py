@@ -19,9 +19,10 @@ from lockstep.spec.plan import Plan
 class Mesh:
     """One worker's groups: of all workers, of those that differ only along an axis, of those of its stage.
 
-    `shard` are those along data once more: shares are gathered while gradients are exchanged, and each needs
-    an order of its own. So do `spatial` and `channel`, which speak while a layer is computed: neither is
-    ever the group of all workers or of the stage, even if it has the same members.
+    `shard` are those along data once more: shares are gathered, and split layers computed, while gradients
+    are exchanged, and each needs an order of its own. So do `spatial` and `channel`, which speak while a
+    layer is computed: neither is ever the group of all workers or of the stage, even if it has the same
+    members.
     """
 
     world: Group = field(default_factory=Group)
@@ -52,7 +53,7 @@ def make_mesh(world: Group, plan: Plan) -> Mesh:
 
     along_data, column = range(first + cell, first + size, plan.cells), range(place, world.size, size)
     data = part_of(world, f"data of stage {stage}{at}", along_data)
-    shard = _make_part(world, f"shard of stage {stage}{at}", along_data) if plan.shard != "none" else Group()
+    shard = _make_part(world, f"shard of stage {stage}{at}", along_data) if plan.shares_data else Group()
     ways = {
         way: _make_part(world, f"pipeline {place}, stage {way[0]} to {way[1]}", [column[end] for end in way])
         for before, after in pairwise(range(plan.pipeline))

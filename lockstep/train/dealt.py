@@ -16,6 +16,8 @@ from lockstep.errors import LockstepError, ModelError
 from lockstep.lower.fixed_lane import fixed_images
 from lockstep.lower.lane_by_lane import LaneByLane
 from lockstep.parallel.device_pipeline import DevicePipeline, cut_program
+from lockstep.parallel.mix.mix import Mix
+from lockstep.parallel.mix.mixed_lanes import MixedLanes
 from lockstep.parallel.pipeline import Pipeline, cut_model, forget_values, keep_part
 from lockstep.parallel.pipelined_lanes import PipelinedLanes
 from lockstep.parallel.pipelined_stock import PipelinedStock
@@ -31,7 +33,7 @@ from lockstep.runs.train_state import TrainState
 from lockstep.spec import Launch
 from lockstep.spec.generation import Generation
 from lockstep.spec.plan import Plan
-from lockstep.spec.plan_check import explain_kernels
+from lockstep.spec.plan_check import check_slices, explain_kernels
 from lockstep.train.evaluation.host_evaluate import Evaluator, averaged_weights
 from lockstep.train.evaluation.pipelined_evaluate import stage_evaluator
 from lockstep.train.setup import Given, Setup
@@ -48,6 +50,7 @@ class Dealt:
     # also of one stage, whose parameters are gathered block by block
     pipeline: Pipeline | DevicePipeline | None = None
     split: SplitGraph | None = None  # if layers are over several workers
+    mix: Mix | None = None  # if some layers are over the workers along data
     sharded: ShardedModel | None = None  # once the state has begun
     # whether the workers of the generation before had all of the state together; None: each of them had
     is_restored: bool | None = None
@@ -62,6 +65,10 @@ class Dealt:
         """The model, or this worker's stage of it, made ready to run its lanes."""
         setup, pipeline, data = self.setup, self.pipeline, self.mesh.data
         if pipeline is None:
+            if self.mix:
+                assert self.sharded
+                publish = self.sharded.publish
+                return MixedLanes(setup.model, setup.loss, setup.run.seed, setup.bf16, self.mix, publish)
             lowered = setup.lower(read, data)
             lowered.split = self.split or lowered.split
             lowered.hands_over = self.plan.shards_gradients and type(lowered) is LaneByLane
@@ -102,6 +109,8 @@ class Dealt:
             blocks = self.pipeline.share(setup.model, self.bucket_mb)
             self.sharded = gathered = GatheredModel(setup.model, blocks, mesh.shard, plan.replicas)
             self.pipeline.gather(gathered)
+        elif self.mix:
+            self.sharded = self.mix.share(setup.model)
         elif plan.shard != "none":
             blocks = blocks_by_size(setup.model, self.bucket_mb)
             self.sharded = ShardedModel(setup.model, blocks, mesh.shard, plan.replicas)
@@ -113,7 +122,8 @@ class Dealt:
         """What each stage has, what of the layers is cut, how large the shares are: lines for people."""
         found = self.pipeline.told if self.pipeline and self.plan.pipeline > 1 else []
         found = [*found, tell_layers(self.split)] if self.split else found
-        if not self.sharded:
+        found = [*found, *self.mix.told] if self.mix else found
+        if not self.sharded or self.mix:
             return found
         share, count = self.sharded.share, self.mesh.shard.size // self.plan.replicas
         whole = sum(block.length for block in share.blocks)
@@ -200,6 +210,10 @@ def _split(setup: Setup, plan: Plan, bucket_mb: float, world: Group) -> Dealt:
     if plan.splits_layers:
         axes = Axes(train.bands, train.slices, mesh.channel, mesh.spatial)
         dealt.split = split_model(setup.model, axes, images, setup.bf16)
+    if plan.layers:
+        check_slices(plan, plan.data, setup.run)
+        assert setup.grid
+        dealt.mix = Mix(setup.grid, plan, train, mesh.shard)
     if in_parts and setup.lowering:
         dealt.pipeline = cut_program(setup.model, setup.lowering, images, plan, mesh)
     elif in_parts:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.comm.tree import worker_lanes
 from lockstep.data.loader import Lanes, TrainLoader
+from lockstep.parallel.mix.mixed_lanes import MixedLanes
 from lockstep.parallel.pipelined_lanes import PipelinedLanes
 from lockstep.parallel.split.layer_report import measured_rows, summarize_layers
 from lockstep.runs.train_state import TrainState
@@ -111,6 +112,20 @@ class Engine:
         mine = json.dumps(measured_rows(self._split)).encode()
         found = [json.loads(row) for row in self._world.all_gather_bytes(mine)]
         return summarize_layers(self._split, found)
+
+    def by_channel(self) -> list[dict[str, Any]]:
+        """What the workers sent for each layer that is split by name; empty without such. A collective."""
+        if not isinstance(self._lowered, MixedLanes):
+            return []
+        mine = json.dumps(self._lowered.report()).encode()
+        every = [json.loads(row) for row in self._world.all_gather_bytes(mine)]
+        return [
+            {
+                **row,
+                **{key: [found[i][key] for found in every] for key in ("outputs", "sent_mb", "exchange_s")},
+            }
+            for i, row in enumerate(every[0])
+        ]
 
     def close(self) -> None:
         """End the background threads, and restore the model."""

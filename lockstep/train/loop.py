@@ -191,6 +191,7 @@ class Loop:
         plan, stages, layers = self._dealt.plan, engine.stages(), engine.layers()
         told: dict[str, Any] = {"plan": str(plan)} if plan.splits else {}
         told |= {"stages": stages} if plan.pipeline > 1 else {}
+        told |= {"by_channel": found} if (found := engine.by_channel()) else {}
         return {**told, "layers": layers} if layers else told
 
     def _is_unsaved(self) -> bool:

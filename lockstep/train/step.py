@@ -6,7 +6,7 @@ changes before all lanes are summed and found finite, so a step that fails can s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -78,7 +78,7 @@ class Step:
         self._device = lanes.images.device
         reduction, audit = self._reduction, self.audit
         if self.sharded:
-            self.sharded.publish()
+            self.sharded.prepare()
         reduction.begin(check_ints=self._state.step_in_epoch == 0)
         if audit:
             audit.begin(self._state.step, reduction.reducer)
@@ -103,10 +103,9 @@ class Step:
             audit.check(self._state.step)
         reduction.check_ints()
         clip, norm = self._run.train.clip, means.numbers[0]
-        found = dict(zip(self._lowered.params, means.grads, strict=True))
+        found = dict(zip(self._lowered.params, means.grads, strict=True)) | self._lowered.own_means()
         grads = {name: found[name] for name in self._state.trained()}
-        starts = self._state.share.starts if self._state.share else {}
-        chunks = {(name, starts.get(name, 0)): chunk_sums(grad) for name, grad in grads.items() if clip}
+        chunks = self._sum_chunks(grads) if clip else {}
         if clip and not self._state.parts:
             norm = norm_of_chunks(chunks)
         (loss, right, stops, moves, _), is_finite = read_finite(
@@ -127,6 +126,13 @@ class Step:
             raise self.not_finite(loss, lanes)
         lr = self._finish(list(grads.values()), [*means.floats, *means.ints], norm)
         return StepResult(loss, round(right * self._run.train.lanes), lr, stops > 0, moves > 0)
+
+    def _sum_chunks(self, grads: Mapping[str, Tensor]) -> dict[tuple[str, int], Tensor]:
+        """The `chunk_sums` of gradients, or of this worker's pieces of them, by name and first element."""
+        starts = self._state.share.starts if self._state.share else {}
+        pieces = {(name, starts.get(name, 0)): grad for name, grad in grads.items()}
+        pieces = self.sharded.by_chunks(pieces) if self.sharded else pieces
+        return {place: chunk_sums(grad) for place, grad in pieces.items()}
 
     def _finish(self, grads: list[Tensor], buffers: list[Tensor], norm: Tensor) -> float:
         """Clip by the norm of all gradients, and commit.

@@ -20,6 +20,7 @@ PLANS = {
     "data=3,shard=gradients": 3,
     "data=2,pipeline=2,shard=parameters": 4,
     "data=2,channel=2": 4,
+    "data=3,layers=hidden*": 3,
 }
 
 
@@ -27,7 +28,8 @@ PLANS = {
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("plan", PLANS)
 def test_nccl_would_not_hang_on_a_plan(plan, tmp_path):
-    train = train_command(tmp_path, "--plan", plan, overrides=OVERRIDES)
+    more = ("train.slices=4",) if "layers" in plan else ()
+    train = train_command(tmp_path, "--plan", plan, overrides=(*OVERRIDES, *more))
     command = [sys.executable, str(WORKER), *train[train.index("train") :]]
     done = forked.call(command, {**os.environ, "RECORDS": str(tmp_path / "calls")}, launches=True)
     assert done.returncode == 0, done.stderr

@@ -16,6 +16,7 @@ from lockstep.spec.plan import Plan, read_plan
         "channel=2",
         "data=2,pipeline=2,spatial=4,channel=8,replicas=2,shard=optimizer",
         "pipeline=3,schedule=gpipe,cost=counted,cuts=a.b/c",
+        "data=4,layers=classifier:data/hidden*",
     ],
 )
 def test_a_plan_is_written_as_it_is_read(text):
@@ -27,6 +28,11 @@ def test_a_file_holds_the_same_keys(tmp_path):
     path = tmp_path / "plan.toml"
     path.write_text('data = 2\npipeline = 3\nspatial = 4\nchannel = 5\ncuts = ["a", "b"]\n')
     assert read_plan(str(path)) == Plan(2, 3, spatial=4, channel=5, cuts=("a", "b"))
+    path.write_text('data = 4\n[layers]\nhead = "data"\n"hidden*" = "channel"\n')
+    assert read_plan(str(path)) == read_plan("data=4,layers=head:data/hidden*")
+    path.write_text('[layers]\nhead = "rows"\n')
+    with pytest.raises(SpecError, match=r"layers\.head: unknown way 'rows': choose from channel, data"):
+        read_plan(str(path))
 
 
 @pytest.mark.parametrize(
@@ -44,6 +50,7 @@ def test_a_file_holds_the_same_keys(tmp_path):
         ("schedule=best", "unknown schedule 'best'"),
         ("cost=guessed", "unknown cost 'guessed'"),
         ("pipeline=3,cuts=a", "names 1 cuts, and pipeline=3 has 2"),
+        ("layers=a,pipeline=2,shard=optimizer", "goes with data alone, not with pipeline and shard"),
     ],
 )
 def test_a_wrong_plan_is_refused(text, told):

@@ -159,6 +159,12 @@ class Progress:
             )
         if "layers" in summary:
             self._print(describe_layers(summary["layers"]))
+        for layer in summary.get("by_channel", ()):
+            self._print(
+                f"{layer['layer']} by channel: a worker sent at most {max(layer['sent_mb']):.2f} MB a step "
+                f"in {max(layer['exchange_s']):.3f} s, waiting included; by data it would be "
+                f"{layer['by_data_mb']:.2f} MB"
+            )
         names = "summary.json", "curves.png", "pipeline.png", "layers.png", "metrics.jsonl", "checkpoints/"
         there = [name for name in names if (event.directory / name).exists()]
         self._print(f"in {event.directory}: {', '.join(there)}", "dim")

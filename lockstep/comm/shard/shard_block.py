@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-_CHUNK = 1 << 16
+CHUNK = 1 << 16
 _ALIGN = 16  # elements: 64 bytes of fp32, since kernels may choose other algorithms by alignment
 
 
@@ -92,4 +92,4 @@ class ShardBlock:
 
 
 def _firsts(shape: torch.Size) -> range:
-    return range(0, max(shape.numel(), 1), _CHUNK)
+    return range(0, max(shape.numel(), 1), CHUNK)

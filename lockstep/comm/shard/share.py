@@ -42,12 +42,17 @@ class Share:
         shares: int,
         number: int,
         aliases: Mapping[str, str] | None = None,
+        cuts: Sequence[ShardBlock] = (),
     ) -> Share:
-        """A share of tensors that this worker has whole, or reads block by block."""
+        """A share of tensors that this worker has whole, or reads block by block.
+
+        Blocks are cut into even shares, or as `cuts` say.
+        """
         blocks, flats = [], []
-        for own in names:
+        for place, own in enumerate(names):
             whole = [tensors[name] for name in own]
-            block = ShardBlock(tuple(tensor.shape for tensor in whole), shares)
+            even = ShardBlock(tuple(tensor.shape for tensor in whole), shares)
+            block = cuts[place] if cuts else even
             flat = torch.zeros(block.size(number), dtype=whole[0].dtype, device=whole[0].device)
             for piece in block.pieces(number):
                 source = whole[piece.index].detach().reshape(-1)[piece.start : piece.stop]

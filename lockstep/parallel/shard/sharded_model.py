@@ -15,8 +15,11 @@ from lockstep.comm.bucket import ReducedTensor, split
 from lockstep.comm.group import Group
 from lockstep.comm.reducer import Shard
 from lockstep.comm.shard.scatter import gather_share
+from lockstep.comm.shard.shard_block import ShardBlock
 from lockstep.comm.shard.share import Share
 from lockstep.models.tensors import float_state, parameter_aliases, trainable
+
+Places = dict[tuple[str, int], Tensor]  # pieces of tensors by name and first element
 
 
 def blocks_by_size(model: nn.Module, bucket_mb: float) -> list[list[str]]:
@@ -56,7 +59,8 @@ def blocks_by_use(model: nn.Module, calls: Sequence[Sequence[str]], bucket_mb: f
 class ShardedModel:
     """The parameters of a model, and this worker's share of them, by blocks of names.
 
-    Their values are the model's, or are read from `values`, a block at a time.
+    Their values are the model's, or are read from `values`, a block at a time. Shares are even, or cut as
+    `blocks` say.
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class ShardedModel:
         group: Group,
         replicas: int = 1,
         values: Mapping[str, Tensor] | None = None,
+        blocks: Sequence[ShardBlock] = (),
     ) -> None:
         self.model, self._group = model, group
         self._params = {name: p for name, p in model.named_parameters() if name in set().union(*names)}
@@ -76,6 +81,7 @@ class ShardedModel:
             shares,
             group.rank % shares,
             parameter_aliases(model),
+            blocks,
         )
         self.is_published = False  # whether the model has the values of the share
 
@@ -84,6 +90,14 @@ class ShardedModel:
         index = {name: i for i, name in enumerate(params)}
         pairs = zip(self.share.blocks, self.share.names, strict=True)
         return [(block, [index[name] for name in names]) for block, names in pairs]
+
+    def prepare(self) -> None:
+        """Give the model what a step needs; a collective."""
+        self.publish()
+
+    def by_chunks(self, grads: Places) -> Places:
+        """Pieces of gradients in whole chunks of 2¹⁶ elements, by which they are clipped; they are so."""
+        return grads
 
     @torch.no_grad()
     def publish(self) -> None:

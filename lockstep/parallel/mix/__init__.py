@@ -1,0 +1,1 @@
+"""Fully connected layers by channel over the workers along data, beside layers that each has for itself."""

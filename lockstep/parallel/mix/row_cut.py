@@ -1,0 +1,80 @@
+"""How the outputs of a fully connected layer are dealt to the workers along data, and what each computes.
+
+N samples of a lane. Each worker has whole slices of the outputs (`train.slices`), an aligned subtree of them,
+so its part of the data gradient is one partial sum. Every lane is computed at its own shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from lockstep.comm.tree import LaneTree
+from lockstep.parallel.split.axes import sum_leaves
+from lockstep.parallel.split.spread import deal_subtrees, even_ranges
+
+
+@dataclass(frozen=True)
+class RowCut:
+    """A weight [outs, ins] over so many workers, of which this is number `rank`."""
+
+    ins: int
+    outs: int
+    slices: int
+    workers: int
+    rank: int
+
+    @cached_property
+    def of_all(self) -> list[range]:
+        """The outputs of every worker."""
+        edges, dealt = even_ranges(self.outs, self.slices), deal_subtrees(self.slices, self.workers)
+        return [range(edges[own.start].start, edges[own.stop - 1].stop) for own in dealt]
+
+    @property
+    def own(self) -> range:
+        """This worker's outputs."""
+        return self.of_all[self.rank]
+
+    @cached_property
+    def own_slices(self) -> list[slice]:
+        """This worker's slices, as its own outputs count."""
+        dealt, first = deal_subtrees(self.slices, self.workers)[self.rank], self.own.start
+        edges = even_ranges(self.outs, self.slices)[dealt.start : dealt.stop]
+        return [slice(edge.start - first, edge.stop - first) for edge in edges]
+
+    @property
+    def bounds(self) -> list[int]:
+        """Where the elements of every worker begin in the weight, and the end."""
+        return [own.start * self.ins for own in self.of_all] + [self.outs * self.ins]
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """[N, own]: this worker's outputs of a lane."""
+        return torch.nn.functional.linear(x, weight, bias)
+
+    @staticmethod
+    def weight_gradient(dy: Tensor, x: Tensor) -> Tensor:
+        """[own, ins]: of this worker's rows, from a lane."""
+        return dy.t() @ x
+
+    def partial_sum(self, dy: Tensor, weight: Tensor) -> Tensor:
+        """[N, ins]: this worker's part of a lane's data gradient."""
+        return sum_leaves([dy[:, part] @ weight[part] for part in self.own_slices])
+
+    def add_up(self, partials: Sequence[Tensor]) -> Tensor:
+        """A lane's data gradient from the partial sums of all workers; it may write into them."""
+        tree = LaneTree()
+        for part, own in zip(partials, deal_subtrees(self.slices, self.workers), strict=True):
+            tree.add([part], len(own).bit_length() - 1)
+        return tree.root()[1][0]
+
+    def sent_numbers(self, samples: int, lanes: int, own_lanes: int, needs_input: bool) -> int:
+        """How many numbers this worker sends in a step of so many lanes, of which some are its own."""
+        others, theirs, own = self.workers - 1, lanes - own_lanes, len(self.own)
+        forward = own_lanes * self.ins * others + theirs * own
+        backward = own_lanes * (self.outs - own) + needs_input * theirs * self.ins
+        return samples * (forward + backward)
