@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.comm.tree import LaneTree
+from lockstep.kernels.lrn import widen
 from lockstep.parallel.mix.lane_round import LaneForm, LaneRound
 from lockstep.parallel.mix.row_cut import RowCut
 from lockstep.parallel.split.layer_clock import Traffic
@@ -107,9 +108,11 @@ class MixedLinear:
         partials = rounds.exchange(
             self.traffic,
             {worker: cut.partial_sum(part, self._weight) for worker, part in arrived.items()},
-            {} if dy is None else {worker: form.shaped(cut.ins) for worker in range(cut.workers)},
+            {} if dy is None else {worker: widen(form.shaped(cut.ins)) for worker in range(cut.workers)},
         )
-        return None if dy is None else cut.add_up([partials[worker] for worker in range(cut.workers)])
+        if dy is None:
+            return None
+        return cut.add_up([partials[worker] for worker in range(cut.workers)]).to(form.dtype)
 
     def _own(self, form: LaneForm) -> tuple[Tensor, Tensor | None]:
         """This worker's rows of weight and bias, as kernels take them."""

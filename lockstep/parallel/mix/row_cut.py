@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lockstep.comm.tree import LaneTree
+from lockstep.kernels.lrn import widen
 from lockstep.parallel.split.axes import sum_leaves
 from lockstep.parallel.split.spread import deal_subtrees, even_ranges
 
@@ -63,7 +64,7 @@ class RowCut:
 
     def partial_sum(self, dy: Tensor, weight: Tensor) -> Tensor:
         """[N, ins]: this worker's part of a lane's data gradient."""
-        return sum_leaves([dy[:, part] @ weight[part] for part in self.own_slices])
+        return sum_leaves([widen(dy[:, part] @ weight[part]) for part in self.own_slices])
 
     def add_up(self, partials: Sequence[Tensor]) -> Tensor:
         """A lane's data gradient from the partial sums of all workers; it may write into them."""
