@@ -35,7 +35,7 @@ STEP_ON_GPU = ["kernels", "lower", "models", "train/device"]
 WORKERS = ["elastic", "comm", "train/worker.py", "train/loop.py", "train/step.py", "train/handshake.py"]
 WORKERS += ["lanes/step_reduction.py"]
 TIMING = ["gpu_step", "case", "timing", "time_job", "peers", "own_step", "flax_peer"]
-PIECES = ["conv_piece", "window", "row_buffer", "channel_segment"]
+PIECES = ["conv_piece", "window", "row_buffer", "channel_segment", "pointwise"]
 # records by name → the files of lockstep/ and the scripts of benchmarks/ that they depend on
 DEPENDS_ON: dict[str, tuple[list[str], list[str]]] = {
     "pipeline-timm.json": (["parallel"], ["pipeline_timm"]),
@@ -55,7 +55,9 @@ DEPENDS_ON: dict[str, tuple[list[str], list[str]]] = {
     "workers-*": ([*WORKERS, "lower", "kernels/stock"], ["workers"]),
     "channel-bytes-*": (["comm", "parallel/mix"], ["channel_bytes", "channel_exchange", "shaped_link"]),
     "channel-bits-*": ([*TRAINING, "parallel/mix", "parallel/split", "runs"], ["channel_bits"]),
-    "halo-conv-*": ([f"parallel/split/{name}.py" for name in PIECES], ["halo_conv"]),
+    "halo-conv-*": ([f"parallel/split/layers/{name}.py" for name in PIECES], ["halo_conv"]),
+    "layer-plans-*": ([*TRAINING, "parallel", "runs"], ["layer_plans"]),
+    "layer-*": ([*TRAINING, "parallel/split"], ["layer_cost", "watched_train"]),
     "reduction-*": (["comm"], ["reduction"]),
     "tree-reduce-*": (["comm"], ["tree_reduce", "reduction"]),
     "lightning-*": (["lightning", "lanes", "comm"], ["lightning_overhead"]),
