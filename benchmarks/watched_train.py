@@ -5,6 +5,7 @@ LOCKSTEP_WATCHED=FOLDER python benchmarks/watched_train.py train …
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import statistics
@@ -21,6 +22,7 @@ _STATUS = Path("/proc/self/status")
 def watch(step: Any, *arguments: Any, inner: Any = Step.__call__, **options: Any) -> Any:
     """Run a step; the first one warms up, and its memory counts."""
     if not hasattr(step, "watched"):
+        ctypes.CDLL(None).malloc_trim(0)  # what was freed before is not there for the step
         step.watched, step.before = [], _status("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     start = time.perf_counter()

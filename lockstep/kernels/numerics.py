@@ -62,6 +62,11 @@ def set_precision(tf32: bool) -> None:
         setattr(torch.backends.cuda.matmul, f"allow_{kind}_reduced_precision_reduction", False)
 
 
+def failed_allocations(device: torch.device) -> int:
+    """How often memory could not be had, also where a library went on with another kernel instead."""
+    return int(torch.cuda.memory_stats(device).get("num_ooms", 0)) if device.type == "cuda" else 0
+
+
 def memory_format(run: Run) -> torch.memory_format:
     """The memory format of images and weights."""
     return torch.channels_last if run.train.channels_last else torch.contiguous_format
