@@ -4,8 +4,8 @@ python benchmarks/layer_cost.py cost      one worker: seconds a lane with train.
 python benchmarks/layer_cost.py share     the part of five models' multiplications that can be cut
 python benchmarks/layer_cost.py large     one 1024 × 1024 image a lane, ResNet-18: memory and speed
 
-All on a CPU with one thread a worker, in turns, medians. Memory is what activations and all else add to a
-process in a step: its peak over what it had before the first step.
+All on a CPU with one thread a worker, in turns, medians. Activations are what a lane's forward pass keeps for
+its backward pass. Memory is what a step adds to a process: its peak over what it had before the first step.
 """
 
 from __future__ import annotations
@@ -124,24 +124,22 @@ def large(rounds: int) -> list[Any]:
     for _ in range(rounds):
         for name, words in cases.items():
             found[name].append(_watch(words))
-    plain, records = found["one worker"], []
+    plain, records = [rows[0] for rows in found["one worker"]], []
+    named = {
+        "step_s": "images a second over one worker's",
+        "kept_mb": "activations that a lane keeps over one worker's",
+        "peak_mb": "memory that a step adds, gradients and exchange too, over one worker's",
+    }
     for name, runs in found.items():
-        speed = [
-            one[0]["step_s"] / max(row["step_s"] for row in rows)
-            for one, rows in zip(plain, runs, strict=True)
-        ]
-        memory = [
-            max(row["peak_mb"] for row in rows) / one[0]["peak_mb"]
-            for one, rows in zip(plain, runs, strict=True)
-        ]
-        for what, values in (("images a second", speed), ("memory that a step adds", memory)):
+        most = [{key: max(row[key] for row in rows) for key in named} for rows in runs]
+        for key, what in named.items():
+            ratios = [row[key] / one[key] for one, row in zip(plain, most, strict=True)]
             records.append(
                 make_record(
-                    f"ResNet-18, one 1024 × 1024 image a lane, {name}: {what} over one worker's",
-                    values,
+                    f"ResNet-18, one 1024 × 1024 image a lane, {name}: {what}",
+                    [1 / ratio for ratio in ratios] if key == "step_s" else ratios,
                     "x",
-                    step_s=statistics.median(max(row["step_s"] for row in rows) for rows in runs),
-                    peak_mb=statistics.median(max(row["peak_mb"] for row in rows) for rows in runs),
+                    **{key: statistics.median(row[key] for row in most)},
                 )
             )
     return records
