@@ -65,11 +65,11 @@ def formula_bytes(rank: int, mixed: bool) -> int:
     layers, entries = find_weights(mixed)
     own = len(worker_lanes(LANES, WORKERS, rank))
     lengths = [sum(entries[i].like.numel() for i in b) for b in split(entries, BUCKET_MB * 1e6)]
-    count = sum(2 * (WORKERS - 1) * -(-length // WORKERS) for length in lengths)
+    num_bytes = sum(4 * 2 * (WORKERS - 1) * -(-length // WORKERS) for length in lengths)
     for layer in layers.values():
         cut = RowCut(layer.in_features, layer.out_features, WORKERS, WORKERS, rank)
-        count += cut.sent_numbers(SAMPLES, LANES, own, True)
-    return 4 * count
+        num_bytes += SAMPLES * cut.sent_bytes(LANES, own, True, torch.float32)
+    return num_bytes
 
 
 def make_exchange(group: Group, mixed: bool) -> Callable[[], None]:

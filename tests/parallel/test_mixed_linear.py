@@ -48,24 +48,26 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def by_one_worker():
+def by_one_worker(dtype):
     """Outputs and gradients of every lane, and the mean of the weight's gradient."""
     layer, cut = make_layer()[0], LinearCut(Axes(slices=SLICES), WHOLE, WHOLE, INS, OUTS)
     tree, found = LaneTree(), []
     for number in range(LANES):
-        x = lane(number, INS).requires_grad_()
-        y = cut(x, layer.weight, layer.bias)
+        x = lane(number, INS).to(dtype).requires_grad_()
+        y = cut(x, layer.weight.to(dtype), layer.bias.to(dtype))
         ends = x, layer.weight, layer.bias
-        dx, dw, db = torch.autograd.grad(y, ends, lane(number + 99, OUTS))
+        dx, dw, db = torch.autograd.grad(y, ends, lane(number + 99, OUTS).to(dtype))
         tree.add([dw])
         found.append((y.detach(), dx, db))
     return found, tree.mean()[0]
 
 
 @pytest.mark.gloo
+@pytest.mark.parametrize("half", [None, torch.bfloat16])
 @pytest.mark.parametrize("workers", [2, 3, 5, 8])
-def test_a_layer_over_workers_has_the_bits_of_one_worker(workers):
-    lanes, mean = by_one_worker()
+def test_a_layer_over_workers_has_the_bits_of_one_worker(workers, half):
+    dtype = half or torch.float32
+    lanes, mean = by_one_worker(dtype)
 
     def work(group):
         torch.set_num_threads(1)  # each thread has a number of its own
@@ -74,16 +76,16 @@ def test_a_layer_over_workers_has_the_bits_of_one_worker(workers):
         shared = RowSharedModel(model, {"0.weight": cut}, group)
         layer = MixedLinear("0", model[0], cut, rounds, None)
         layer.form, layer.rows = (
-            LaneForm(SAMPLES, torch.float32, torch.device("cpu")),
+            LaneForm(SAMPLES, dtype, torch.device("cpu")),
             lambda: shared.rows("0.weight"),
         )
         own = worker_lanes(LANES, workers, group.rank)
         for number, which in enumerate(own):
             rounds.begin(number)
-            x = lane(which, INS).requires_grad_()
+            x = lane(which, INS).to(dtype).requires_grad_()
             y = layer(x)
             dx, db, dw = torch.autograd.grad(
-                y, (x, model[0].bias, model[0].weight), lane(which + 99, OUTS), allow_unused=True
+                y, (x, model[0].bias, model[0].weight), lane(which + 99, OUTS).to(dtype), allow_unused=True
             )
             expected = lanes[which]
             assert dw is None

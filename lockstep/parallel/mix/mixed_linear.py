@@ -58,7 +58,7 @@ class MixedLinear:
         lanes, rank = self._rounds.lanes_of_all, self.cut.rank
         count = sum(map(len, lanes)), len(lanes[rank])
         assert self.form
-        return self.cut.sent_numbers(self.form.samples, *count, self.needs_input) * self.form.dtype.itemsize
+        return self.form.samples * self.cut.sent_bytes(*count, self.needs_input, self.form.dtype)
 
     @property
     def by_data_bytes(self) -> int:

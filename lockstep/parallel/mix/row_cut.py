@@ -73,9 +73,12 @@ class RowCut:
             tree.add([part], len(own).bit_length() - 1)
         return tree.root()[1][0]
 
-    def sent_numbers(self, samples: int, lanes: int, own_lanes: int, needs_input: bool) -> int:
-        """How many numbers this worker sends in a step of so many lanes, of which some are its own."""
+    def sent_bytes(self, lanes: int, own_lanes: int, needs_input: bool, dtype: torch.dtype) -> int:
+        """What this worker sends in a step for each sample of a lane, of so many lanes, some its own.
+
+        Partial sums go in fp32 at least.
+        """
         others, theirs, own = self.workers - 1, lanes - own_lanes, len(self.own)
-        forward = own_lanes * self.ins * others + theirs * own
-        backward = own_lanes * (self.outs - own) + needs_input * theirs * self.ins
-        return samples * (forward + backward)
+        values = own_lanes * self.ins * others + theirs * own + own_lanes * (self.outs - own)
+        partials = needs_input * theirs * self.ins
+        return values * dtype.itemsize + partials * max(dtype.itemsize, 4)
