@@ -201,6 +201,15 @@ def take(tensor: Tensor, dim: int, ranges: Sequence[range]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
+def among_zeros(part: Tensor, dim: int, own: range, shape: torch.Size) -> Tensor:
+    """A tensor of the whole shape with a part at its place along a dimension, and zeros elsewhere."""
+    if part.shape == shape:
+        return part
+    whole = part.new_zeros(shape)
+    whole.narrow(dim, own.start, len(own)).copy_(part)
+    return whole
+
+
 def sum_leaves(parts: Sequence[Tensor]) -> Tensor:
     """The sum of an aligned subtree's leaves; it may write into them."""
     tree = LaneTree()

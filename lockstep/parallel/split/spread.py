@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lockstep.comm.tree import worker_lanes
+
 Ranges = tuple[range, ...]  # increasing, without overlap
 
 
@@ -32,7 +34,7 @@ WHOLE = Spread()
 
 def even_ranges(count: int, parts: int) -> list[range]:
     """Ranges as even as possible."""
-    return [range(part * count // parts, (part + 1) * count // parts) for part in range(parts)]
+    return [worker_lanes(count, parts, part) for part in range(parts)]
 
 
 def deal_subtrees(leaves: int, workers: int) -> list[range]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lockstep.kernels.lrn import widen
-from lockstep.parallel.split.axes import SPATIAL, Axes, sum_leaves, take
+from lockstep.parallel.split.axes import SPATIAL, Axes, among_zeros, sum_leaves, take
 from lockstep.parallel.split.layers.conv_piece import ConvForm
 from lockstep.parallel.split.layers.whole_sums import whole_sums
 from lockstep.parallel.split.layers.window import common_rows
@@ -116,7 +116,7 @@ class ConvCut:
         _, bands = self.ranges(self.rows if self.form.transposed else self.out_rows)
         dy = _channels(dy, own)
         parts = [widen(self.form.weight_gradient(x, x_held, dy, dy_held, b, own, shape)) for b in bands]
-        return _widen(sum_leaves(parts), 1 if self.form.transposed else 0, own, shape)
+        return among_zeros(sum_leaves(parts), 1 if self.form.transposed else 0, own, shape)
 
     def bias_gradient(self, dy: Tensor) -> Tensor:
         """The same for the bias, from this worker's rows of the output's gradient."""
@@ -124,7 +124,7 @@ class ConvCut:
         rows, bands = self.ranges(self.out_rows)
         dy = _channels(dy, own)
         sums = [widen(dy.narrow(2, b.start - rows.start, len(b)).sum((0, 2, 3))) for b in bands]
-        return _widen(sum_leaves(sums), 0, own, torch.Size([self.outs]))
+        return among_zeros(sum_leaves(sums), 0, own, torch.Size([self.outs]))
 
     def whole_gradients(self, x: Tensor, dy: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor]:
         """Both, without bands."""
@@ -132,8 +132,8 @@ class ConvCut:
         weight, bias = whole_sums(self.form, x, _channels(dy, outs), outs, shape, True)
         assert bias is not None
         return (
-            _widen(weight, 1 if self.form.transposed else 0, outs, shape),
-            _widen(bias, 0, outs, torch.Size([self.outs])),
+            among_zeros(weight, 1 if self.form.transposed else 0, outs, shape),
+            among_zeros(bias, 0, outs, torch.Size([self.outs])),
         )
 
     def _channels(self, part: str) -> range:
@@ -198,15 +198,6 @@ def _channels(dy: Tensor, own: range) -> Tensor:
 
 def _join(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), 2)
-
-
-def _widen(part: Tensor, dim: int, own: range, shape: torch.Size) -> Tensor:
-    """A tensor of the whole shape with a part at its place and zeros elsewhere."""
-    if part.shape == shape:
-        return part
-    whole = part.new_zeros(shape)
-    whole.narrow(dim, own.start, len(own)).copy_(part)
-    return whole
 
 
 def _is_dense(tensor: Tensor) -> bool:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lockstep.kernels.lrn import widen
-from lockstep.parallel.split.axes import CHANNEL, Axes, sum_leaves, take
+from lockstep.parallel.split.axes import CHANNEL, Axes, among_zeros, sum_leaves, take
 from lockstep.parallel.split.spread import Ranges, Spread, deal_subtrees, even_ranges
 
 
@@ -93,20 +93,11 @@ class _Multiply(torch.autograd.Function):
             every = cut.axes.all_channels(dy, cut.made)
         if needs_weight:
             own_grad = dy.t() @ x if "weight" in cut.by_channel else None
-            weight_grad = every.t() @ x if own_grad is None else _place(own_grad, own, weight.shape)
+            weight_grad = every.t() @ x if own_grad is None else among_zeros(own_grad, 0, own, weight.shape)
         if needs_bias:  # a short sum, whose order may depend on how many there are side by side
             bias_grad = every.sum(0)
         sums = [None if part is None else part.to(weight.dtype) for part in (weight_grad, bias_grad)]
         return grad, sums[0], sums[1], None
-
-
-def _place(part: Tensor, own: range, shape: torch.Size) -> Tensor:
-    """The part at its place among zeros."""
-    if part.shape == shape:
-        return part
-    whole = part.new_zeros(shape)
-    whole[own.start : own.stop] = part
-    return whole
 
 
 def _sum_over(axes: Axes, partial: Tensor) -> Tensor:
