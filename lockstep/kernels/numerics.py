@@ -67,6 +67,12 @@ def failed_allocations(device: torch.device) -> int:
     return int(torch.cuda.memory_stats(device).get("num_ooms", 0)) if device.type == "cuda" else 0
 
 
+def check_allocations(device: torch.device, before: int) -> None:
+    """Refuse what was computed while memory ran out: cuDNN then takes another kernel, and says nothing."""
+    if failed_allocations(device) > before:
+        raise torch.OutOfMemoryError("memory ran out for a kernel, and another one may give other bits")
+
+
 def memory_format(run: Run) -> torch.memory_format:
     """The memory format of images and weights."""
     return torch.channels_last if run.train.channels_last else torch.contiguous_format

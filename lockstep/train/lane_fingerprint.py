@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lockstep.data import Store
 from lockstep.kernels.loss import Loss, WholeLoss
-from lockstep.kernels.numerics import memory_format
+from lockstep.kernels.numerics import check_allocations, failed_allocations, memory_format
 from lockstep.kernels.structure import place
 from lockstep.lower.fixed_lane import fixed_labels, fixed_samples, run_fixed_lane
 from lockstep.lower.lane_by_lane import LaneByLane
@@ -43,8 +43,10 @@ def fingerprint_lane(
     way = _choose_way(run, model, loss, lowering)
 
     def compute() -> list[Tensor]:
-        images = torch.zeros(samples, *store.shape, device=device)
-        return run_fixed_lane(way, images, _labels(store, loss, samples, device), memory_format(run))
+        images, failed = torch.zeros(samples, *store.shape, device=device), failed_allocations(device)
+        found = run_fixed_lane(way, images, _labels(store, loss, samples, device), memory_format(run))
+        check_allocations(device, failed)  # a kernel that is chosen here stays chosen for all steps
+        return found
 
     try:
         samples = size
