@@ -1,4 +1,4 @@
-"""Draws layers.png: how long each layer over several workers computed and exchanged, in a step of a run."""
+"""Draws layers.png: what each layer over several workers takes in a step, and when, in the last one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 _COMPUTE, _EXCHANGE = "#4477aa", "#cc6677"
+_COLORS = {"busy": _COMPUTE, "spatial": _EXCHANGE, "channel": "#ddaa33"}
+_STRIP = 0.3  # inches for each worker's time
 _MOST = 60  # bars; the rest is one bar
 _LEAST = 0.004  # of the longest bar: less can hardly be seen
 _ROW = 0.16  # inches
@@ -23,9 +25,11 @@ def draw_layers(directory: Path) -> Path | None:
     from matplotlib.figure import Figure
 
     rows = _fewer(layers["rows"])
-    figure = Figure(figsize=(10, 1.5 + _ROW * len(rows)), dpi=120, layout="constrained")
+    high, strips = 1.2 + _ROW * len(rows), 0.8 + _STRIP * len(layers["timeline"])
+    figure = Figure(figsize=(10, 0.6 + high + strips), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots()
+    above, axes = figure.subplots(2, height_ratios=[strips, high])
+    _draw_times(above, layers["timeline"])
     places, busy = range(len(rows)), [1e3 * row["busy_s"] for row in rows]
     spent = [1e3 * row["exchange_s"] for row in rows]
     axes.barh(places, busy, 0.75, color=_COMPUTE, label="computing, forward and backward")
@@ -43,13 +47,28 @@ def draw_layers(directory: Path) -> Path | None:
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     right.spines["right"].set_visible(False)
-    figure.legend(loc="outside upper right", ncols=2, frameon=False, fontsize=8)
+    above.plot([], [], color=_COLORS["channel"], linewidth=6, label="exchanging channels, in the upper part")
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     figure.suptitle(
         f"{directory.name}: {100 * layers['share']:.0f} % of the multiplications are cut", x=0.02, ha="left"
     )
     path, new = directory / "layers.png", directory / ".layers.png"
     figure.savefig(new)
     return new.replace(path)  # atomic, as this process may be killed while it draws
+
+
+def _draw_times(axes: Any, workers: list[list[list[Any]]]) -> None:
+    """A strip for each worker: exchanges lie over the computing that they interrupt."""
+    for number, events in enumerate(workers):
+        for what, color in _COLORS.items():
+            spans = [(start / 1e3, length / 1e3) for _, kind, start, length in events if kind == what]
+            axes.broken_barh(spans, (number - 0.4, 0.8), color=color, linewidth=0)
+    ends = [start + length for events in workers for _, _, start, length in events]
+    axes.set_xlim(0, max(ends, default=1) / 1e3)
+    axes.set_yticks(range(len(workers)), [f"worker {number}" for number in range(len(workers))], fontsize=7)
+    axes.set_ylim(len(workers) - 0.5, -0.5)
+    axes.set_xlabel("milliseconds of the last step, its first lanes", fontsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _fewer(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from lockstep.comm.tree import worker_lanes
 from lockstep.data.loader import Lanes, TrainLoader
 from lockstep.parallel.mix.mixed_lanes import MixedLanes
 from lockstep.parallel.pipelined_lanes import PipelinedLanes
-from lockstep.parallel.split.layer_report import measured_rows, summarize_layers
+from lockstep.parallel.split.layer_report import measured, summarize_layers
 from lockstep.runs.train_state import TrainState
 from lockstep.spec import Launch
 from lockstep.train.audit import Audit
@@ -109,7 +109,7 @@ class Engine:
         """What layers over several workers computed and exchanged; empty without them. A collective."""
         if not self._split:
             return {}
-        mine = json.dumps(measured_rows(self._split)).encode()
+        mine = json.dumps(measured(self._split)).encode()
         found = [json.loads(row) for row in self._world.all_gather_bytes(mine)]
         return summarize_layers(self._split, found)
 

@@ -63,5 +63,9 @@ def test_a_run_tells_what_its_layers_sent_and_draws_it(tmp_path):
         150 + 1
     )  # one worker of two sends the half that the other sums, and its own
     assert rows["gradients"]["spatial_mb"] == pytest.approx(lanes * 4 * weights / 1e6, rel=0.01)
+    events = [event for worker in found["timeline"] for event in worker]
+    kinds = {what for _, what, _, _ in events}
+    assert len(found["timeline"]) == 2 and kinds == {"busy", "spatial"}
+    assert all(start >= 0 and found["rows"][row]["layer"] for row, _, start, _ in events)
     with Image.open(tmp_path / "run" / "layers.png") as picture:
         assert picture.width == 1200 and len(picture.convert("RGB").getcolors(1 << 20)) > 50

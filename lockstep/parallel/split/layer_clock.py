@@ -14,6 +14,9 @@ from typing import Any
 
 from torch import Tensor
 
+_MOST = 1500  # events of a step that are kept: those of the first lanes
+BUSY = "busy"
+
 
 @dataclass
 class Traffic:
@@ -30,11 +33,14 @@ class LayerClock:
     traffic: dict[tuple[str, str], Traffic] = field(default_factory=lambda: defaultdict(Traffic))
     busy_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     steps: int = 0
+    # of the last step: layer, what it did (an axis, or `BUSY`), when, and for how long
+    events: list[tuple[str, str, float, float]] = field(default_factory=list)
     _exchanged_s: float = 0.0
     _is_warm: bool = False
 
     def begin_step(self) -> None:
         """Forget what came before the first step, and after it that step."""
+        self.events.clear()
         if not self.steps or not self._is_warm:
             self._is_warm = self._is_warm or self.steps > 0
             self.steps = 0
@@ -46,6 +52,7 @@ class LayerClock:
 
     def clear(self) -> None:
         """Forget everything but the steps."""
+        self.events.clear()
         self.traffic.clear()
         self.busy_s.clear()
 
@@ -56,29 +63,39 @@ class LayerClock:
         seen.num_bytes += num_bytes
         seen.seconds += seconds
         self._exchanged_s += seconds
+        self._note(layer, axis, seconds)
 
     @contextmanager
     def busy(self, layer: str) -> Iterator[None]:
         """Count what a layer computes inside the block, without exchanges."""
-        begun = self._now()
+        begun, start = self._now(), time.perf_counter()
         yield
-        self.busy_s[layer] += self._now() - begun
+        self._end(layer, begun, start)
 
     def watch_backward(self, layer: str, result: Tensor) -> None:
         """Count the backward pass of the operation that gave a result, too."""
-        operation, begun = result.grad_fn, 0.0
+        operation, begun, start = result.grad_fn, 0.0, 0.0
         if operation is None:
             return
 
         def begin(grads: Any) -> None:
-            nonlocal begun
-            begun = self._now()
+            nonlocal begun, start
+            begun, start = self._now(), time.perf_counter()
 
         def end(grads: Any, given: Any) -> None:
-            self.busy_s[layer] += self._now() - begun
+            self._end(layer, begun, start)
 
         operation.register_prehook(begin)
         operation.register_hook(end)
+
+    def _end(self, layer: str, begun: float, start: float) -> None:
+        self.busy_s[layer] += self._now() - begun
+        self._note(layer, BUSY, time.perf_counter() - start)
+
+    def _note(self, layer: str, what: str, seconds: float) -> None:
+        """Keep an event that ends now; others of the same layer may lie within it."""
+        if len(self.events) < _MOST:
+            self.events.append((layer, what, time.time() - seconds, seconds))
 
     def _now(self) -> float:
         """The time, as if exchanges took none."""

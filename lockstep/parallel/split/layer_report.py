@@ -93,9 +93,14 @@ def measured_rows(graph: SplitGraph) -> list[Row]:
     return found
 
 
-def summarize_layers(graph: SplitGraph, workers: Sequence[Sequence[Row]]) -> Row:
+def measured(graph: SplitGraph) -> Row:
+    """What this worker measured: its rows, and the events of its last step in Unix time."""
+    return {"rows": measured_rows(graph), "events": graph.axes.clock.events}
+
+
+def summarize_layers(graph: SplitGraph, found: Sequence[Row]) -> Row:
     """What `summary.json` has, from what all workers measured."""
-    rows = layer_rows(graph)
+    rows, workers = layer_rows(graph), [own["rows"] for own in found]
     known = {row["layer"]: row for row in rows}
     merged = [
         {
@@ -104,6 +109,7 @@ def summarize_layers(graph: SplitGraph, workers: Sequence[Sequence[Row]]) -> Row
         }
         for same in zip(*workers, strict=True)
     ]
+    shown = [row for row in merged if "rule" in row or row["exchange_s"]]
     totals = {key: max(sum(row[key] for row in own) for own in workers) for key in ("busy_s", "exchange_s")}
     return {
         "share": round(share_of(rows), 4),
@@ -112,8 +118,23 @@ def summarize_layers(graph: SplitGraph, workers: Sequence[Sequence[Row]]) -> Row
         "cells": list_cells(graph),
         "timed": "launches" if any(p.is_cuda for p in graph.model.parameters()) else "work",
         **{key: round(value, 6) for key, value in totals.items()},
-        "rows": [row for row in merged if "rule" in row or row["exchange_s"]],
+        "rows": shown,
+        "timeline": _timeline([row["layer"] for row in shown], [own["events"] for own in found]),
     }
+
+
+def _timeline(layers: Sequence[str], workers: Sequence[Sequence[Sequence[Any]]]) -> list[list[list[Any]]]:
+    """Every worker's last step: the number of a row, what it did; microseconds: from when, how long."""
+    places = {layer: place for place, layer in enumerate(layers)}
+    first = min((event[2] for events in workers for event in events), default=0.0)
+    return [
+        [
+            [places[layer], what, round(1e6 * (start - first)), round(1e6 * seconds)]
+            for layer, what, start, seconds in events
+            if layer in places
+        ]
+        for events in workers
+    ]
 
 
 def _share(graph: SplitGraph, way: Way) -> float:
