@@ -1,7 +1,6 @@
 """What a grid costs one worker, and what rows over workers bring for large images.
 
 python benchmarks/layer_cost.py cost      one worker: seconds a lane with train.bands=4 over those without
-python benchmarks/layer_cost.py share     the part of five models' multiplications that can be cut
 python benchmarks/layer_cost.py large     one 1024 × 1024 image a lane, ResNet-18: memory and speed
 
 All on a CPU with one thread a worker, in turns, medians. Activations are what a lane's forward pass keeps for
@@ -23,19 +22,16 @@ from typing import Any
 import torch
 from measure import make_parser, make_record
 
-from lockstep.comm.group import Group
 from lockstep.data.loader import Lanes
 from lockstep.kernels.loss import CrossEntropy
 from lockstep.kernels.numerics import prepare_device
 from lockstep.lower.lane_by_lane import LaneByLane
 from lockstep.models.registry import build_model
 from lockstep.parallel.split.axes import Axes
-from lockstep.parallel.split.split_graph import SplitGraph
 from lockstep.parallel.split.split_model import split_model
 from lockstep.spec import Model, Run
 from lockstep.spec.record import write_records
 
-SIZES = {"alexnet": 448, "googlenet": 512, "resnet18": 512, "vgg11": 512}
 LARGE = ["model.name=resnet18", "model.stem=imagenet", "data.size=1024", "data.channels=3", "train.lanes=2"]
 LARGE += ["train.batch=2", "data.num_test=2", "train.epochs=1", "schedule.warmup_epochs=0"]
 STEPS = 5
@@ -44,11 +40,11 @@ WATCH = "LOCKSTEP_WATCHED"  # the folder where each worker writes what it has se
 
 def main() -> None:
     parser = make_parser(__doc__, None)
-    parser.add_argument("what", choices=["cost", "share", "large"])
+    parser.add_argument("what", choices=["cost", "large"])
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     prepare_device("cpu", 1)
-    records = {"cost": cost, "share": share, "large": large}[options.what](options.rounds)
+    records = {"cost": cost, "large": large}[options.what](options.rounds)
     for record in records:
         print(f"{record.name}: {record.value:.4g} {record.unit} {record.spread} {json.dumps(record.details)}")
     write_records(
@@ -85,29 +81,6 @@ def cost(rounds: int) -> list[Any]:
                 cells=[graph.label(i) for i, way in enumerate(graph.ways) if way.by_band],
             )
         )
-    return records
-
-
-def share(rounds: int) -> list[Any]:
-    """By the rules, for one image of a size at which no layer has too few rows."""
-    records = []
-    for name, size in SIZES.items():
-        model, x = _model(name, size).train(), torch.zeros(1, 3, size, size)
-        for axis in ("channel", "spatial"):
-            for workers in (2, 4):
-                groups = {axis: _group(workers)}
-                graph = SplitGraph(model, Axes(4, 4, **groups), x, lambda graph, place, way: way)
-                sizes = {"channel": 1, "spatial": 1, axis: workers}
-                total = sum(sum(way.work.values()) for way in graph.ways)
-                cut = sum(sum(way.work.values()) * way.share(**sizes) for way in graph.ways)
-                records.append(
-                    make_record(
-                        f"{name} at {size}, {axis}={workers}: part of the multiplications that can be cut",
-                        [cut / total],
-                        "of 1",
-                        limit=0.9,
-                    )
-                )
     return records
 
 
@@ -157,11 +130,6 @@ def _watch(words: list[str]) -> list[dict[str, float]]:
 
 def _model(name: str, size: int) -> torch.nn.Module:
     return build_model(Run(model=Model(name=name)), (3, size, size), 10)
-
-
-def _group(size: int) -> Group:
-    """Workers that only count: nothing is sent to choose the ways of layers."""
-    return Group(0, size, host=object())  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--keys", nargs="*", default=[], help="more keys of the run")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
-    cores = Cores(max(options.cores, *(_workers(plan) for plan in options.plans)))
+    cores = Cores(max(options.cores, *(read_workers(plan) for plan in options.plans)))
     records = []
     for model in options.models:
         every = ["data=1", *options.plans]
@@ -90,7 +90,7 @@ def train(model: str, plan: str, cores: Cores, options: Any) -> list[Any]:
             words += ["--runs-dir", folder, "--name", "run", "--device", options.device, "--quiet"]
             command = [sys.executable, "-m", "lockstep", "train", "shapes", *words, "--plan", plan]
         try:
-            cores.run(_workers(plan), command, {**os.environ})
+            cores.run(read_workers(plan), command, {**os.environ})
         except subprocess.CalledProcessError as error:
             return [f"exit code {error.returncode}"]
         summary = json.loads((Path(folder) / "run" / "summary.json").read_text())
@@ -98,7 +98,7 @@ def train(model: str, plan: str, cores: Cores, options: Any) -> list[Any]:
     return [summary.get(key) for key in HASHES]
 
 
-def _workers(plan: str) -> int:
+def read_workers(plan: str) -> int:
     found = read_plan(plan)
     return found.workers or found.least
 
