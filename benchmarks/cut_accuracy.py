@@ -9,14 +9,16 @@ differ as it does from seed to seed. A plan has to give the very hash of one wor
 from __future__ import annotations
 
 import json
+import os
 import statistics
-import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from measure import make_parser, make_record
+from plan_matrix import Cores
 
 from lockstep.spec.record import write_records
 
@@ -33,15 +35,14 @@ def main() -> None:
     parser = make_parser(__doc__, "cut-accuracy-cpu.json")
     parser.add_argument("--data", required=True, help="the folder of Fashion-MNIST")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args()
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in CASES}
-    for seed in range(options.seeds):
-        for name, (keys, words) in CASES.items():
-            every = [*KEYS, *keys, f"seed={seed}", f"data.dir={options.data}"]
-            found[name].append(train(every, words))
-            print(f"seed {seed}, {name}: {100 * found[name][-1]['accuracy']:.2f} %", flush=True)
-    records = []
-    for name, summaries in found.items():
+    cores, records = Cores(max(options.cores, 4)), []
+    cases = [(name, seed) for name in CASES for seed in range(options.seeds)]
+    with ThreadPoolExecutor(options.cores) as pool:
+        found = list(pool.map(lambda case: train(*case, options.data, cores), cases))
+    for name in CASES:
+        summaries = [summary for (case, _), summary in zip(cases, found, strict=True) if case == name]
         percents = [round(100 * summary["accuracy"], 2) for summary in summaries]
         records.append(
             make_record(
@@ -59,18 +60,17 @@ def main() -> None:
     sys.exit("the plan gives other bits than one worker" if one != cut else 0)
 
 
-def train(keys: list[str], words: list[str]) -> dict[str, Any]:
+def train(case: str, seed: int, data: str, cores: Cores) -> dict[str, Any]:
     """The summary of a run."""
+    keys, words = CASES[case]
+    options = [word for key in [*KEYS, *keys, f"seed={seed}", f"data.dir={data}"] for word in ("-o", key)]
     with tempfile.TemporaryDirectory() as folder:
-        words = [*words, "--runs-dir", folder, "--name", "run", "--device", "cpu", "--quiet"]
-        options = [word for key in keys for word in ("-o", key)]
-        subprocess.run(
-            [sys.executable, "-m", "lockstep", "train", "fashion", *options, *words],
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
+        command = [sys.executable, "-m", "lockstep", "train", "fashion", *options, *words, "--quiet"]
+        command += ["--runs-dir", folder, "--name", "run", "--device", "cpu"]
+        cores.run(4 if words else 1, command, {**os.environ})
         summary: dict[str, Any] = json.loads((Path(folder) / "run" / "summary.json").read_text())
-        return summary
+    print(f"seed {seed}, {case}: {100 * summary['accuracy']:.2f} %", flush=True)
+    return summary
 
 
 if __name__ == "__main__":
