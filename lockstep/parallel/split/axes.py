@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -15,6 +15,7 @@ from lockstep.comm.tree import LaneTree
 from lockstep.parallel.split.layer_clock import LayerClock
 from lockstep.parallel.split.layers.row_buffer import empty_as
 from lockstep.parallel.split.layers.window import common_rows
+from lockstep.parallel.split.overlap import exchange_beside
 from lockstep.parallel.split.spread import Ranges, Spread, count, deal_subtrees, even_ranges
 
 CHANNEL, SPATIAL = "channel", "spatial"
@@ -120,15 +121,23 @@ class Axes:
         return self.move(CHANNEL, tensor, 1, spread.channels, [(every,)] * self.channel.size)
 
     def move(
-        self, axis: str, tensor: Tensor, dim: int, have: Sequence[Ranges], want: Sequence[Ranges]
+        self,
+        axis: str,
+        tensor: Tensor,
+        dim: int,
+        have: Sequence[Ranges],
+        want: Sequence[Ranges],
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> Tensor:
         """What this worker wants along a dimension, of what all workers along an axis have.
 
-        What one has, no other has. Every worker calls it with the same `have` and `want`.
+        What one has, no other has. Every worker calls it with the same `have` and `want`. Of what is in host
+        memory, `meanwhile` runs while it travels.
         """
         group = self.group(axis)
         own, wanted = have[group.rank], want[group.rank]
         if group.size == 1 and own == wanted:
+            meanwhile()
             return tensor
         sent = [_shared(own, want[peer]) if peer != group.rank else [] for peer in range(group.size)]
         received = [_shared(have[peer], wanted) if peer != group.rank else [] for peer in range(group.size)]
@@ -141,8 +150,10 @@ class Axes:
         leaving = torch.cat(pieces) if pieces else tensor.new_empty(0)
         pairs = [(one, other) for one in range(group.size) for other in range(group.size) if one != other]
         if any(_shared(have[one], want[other]) for one, other in pairs):  # the same on every worker
-            group.all_to_all(arrived, leaving, *counts)
+            start += exchange_beside(group, (arrived, counts[0]), (leaving, counts[1]), meanwhile)
             self._note(axis, leaving.numel() * leaving.element_size(), start)
+        else:
+            meanwhile()
         shape[dim] = count(wanted)
         output = empty_as(tuple(shape), tensor)
         for at, to, n in _shared(own, wanted):

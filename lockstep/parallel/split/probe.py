@@ -3,7 +3,7 @@
 Without a plan: whether every cut by rows that a plan can make gives the bits of the whole. Where not, the
 layer is computed band by band, by one worker, too; that is part of the identity. Under a plan: whether this
 worker's part of every call, forward and backward, is that part of what one worker computes. What fails is
-computed for all channels, or whole; so the answer changes no bit, only the time.
+computed when its halo has come, for all channels, or whole; so the answer changes no bit, only the time.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class PlanProbe:
 
     def __init__(self, alone: SplitGraph, half: bool) -> None:
         self._alone, self._half = alone, half
-        self._known: dict[Hashable, set[str] | None] = {}
+        self._known: dict[Hashable, list[set[str]] | None] = {}
 
     def check(self, graph: SplitGraph, place: int, way: Way) -> Way:
         """The way without cuts that would change bits: perhaps one worker's way, by all of them."""
@@ -98,18 +98,24 @@ class PlanProbe:
             return CallSite(graph, place).whole(
                 "whole: kernels give other bits in parts", dict(way.work), alone.run
             )
-        way.by_channel &= kept
+        for parts, right in zip((way.inner_first, way.by_channel), kept, strict=True):
+            parts.intersection_update(right)
         return way
 
-    def _find(self, graph: SplitGraph, place: int, way: Way) -> set[str] | None:
-        """Which parts may stay cut by channels; None if the call has other bits even without."""
-        before = set(way.by_channel)
-        wrong = self._wrong(graph, place, way)
-        if wrong & before:
-            way.by_channel -= wrong
-            wrong = self._wrong(graph, place, way)
-        found = None if wrong else set(way.by_channel)
-        way.by_channel |= before
+    def _find(self, graph: SplitGraph, place: int, way: Way) -> list[set[str]] | None:
+        """Of which parts the inner rows may come first, and which may be cut by channels.
+
+        None if the call has other bits even without both.
+        """
+        choices = way.inner_first, way.by_channel
+        before, wrong = [set(parts) for parts in choices], self._wrong(graph, place, way)
+        for parts in choices:
+            if wrong & parts:
+                parts.difference_update(wrong)
+                wrong = self._wrong(graph, place, way)
+        found = None if wrong else [set(parts) for parts in choices]
+        for parts, all_parts in zip(choices, before, strict=True):
+            parts.update(all_parts)
         return found
 
     def _wrong(self, graph: SplitGraph, place: int, way: Way) -> set[str]:

@@ -24,6 +24,7 @@ class Way:
     work: Mapping[str, float] = field(default_factory=dict)  # multiplications: forward, input, weight
     by_channel: set[str] = field(default_factory=set)  # which of these are cut by channels; a probe may clear
     by_band: set[str] = field(default_factory=set)  # which are computed band by band, by one worker, too
+    inner_first: set[str] = field(default_factory=set)  # whose inner rows do not wait for the halo; likewise
     cut: Any = None  # the numbers of a convolution
     exact: bool = False  # each element by itself
     gradients: Mapping[str, GradientPart] = field(default_factory=dict)  # of its parameters, if not whole

@@ -67,6 +67,7 @@ def _convolution(site: CallSite) -> Way | None:
         work,
         cut.by_channel,
         cut.by_band,
+        cut.inner_first,
         cut,
         gradients=site.gradients(part),
     )

@@ -5,10 +5,39 @@ Every result is without gaps and lies in memory as its source does, channels fir
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from lockstep.parallel.split.layers.window import common_rows
+
+
+@dataclass
+class RowParts:
+    """An image's rows in several tensors, from the first to the last: a worker's own, and its halo's."""
+
+    ranges: list[range]
+    tensors: list[Tensor]
+
+    def take(self, rows: range, fill: float = 0.0) -> Tensor:
+        """These rows in one tensor; those that none has are filled."""
+        parts = list(zip(self.ranges, self.tensors, strict=True))
+        for held, tensor in parts:
+            if held.start <= rows.start and rows.stop <= held.stop:
+                return dense_as(tensor.narrow(2, rows.start - held.start, len(rows)), tensor)
+        like = max(self.tensors, key=torch.numel)
+        found = empty_as((*like.shape[:2], len(rows), like.shape[3]), like)
+        at = rows.start
+        for held, tensor in parts:
+            both = common_rows(held, rows)
+            if both:
+                found.narrow(2, at - rows.start, both.start - at).fill_(fill)
+                place = found.narrow(2, both.start - rows.start, len(both))
+                place.copy_(tensor.narrow(2, both.start - held.start, len(both)))
+                at = both.stop
+        found.narrow(2, at - rows.start, rows.stop - at).fill_(fill)
+        return found
 
 
 def take_rows(image: Tensor, held: range, rows: range) -> Tensor:

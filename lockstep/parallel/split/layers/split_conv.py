@@ -7,7 +7,7 @@ is a sum over pixels: a partial sum over this worker's bands, for its own output
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from lockstep.kernels.lrn import widen
-from lockstep.parallel.split.axes import SPATIAL, Axes, among_zeros, sum_leaves, take
+from lockstep.parallel.split.axes import Axes, among_zeros, sum_leaves, take
 from lockstep.parallel.split.layers.conv_piece import ConvForm
+from lockstep.parallel.split.layers.halo import Halo
+from lockstep.parallel.split.layers.row_buffer import RowParts
 from lockstep.parallel.split.layers.whole_sums import whole_sums
-from lockstep.parallel.split.layers.window import common_rows
 from lockstep.parallel.split.spread import Spread, count
 
 
@@ -37,6 +38,8 @@ class ConvCut:
     # which of forward, input and weight are computed for this worker's channels only; others for all
     by_channel: set[str] = field(default_factory=lambda: {"forward", "input", "weight", "bias"})
     by_band: set[str] = field(default_factory=set)  # which of forward and input are computed band by band
+    # of which of them the inner rows are computed while the halo travels; a probe may clear this, too
+    inner_first: set[str] = field(default_factory=lambda: {"forward", "input"})
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         found: Tensor = _Convolve.apply(x, weight, bias, self)  # type: ignore[no-untyped-call]
@@ -59,37 +62,37 @@ class ConvCut:
             return range(rows), [range(rows)]
         return self.axes.own_rows(rows), self.axes.own_bands(rows)
 
-    def fetch(self, x: Tensor, rows: int, needs: Callable[[range], range]) -> tuple[Tensor, range]:
-        """The rows that this worker's part of another image needs, from all workers' rows of this one."""
-        if not self.is_banded:
-            return x, range(rows)
-        have = self.axes.rows_of_all(rows)
-        other = self.out_rows if rows == self.rows else self.rows
-        want = [(needs(own),) for (own,) in self.axes.rows_of_all(other)]
-        return self.axes.move(SPATIAL, x, 2, have, want), want[self.axes.spatial.rank][0]
+    @property
+    def forward_halo(self) -> Halo:
+        """The output's rows from the input's."""
+        form, (ins, outs) = self.form, (self.rows, self.out_rows)
+        return self._halo(ins, outs, lambda out: form.forward_needs(out, ins), not form.transposed)
 
-    def forward_needs(self, out: range) -> range:
-        """Rows of the input, for rows of the output; whoever is alone needs no copy without unused rows."""
-        alone = self.axes.spatial.size == 1
-        return range(self.rows) if alone else self.form.forward_needs(out, self.rows)
+    @property
+    def input_halo(self) -> Halo:
+        """The rows of the input's gradient from those of the output's."""
+        form, (ins, outs) = self.form, (self.rows, self.out_rows)
+        return self._halo(outs, ins, lambda rows: form.input_needs(rows, outs), form.transposed)
 
-    def input_needs(self, rows: range) -> range:
-        """Rows of the output's gradient, for rows of the input's."""
-        alone = self.axes.spatial.size == 1
-        return range(self.out_rows) if alone else self.form.input_needs(rows, self.out_rows)
-
-    def forward(self, x: Tensor, held: range, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """This worker's part of the output."""
-        whole, bands = self.ranges(self.out_rows)
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, RowParts]:
+        """This worker's part of the output, and the rows of the input that it had."""
         own = self.own_outs
         outs = own if "forward" in self.by_channel else range(self.outs)
-        pieces = bands if "forward" in self.by_band else [whole]
-        made = _join([self.form.forward(x, held, weight, bias, piece, outs) for piece in pieces])
-        return made if outs == own else made.narrow(1, own.start, len(own)).contiguous()
 
-    def input_gradient(self, dy: Tensor, held: range, weight: Tensor, width: int) -> Tensor:
-        """The gradient of this worker's part of the input."""
-        whole, bands = self.ranges(self.rows)
+        def compute(x: Tensor, held: range, out: range) -> Tensor:
+            return self.form.forward(x, held, weight, bias, out, outs)
+
+        if self.is_banded:
+            made, parts = self.forward_halo.make(x, compute, *self._how("forward", self.out_rows))
+        else:
+            every = range(self.rows)
+            made, parts = compute(x, every, range(self.out_rows)), RowParts([every], [x])
+        return made if outs == own else made.narrow(1, own.start, len(own)).contiguous(), parts
+
+    def input_gradient(
+        self, dy: Tensor, weight: Tensor, width: int, meanwhile: Callable[[], None] | None
+    ) -> tuple[Tensor, RowParts]:
+        """The gradient of this worker's part of the input, and the rows of the output's that it had."""
         axes, given = self.axes, self.given.channels
         own = given[axes.channel.rank] if given else (range(self.ins),)
         ins = (
@@ -99,24 +102,36 @@ class ConvCut:
         )
         cut = "input" in self.by_channel and bool(self.made.channels)
         ins = ins if cut else (range(self.ins),)
-        pieces = bands if "input" in self.by_band else [whole]
-        found = _join([self.form.input_gradient(dy, held, weight, piece, ins, width) for piece in pieces])
-        if ins == own:
-            return found
-        if count(ins) == self.ins:
-            return take(found, 1, own).contiguous()
-        every = axes.channels_of_all(self.ins)
-        return axes.all_channels(found, Spread(channels=every))
 
-    def weight_gradient(
-        self, x: Tensor, x_held: range, dy: Tensor, dy_held: range, shape: torch.Size
-    ) -> Tensor:
+        def compute(dy: Tensor, held: range, rows: range) -> Tensor:
+            return self.form.input_gradient(dy, held, weight, rows, ins, width)
+
+        if self.is_banded:
+            how = self._how("input", self.rows)
+            found, parts = self.input_halo.make(dy, compute, *how, meanwhile)
+        else:
+            every = range(self.out_rows)
+            found, parts = compute(dy, every, range(self.rows)), RowParts([every], [dy])
+        if ins == own:
+            return found, parts
+        if count(ins) == self.ins:
+            return take(found, 1, own).contiguous(), parts
+        return axes.all_channels(found, Spread(channels=axes.channels_of_all(self.ins))), parts
+
+    def weight_gradient(self, x: RowParts, dy: RowParts, shape: torch.Size) -> Tensor:
         """The sum over this worker's bands; zero for output channels of others. `dy` has all, or its own."""
-        own = self._channels("weight")
-        _, bands = self.ranges(self.rows if self.form.transposed else self.out_rows)
-        dy = _channels(dy, own)
-        parts = [widen(self.form.weight_gradient(x, x_held, dy, dy_held, b, own, shape)) for b in bands]
-        return among_zeros(sum_leaves(parts), 1 if self.form.transposed else 0, own, shape)
+        own, is_transposed = self._channels("weight"), self.form.transposed
+        _, bands = self.ranges(self.rows if is_transposed else self.out_rows)
+        dy, parts = RowParts(dy.ranges, [_channels(tensor, own) for tensor in dy.tensors]), []
+        for band in bands:
+            frame = self.form.window.frame(band)
+            ranges = (band, frame) if is_transposed else (frame, band)
+            if not self.is_banded:
+                ranges = range(self.rows), range(self.out_rows)
+            near, far = x.take(ranges[0]), dy.take(ranges[1])
+            found = self.form.weight_gradient(near, ranges[0], far, ranges[1], band, own, shape)
+            parts.append(widen(found))
+        return among_zeros(sum_leaves(parts), 1 if is_transposed else 0, own, shape)
 
     def bias_gradient(self, dy: Tensor) -> Tensor:
         """The same for the bias, from this worker's rows of the output's gradient."""
@@ -126,15 +141,37 @@ class ConvCut:
         sums = [widen(dy.narrow(2, b.start - rows.start, len(b)).sum((0, 2, 3))) for b in bands]
         return among_zeros(sum_leaves(sums), 0, own, torch.Size([self.outs]))
 
-    def whole_gradients(self, x: Tensor, dy: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor]:
-        """Both, without bands."""
-        outs = self._channels("weight" if self._channels("bias") == self._channels("weight") else "")
-        weight, bias = whole_sums(self.form, x, _channels(dy, outs), outs, shape, True)
-        assert bias is not None
-        return (
-            among_zeros(weight, 1 if self.form.transposed else 0, outs, shape),
-            among_zeros(bias, 0, outs, torch.Size([self.outs])),
-        )
+    def sums(
+        self, x: RowParts, near: RowParts, dy: Tensor, weight: Tensor, needs_weight: bool, needs_bias: bool
+    ) -> list[Tensor | None]:
+        """The gradients of weight and bias; `near` has the rows of dy that the weight's needs."""
+        if needs_weight and needs_bias and not self.is_banded:
+            outs = self._channels("weight" if self._channels("bias") == self._channels("weight") else "")
+            every = x.take(range(self.rows)), _channels(dy, outs)
+            first, second = whole_sums(self.form, *every, outs, weight.shape, True)
+            assert second is not None
+            first = among_zeros(first, 1 if self.form.transposed else 0, outs, weight.shape)
+            second = among_zeros(second, 0, outs, torch.Size([self.outs]))
+            return [first.to(weight.dtype), second.to(weight.dtype)]
+        return [
+            self.weight_gradient(x, near, weight.shape).to(weight.dtype) if needs_weight else None,
+            self.bias_gradient(dy) if needs_bias else None,
+        ]
+
+    def _halo(self, rows: int, made: int, needs: Callable[[range], range], is_framed: bool) -> Halo:
+        """Rows of one side from the other's; a frame has rows outside the image, too."""
+        own, across = self.ranges(self.out_rows)[0], self.ranges(self.rows)[0]
+        if self.form.transposed:
+            own, across = across, own
+        is_like = across.start == own.start * self.form.stride[0]
+        ins, outs = (own, across) if self.form.transposed else (across, own)
+        is_like = is_like and self.form.out_rows(len(ins)) == len(outs)
+        return Halo(self.axes, rows, made, needs, self.form.window.frame if is_framed else needs, is_like)
+
+    def _how(self, part: str, rows: int) -> tuple[list[range], bool]:
+        """The pieces of a part of the work, and whether its inner rows come first."""
+        whole, bands = self.ranges(rows)
+        return (bands, False) if part in self.by_band else ([whole], part in self.inner_first)
 
     def _channels(self, part: str) -> range:
         """The output channels for which this worker computes a part."""
@@ -145,59 +182,42 @@ class _Convolve(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, cut: ConvCut) -> Tensor:
         every = cut.axes.all_channels(x, cut.given)
-        held, need = cut.fetch(every, cut.rows, cut.forward_needs)
         half = [None if whole is None else whole.to(x.dtype) for whole in (weight, bias)]
         assert half[0] is not None
-        out = cut.forward(held, need, half[0], half[1])
-        own, _ = cut.ranges(cut.rows)
-        before, after = (
-            common_rows(need, range(min(own.start, need.start), own.start)),
-            common_rows(need, range(own.stop, max(own.stop, need.stop))),
-        )
-        halos = [_rows(held, need, halo).clone() for halo in (before, after)]
-        ctx.cut, ctx.need = cut, need
-        # not the rows with their halo: the layer before keeps its output anyhow
-        ctx.save_for_backward(every, weight, *halos)
+        out, parts = cut.forward(every, half[0], half[1])
+        ctx.cut, ctx.ranges = cut, parts.ranges
+        # not the rows with their halo in one: the layer before keeps its output anyhow
+        ctx.save_for_backward(weight, *parts.tensors)
         return out
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         cut: ConvCut = ctx.cut
-        x, weight, before, after = ctx.saved_tensors
-        needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
+        weight, *tensors = ctx.saved_tensors
+        x, own = RowParts(ctx.ranges, tensors), cut.ranges(cut.out_rows)[0]
+        needs_x, *needs_sums, _ = ctx.needs_input_grad
         dy = dy if _is_dense(dy) else dy.contiguous()
-        is_transposed, grad, weight_grad = cut.form.transposed, None, None
-        all_dy = dy  # in all channels, if anything needs them
-        if needs_x or is_transposed or not {"weight", "bias"} <= cut.by_channel:
-            all_dy = cut.axes.all_channels(dy, cut.made)
-        if needs_x or is_transposed:
-            far, far_held = cut.fetch(all_dy, cut.out_rows, cut.input_needs)
+        if needs_x or cut.form.transposed or not {"weight", "bias"} <= cut.by_channel:
+            dy = cut.axes.all_channels(dy, cut.made)
+        sums: list[Tensor | None] = []
+
+        def add_up(near: RowParts) -> None:
+            sums[:] = cut.sums(x, near, dy, weight, *needs_sums)
+
+        grad, needs_others = None, cut.form.transposed  # the weight's gradient
         if needs_x:
-            grad = cut.input_gradient(far, far_held, weight.to(x.dtype), x.shape[3])
-        if needs_weight:
-            own, inner = cut.ranges(cut.rows)[0], common_rows(ctx.need, cut.ranges(cut.rows)[0])
-            parts = [part for part in (before, _rows(x, own, inner), after) if part.shape[2]]
-            held = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
-            if needs_bias and not cut.is_banded:
-                first, second = cut.whole_gradients(held, all_dy, weight.shape)
-                return grad, first.to(weight.dtype), second.to(weight.dtype), None
-            source = (far, far_held) if is_transposed else (all_dy, cut.ranges(cut.out_rows)[0])
-            weight_grad = cut.weight_gradient(held, ctx.need, *source, weight.shape).to(weight.dtype)
-        return grad, weight_grad, cut.bias_gradient(all_dy) if needs_bias else None, None
-
-
-def _rows(x: Tensor, held: range, wanted: range) -> Tensor:
-    """Some of the rows that a tensor holds."""
-    return x.narrow(2, wanted.start - held.start if wanted else 0, len(wanted))
+            meanwhile = None if needs_others else lambda: add_up(RowParts([own], [dy]))
+            grad, near = cut.input_gradient(dy, weight.to(dy.dtype), tensors[0].shape[3], meanwhile)
+        else:
+            near = cut.input_halo.fetch(dy) if needs_others and cut.is_banded else RowParts([own], [dy])
+        if not sums:
+            add_up(near)
+        return grad, sums[0], sums[1], None
 
 
 def _channels(dy: Tensor, own: range) -> Tensor:
     """Some channels of a tensor that has all, or these."""
     return dy if dy.shape[1] == len(own) else dy.narrow(1, own.start, len(own))
-
-
-def _join(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts), 2)
 
 
 def _is_dense(tensor: Tensor) -> bool:
