@@ -80,7 +80,7 @@ def show_layers(options: argparse.Namespace) -> int:
     )
     cells = list_cells(graph)
     if cells:
-        print(f"computed band by band, by one worker too, for its kernels: {', '.join(cells)}")
+        print(f"computed in cells, by one worker too, for its kernels: {', '.join(cells)}")
     return 0
 
 

@@ -44,7 +44,8 @@ class Mix:
         half, wrong = torch.bfloat16 if train.precision == "bf16" else None, []
         for name in find_layers(grid.model, plan.layers):
             place, module = _find_call(grid, name)
-            cut = RowCut(module.in_features, module.out_features, grid.axes.slices, group.size, group.rank)
+            sizes = module.in_features, module.out_features, grid.axes.slices
+            cut = RowCut(*sizes, group.size, group.rank, frozenset(grid.ways[place].by_slice))
             shape = grid.shapes[grid.inputs(place)[0].name]
             wrong += [name] if _differs(cut, shape, module, half) else []
             layer = MixedLinear(name, module, cut, self.rounds, wire)
@@ -160,7 +161,9 @@ def _differs_once(
     if module.bias is not None:
         bias = probe_values("bias", like.new_empty(cut.outs)).to(x.dtype)
     given = x.requires_grad_(), weight.requires_grad_()
-    y = LinearCut(Axes(slices=cut.slices), WHOLE, WHOLE, cut.ins, cut.outs)(*given, bias)
+    whole = LinearCut(Axes(slices=cut.slices), WHOLE, WHOLE, cut.ins, cut.outs)
+    whole.by_slice |= cut.by_slice
+    y = whole(*given, bias)
     grad = torch.autograd.grad(y, weight, dy)[0]
     rows = slice(cut.own.start, cut.own.stop)
     with torch.no_grad():

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lockstep.comm.tree import LaneTree
 from lockstep.kernels.lrn import widen
 from lockstep.parallel.split.axes import sum_leaves
-from lockstep.parallel.split.spread import deal_subtrees, even_ranges
+from lockstep.parallel.split.spread import deal_grid, deal_subtrees, even_ranges
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,12 @@ class RowCut:
     slices: int
     workers: int
     rank: int
+    by_slice: frozenset[str] = frozenset()  # which of forward and weight one worker computes slice by slice
 
     @cached_property
     def of_all(self) -> list[range]:
         """The outputs of every worker."""
-        edges, dealt = even_ranges(self.outs, self.slices), deal_subtrees(self.slices, self.workers)
-        return [range(edges[own.start].start, edges[own.stop - 1].stop) for own in dealt]
+        return deal_grid(even_ranges(self.outs, self.slices), self.workers)
 
     @property
     def own(self) -> range:
@@ -52,15 +53,19 @@ class RowCut:
         """Where the elements of every worker begin in the weight, and the end."""
         return [own.start * self.ins for own in self.of_all] + [self.outs * self.ins]
 
-    @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """[N, own]: this worker's outputs of a lane."""
-        return torch.nn.functional.linear(x, weight, bias)
+        pieces = self._pieces("forward")
+        found = [F.linear(x, weight[own], None if bias is None else bias[own]) for own in pieces]
+        return found[0] if len(found) == 1 else torch.cat(found, 1)
 
-    @staticmethod
-    def weight_gradient(dy: Tensor, x: Tensor) -> Tensor:
+    def weight_gradient(self, dy: Tensor, x: Tensor) -> Tensor:
         """[own, ins]: of this worker's rows, from a lane."""
-        return dy.t() @ x
+        found = [dy[:, own].t() @ x for own in self._pieces("weight")]
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def _pieces(self, part: str) -> list[slice]:
+        return self.own_slices if part in self.by_slice else [slice(None)]
 
     def partial_sum(self, dy: Tensor, weight: Tensor) -> Tensor:
         """[N, ins]: this worker's part of a lane's data gradient."""

@@ -16,7 +16,15 @@ from lockstep.parallel.split.layer_clock import LayerClock
 from lockstep.parallel.split.layers.row_buffer import empty_as
 from lockstep.parallel.split.layers.window import common_rows
 from lockstep.parallel.split.overlap import exchange_beside
-from lockstep.parallel.split.spread import Ranges, Spread, count, deal_subtrees, even_ranges
+from lockstep.parallel.split.spread import (
+    Ranges,
+    Spread,
+    count,
+    deal_grid,
+    deal_subtrees,
+    even_ranges,
+    every_share,
+)
 
 CHANNEL, SPATIAL = "channel", "spatial"
 
@@ -65,8 +73,7 @@ class Axes:
 
     def rows_of_all(self, rows: int) -> list[Ranges]:
         """The rows of every worker along `spatial`."""
-        edges = even_ranges(rows, self.bands)
-        return [(range(edges[own.start].start, edges[own.stop - 1].stop),) for own in self.bands_of_all]
+        return [(own,) for own in deal_grid(even_ranges(rows, self.bands), self.spatial.size)]
 
     def own_rows(self, rows: int) -> range:
         """This worker's rows."""
@@ -79,19 +86,28 @@ class Axes:
 
     def dealt_rows(self, rows: int) -> list[range]:
         """The rows of every worker under every number of workers: a plan has one of these cuts."""
-        edges = even_ranges(rows, self.bands)
-        dealt = {own for workers in range(2, self.bands + 1) for own in deal_subtrees(self.bands, workers)}
-        return [
-            range(edges[own.start].start, edges[own.stop - 1].stop)
-            for own in sorted(dealt, key=lambda own: (own.start, own.stop))
-        ]
+        return every_share(even_ranges(rows, self.bands))
 
     def channels_of_all(self, channels: int) -> tuple[Ranges, ...]:
         """The channels of every worker along `channel`; empty if there are fewer channels than workers."""
-        size = self.channel.size
+        size, edges = self.channel.size, self.slices_of(channels)
         if size == 1 or channels < size:
             return ()
-        return tuple((own,) for own in even_ranges(channels, size))
+        if len(edges) < size:
+            return tuple((own,) for own in even_ranges(channels, size))
+        return tuple((own,) for own in deal_grid(edges, size))
+
+    def slices_of(self, channels: int) -> list[range]:
+        """The channels of each slice; without a grid of slices, or with fewer channels, one slice."""
+        return even_ranges(channels, self.slices if channels >= self.slices else 1)
+
+    def slices_in(self, own: range, channels: int) -> list[range]:
+        """The slices of so many channels that a worker's range consists of."""
+        return [one for one in self.slices_of(channels) if own.start <= one.start < own.stop]
+
+    def dealt_channels(self, channels: int) -> list[range]:
+        """The channels of every worker under every number of workers; none if there is one slice."""
+        return every_share(self.slices_of(channels))
 
     def own_part(self, tensor: Tensor, spread: Spread) -> Tensor:
         """This worker's part of a whole value."""

@@ -75,9 +75,13 @@ def tell_layers(graph: SplitGraph) -> str:
 
 
 def list_cells(graph: SplitGraph) -> list[str]:
-    """Parts of layers that are computed band by band, as their kernels would give other bits otherwise."""
-    named = zip(graph.layers, graph.ways, strict=True)
-    return [f"{layer}.{part}" for layer, way in named for part in sorted(way.by_band)]
+    """Parts of layers that are computed in cells, as their kernels would give other bits otherwise."""
+    return [
+        f"{layer}.{part} by {grid}"
+        for layer, way in zip(graph.layers, graph.ways, strict=True)
+        for grid, parts in (("bands", way.by_band), ("slices", way.by_slice))
+        for part in sorted(parts)
+    ]
 
 
 def measured_rows(graph: SplitGraph) -> list[Row]:

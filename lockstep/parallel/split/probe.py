@@ -1,9 +1,8 @@
-"""Asks kernels, on fixed values at a run's shapes, whether they keep their bits when a layer is cut.
+"""Asks kernels under a plan, on fixed values at a run's shapes, whether they keep their bits in parts.
 
-Without a plan: whether every cut by rows that a plan can make gives the bits of the whole. Where not, the
-layer is computed band by band, by one worker, too; that is part of the identity. Under a plan: whether this
-worker's part of every call, forward and backward, is that part of what one worker computes. What fails is
-computed when its halo has come, for all channels, or whole; so the answer changes no bit, only the time.
+Whether this worker's part of every call, forward and backward, is that part of what one worker computes. What
+fails is computed when its halo has come, for all channels, or whole; so the answer changes no bit, only the
+time. What does not depend on a plan is asked by `cell_probe.py`.
 """
 
 from __future__ import annotations
@@ -18,58 +17,9 @@ from lockstep.kernels.numerics import half_precision
 from lockstep.parallel.model_graph import Values
 from lockstep.parallel.split.call_site import CallSite
 from lockstep.parallel.split.lane_gradients import make_whole
-from lockstep.parallel.split.layers.split_conv import ConvCut
 from lockstep.parallel.split.probe_values import cancel, probe_values
 from lockstep.parallel.split.split_graph import SplitGraph
 from lockstep.parallel.split.way import BIAS, FORWARD, INPUT, WEIGHT, Way
-
-
-class CellProbe:
-    """Finds, without a plan, what is computed band by band."""
-
-    def __init__(self, half: bool, device: torch.device) -> None:
-        self._dtype, self._device = torch.bfloat16 if half else torch.float32, device
-        self._known: dict[Hashable, set[str]] = {}
-
-    def check(self, graph: SplitGraph, place: int, way: Way) -> Way:
-        """The same way, with what of a convolution is computed band by band."""
-        cut = way.cut
-        if isinstance(cut, ConvCut) and cut.is_banded:
-            shape = graph.shapes[graph.inputs(place)[0].name]
-            weight = graph.parameter(place, "weight", {})
-            assert weight is not None
-            key = cut.form, shape, weight.shape
-            if key not in self._known:
-                self._known[key] = self._find(cut, shape, weight)
-            way.by_band |= self._known[key]
-        return way
-
-    @torch.no_grad()
-    def _find(self, cut: ConvCut, shape: torch.Size, like: Tensor) -> set[str]:
-        """Which of forward and input have other bits when cut by rows."""
-        form, found = cut.form, set()
-        rows, out_rows = range(cut.rows), range(cut.out_rows)
-        outs, ins = range(cut.outs), (range(cut.ins),)
-        x, weight = self._values("x", torch.empty(shape, device=self._device)), self._values("weight", like)
-        cancel(FORWARD, x, weight, None, form.transposed)
-        y = form.forward(x, rows, weight, None, out_rows, outs)
-        for part in cut.axes.dealt_rows(cut.out_rows):
-            piece = form.forward(x, rows, weight, None, part, outs)
-            if not torch.equal(piece, y.narrow(2, part.start, len(part))):
-                found.add(FORWARD)
-                break
-        dy, weight = self._values("dy", y), self._values("weight", like)
-        cancel(INPUT, None, weight, dy, form.transposed)
-        dx = form.input_gradient(dy, out_rows, weight, rows, ins, shape[3])
-        for part in cut.axes.dealt_rows(cut.rows):
-            piece = form.input_gradient(dy, out_rows, weight, part, ins, shape[3])
-            if not torch.equal(piece, dx.narrow(2, part.start, len(part))):
-                found.add(INPUT)
-                break
-        return found
-
-    def _values(self, name: str, like: Tensor) -> Tensor:
-        return probe_values(name, like).to(self._dtype)
 
 
 class PlanProbe:
@@ -81,7 +31,9 @@ class PlanProbe:
 
     def check(self, graph: SplitGraph, place: int, way: Way) -> Way:
         """The way without cuts that would change bits: perhaps one worker's way, by all of them."""
-        way.by_band |= self._alone.ways[place].by_band
+        alone = self._alone.ways[place]
+        way.by_band |= alone.by_band
+        way.by_slice |= alone.by_slice
         module = graph.module(place)
         if not module or (not way.work and not way.gradients and not list(module.children()) and way.exact):
             return way
@@ -94,7 +46,6 @@ class PlanProbe:
             self._known[key] = self._find(graph, place, way)
         kept = self._known[key]
         if kept is None:
-            alone = self._alone.ways[place]
             return CallSite(graph, place).whole(
                 "whole: kernels give other bits in parts", dict(way.work), alone.run
             )

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from lockstep.measure.machine_fingerprint import lane_hash
 from lockstep.models.tensors import buffers_kept
 from lockstep.parallel.split.axes import Axes
+from lockstep.parallel.split.cell_probe import CellProbe
 from lockstep.parallel.split.layer_report import list_cells
-from lockstep.parallel.split.probe import CellProbe, PlanProbe, compute_layers
+from lockstep.parallel.split.probe import PlanProbe, compute_layers
 from lockstep.parallel.split.split_graph import SplitGraph
 
 
@@ -36,8 +37,9 @@ def plan_model(model: nn.Module, axes: Axes, images: Tensor, half: bool) -> Spli
 def grid_facts(graph: SplitGraph, half: bool) -> dict[str, Any]:
     """The part of the numerics fingerprint of a run with a grid, where one worker computes all.
 
-    `cells` are those parts of layers that are computed band by band, as their kernels would give other bits
-    otherwise. `lane` is a hash of every kind of layer, one at a time: a whole lane may be too large.
+    `cells` are those parts of layers that are computed band by band or by slices of channels, as their
+    kernels would give other bits otherwise. `lane` is a hash of every kind of layer, one at a time: a whole
+    lane may be too large.
     """
     with buffers_kept(graph.model), torch.enable_grad():
         return {"cells": list_cells(graph), "lane": lane_hash(compute_layers(graph, half))}

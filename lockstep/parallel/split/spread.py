@@ -42,6 +42,18 @@ def deal_subtrees(leaves: int, workers: int) -> list[range]:
     return _deal(range(leaves), workers)
 
 
+def deal_grid(cells: Sequence[range], workers: int) -> list[range]:
+    """The rows or channels of each worker: a subtree of the cells that they are cut into."""
+    dealt = deal_subtrees(len(cells), workers)
+    return [range(cells[own.start].start, cells[own.stop - 1].stop) for own in dealt]
+
+
+def every_share(cells: Sequence[range]) -> list[range]:
+    """What a worker can have of a grid: every worker's under every number of workers."""
+    found = {own for workers in range(2, len(cells) + 1) for own in deal_grid(cells, workers)}
+    return sorted(found, key=lambda own: (own.start, own.stop))
+
+
 def _deal(leaves: range, workers: int) -> list[range]:
     if workers == 1:
         return [leaves]

@@ -25,7 +25,8 @@ class Way:
     by_channel: set[str] = field(default_factory=set)  # which of these are cut by channels; a probe may clear
     by_band: set[str] = field(default_factory=set)  # which are computed band by band, by one worker, too
     inner_first: set[str] = field(default_factory=set)  # whose inner rows do not wait for the halo; likewise
-    cut: Any = None  # the numbers of a convolution
+    by_slice: set[str] = field(default_factory=set)  # which by slices of channels, likewise
+    cut: Any = None  # the numbers of a convolution, or of a fully connected layer
     exact: bool = False  # each element by itself
     gradients: Mapping[str, GradientPart] = field(default_factory=dict)  # of its parameters, if not whole
 

@@ -40,12 +40,13 @@ def _convolution(site: CallSite) -> Way | None:
         return None
     axes, given = site.axes, site.given[0]
     banded = rules.is_banded(made, axes.bands)
-    channels = () if form.transposed and form.groups > 1 else axes.channels_of_all(made[1])
+    is_cut = not (form.transposed and form.groups > 1)
+    channels = axes.channels_of_all(made[1]) if is_cut else ()
     windows, across = (shape, made) if form.transposed else (made, shape)
     each = float(windows.numel() * (across[1] // form.groups) * form.kernel[0] * form.kernel[1])
     parts = (FORWARD, WEIGHT) if site.keys[0] == site.graph.input else (FORWARD, INPUT, WEIGHT)
     work = dict.fromkeys(parts, each)
-    if not banded and not channels:
+    if not banded and not channels and not (is_cut and len(axes.slices_of(made[1])) > 1):
         few = "rows" if axes.bands > 1 else "channels"
         return site.whole(f"{WHOLE_RULE}: too few {few}", work)
     near = Spread(shape[2] if banded else 0, given.channels)  # from where it takes its input
@@ -57,6 +58,8 @@ def _convolution(site: CallSite) -> Way | None:
         assert weight is not None
         return cut(_in_half(site.rows(values[site.keys[0]], near)), weight, bias)
 
+    if not banded and not channels:
+        return Way(WHOLE_RULE, run, work=work, by_slice=cut.by_slice, cut=cut)
     told = ["output channels"] * bool(channels) + [f"rows, halo of {form.window.reach - 1}"] * banded
     rule = " × ".join(told) + (", too few rows" if axes.spatial.size > 1 and not banded else "")
     part = GradientPart(banded, int(form.transposed), channels)
@@ -65,10 +68,11 @@ def _convolution(site: CallSite) -> Way | None:
         run,
         spread,
         work,
-        cut.by_channel,
-        cut.by_band,
-        cut.inner_first,
-        cut,
+        by_channel=cut.by_channel,
+        by_band=cut.by_band,
+        by_slice=cut.by_slice,
+        inner_first=cut.inner_first,
+        cut=cut,
         gradients=site.gradients(part),
     )
 
@@ -77,7 +81,7 @@ def _linear(site: CallSite) -> Way | None:
     shape, made = site.shapes[0], site.made
     if type(site.module) is not nn.Linear or made is None or len(shape) != 2:
         return None
-    spread = Spread(channels=LinearCut.spread(site.axes, made[1]))
+    spread = Spread(channels=site.axes.channels_of_all(made[1]))
     cut = LinearCut(site.axes, site.given[0], spread, shape[1], made[1])
     work = dict.fromkeys((FORWARD, INPUT, WEIGHT), float(shape.numel() * made[1]))
     whole = f"{WHOLE_RULE}: {'too few outputs' if site.axes.channel.size > 1 else 'no rows'}"
@@ -93,7 +97,7 @@ def _linear(site: CallSite) -> Way | None:
     rule += ", data gradient by slices" if cut.is_sliced else ""
     part = site.gradients(GradientPart(channels=spread.channels))
     part = {name: found for name, found in part.items() if name.endswith("weight")}  # biases are whole
-    return Way(rule, run, spread, work, cut.by_channel, gradients=part)
+    return Way(rule, run, spread, work, cut.by_channel, by_slice=cut.by_slice, cut=cut, gradients=part)
 
 
 def _norm(site: CallSite) -> Way | None:

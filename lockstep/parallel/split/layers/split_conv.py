@@ -7,7 +7,7 @@ is a sum over pixels: a partial sum over this worker's bands, for its own output
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +38,7 @@ class ConvCut:
     # which of forward, input and weight are computed for this worker's channels only; others for all
     by_channel: set[str] = field(default_factory=lambda: {"forward", "input", "weight", "bias"})
     by_band: set[str] = field(default_factory=set)  # which of forward and input are computed band by band
+    by_slice: set[str] = field(default_factory=set)  # which of them, or of weight, by slices of channels
     # of which of them the inner rows are computed while the halo travels; a probe may clear this, too
     inner_first: set[str] = field(default_factory=lambda: {"forward", "input"})
 
@@ -80,7 +81,8 @@ class ConvCut:
         outs = own if "forward" in self.by_channel else range(self.outs)
 
         def compute(x: Tensor, held: range, out: range) -> Tensor:
-            return self.form.forward(x, held, weight, bias, out, outs)
+            pieces = self._pieces("forward", outs, self.outs)
+            return _cat([self.form.forward(x, held, weight, bias, out, piece) for piece in pieces], 1)
 
         if self.is_banded:
             made, parts = self.forward_halo.make(x, compute, *self._how("forward", self.out_rows))
@@ -95,34 +97,37 @@ class ConvCut:
         """The gradient of this worker's part of the input, and the rows of the output's that it had."""
         axes, given = self.axes, self.given.channels
         own = given[axes.channel.rank] if given else (range(self.ins),)
-        ins = (
-            own
-            if given
-            else ((axes.channels_of_all(self.ins) or [own] * axes.channel.size)[axes.channel.rank])
-        )
+        every, is_sliced = axes.channels_of_all(self.ins), "input" in self.by_slice
+        ins = own if given and not is_sliced else every[axes.channel.rank] if every else (range(self.ins),)
         cut = "input" in self.by_channel and bool(self.made.channels)
         ins = ins if cut else (range(self.ins),)
+        pieces = [(piece,) for piece in axes.slices_in(ins[0], self.ins)] if is_sliced else [ins]
 
         def compute(dy: Tensor, held: range, rows: range) -> Tensor:
-            return self.form.input_gradient(dy, held, weight, rows, ins, width)
+            found = [self.form.input_gradient(dy, held, weight, rows, piece, width) for piece in pieces]
+            return _cat(found, 1)
 
         if self.is_banded:
             how = self._how("input", self.rows)
             found, parts = self.input_halo.make(dy, compute, *how, meanwhile)
         else:
-            every = range(self.out_rows)
-            found, parts = compute(dy, every, range(self.rows)), RowParts([every], [dy])
-        if ins == own:
-            return found, parts
-        if count(ins) == self.ins:
-            return take(found, 1, own).contiguous(), parts
-        return axes.all_channels(found, Spread(channels=axes.channels_of_all(self.ins))), parts
+            held = range(self.out_rows)
+            found, parts = compute(dy, held, range(self.rows)), RowParts([held], [dy])
+        if ins != own and count(ins) < self.ins:
+            found = axes.all_channels(found, Spread(channels=every))
+        return found if count(own) == found.shape[1] else take(found, 1, own).contiguous(), parts
 
     def weight_gradient(self, x: RowParts, dy: RowParts, shape: torch.Size) -> Tensor:
         """The sum over this worker's bands; zero for output channels of others. `dy` has all, or its own."""
-        own, is_transposed = self._channels("weight"), self.form.transposed
+        own, dim = self._channels("weight"), int(self.form.transposed)
+        pieces = self._pieces("weight", own, self.outs)
+        found = [self._by_weight(x, _of_channels(dy, own, piece), piece, shape) for piece in pieces]
+        return among_zeros(_cat(found, dim), dim, own, shape)
+
+    def _by_weight(self, x: RowParts, dy: RowParts, own: range, shape: torch.Size) -> Tensor:
+        """The same for some output channels, which are those of `dy`."""
+        is_transposed, parts = self.form.transposed, []
         _, bands = self.ranges(self.rows if is_transposed else self.out_rows)
-        dy, parts = RowParts(dy.ranges, [_channels(tensor, own) for tensor in dy.tensors]), []
         for band in bands:
             frame = self.form.window.frame(band)
             ranges = (band, frame) if is_transposed else (frame, band)
@@ -131,7 +136,7 @@ class ConvCut:
             near, far = x.take(ranges[0]), dy.take(ranges[1])
             found = self.form.weight_gradient(near, ranges[0], far, ranges[1], band, own, shape)
             parts.append(widen(found))
-        return among_zeros(sum_leaves(parts), 1 if is_transposed else 0, own, shape)
+        return sum_leaves(parts)
 
     def bias_gradient(self, dy: Tensor) -> Tensor:
         """The same for the bias, from this worker's rows of the output's gradient."""
@@ -145,7 +150,7 @@ class ConvCut:
         self, x: RowParts, near: RowParts, dy: Tensor, weight: Tensor, needs_weight: bool, needs_bias: bool
     ) -> list[Tensor | None]:
         """The gradients of weight and bias; `near` has the rows of dy that the weight's needs."""
-        if needs_weight and needs_bias and not self.is_banded:
+        if needs_weight and needs_bias and not self.is_banded and "weight" not in self.by_slice:
             outs = self._channels("weight" if self._channels("bias") == self._channels("weight") else "")
             every = x.take(range(self.rows)), _channels(dy, outs)
             first, second = whole_sums(self.form, *every, outs, weight.shape, True)
@@ -172,6 +177,15 @@ class ConvCut:
         """The pieces of a part of the work, and whether its inner rows come first."""
         whole, bands = self.ranges(rows)
         return (bands, False) if part in self.by_band else ([whole], part in self.inner_first)
+
+    @property
+    def is_sliced(self) -> bool:
+        """Whether it can be computed by slices of channels."""
+        return not (self.form.transposed and self.form.groups > 1) and self.axes.slices > 1
+
+    def _pieces(self, part: str, own: range, channels: int) -> list[range]:
+        """Some channels at once, or slice by slice."""
+        return self.axes.slices_in(own, channels) if part in self.by_slice else [own]
 
     def _channels(self, part: str) -> range:
         """The output channels for which this worker computes a part."""
@@ -218,6 +232,18 @@ class _Convolve(torch.autograd.Function):
 def _channels(dy: Tensor, own: range) -> Tensor:
     """Some channels of a tensor that has all, or these."""
     return dy if dy.shape[1] == len(own) else dy.narrow(1, own.start, len(own))
+
+
+def _of_channels(dy: RowParts, own: range, some: range) -> RowParts:
+    """Some of a worker's channels of rows that have all channels, or its own."""
+    firsts = [0 if len(own) < tensor.shape[1] else own.start for tensor in dy.tensors]
+    pairs = zip(dy.tensors, firsts, strict=True)
+    found = [tensor.narrow(1, some.start - first, len(some)) for tensor, first in pairs]
+    return RowParts(dy.ranges, found)
+
+
+def _cat(parts: Sequence[Tensor], dim: int) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
 
 
 def _is_dense(tensor: Tensor) -> bool:

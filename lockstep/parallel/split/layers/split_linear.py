@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lockstep.kernels.lrn import widen
 from lockstep.parallel.split.axes import CHANNEL, Axes, among_zeros, sum_leaves, take
-from lockstep.parallel.split.spread import Ranges, Spread, deal_subtrees, even_ranges
+from lockstep.parallel.split.spread import Spread
 
 
 @dataclass
@@ -28,15 +29,7 @@ class LinearCut:
     ins: int
     outs: int
     by_channel: set[str] = field(default_factory=lambda: {"forward", "input", "weight"})
-
-    @staticmethod
-    def spread(axes: Axes, outs: int) -> tuple[Ranges, ...]:
-        """The outputs of every worker: whole slices, if there is a grid of them."""
-        if axes.slices == 1 or outs < axes.slices or axes.channel.size == 1:
-            return axes.channels_of_all(outs)
-        edges = even_ranges(outs, axes.slices)
-        dealt = deal_subtrees(axes.slices, axes.channel.size)
-        return tuple((range(edges[own.start].start, edges[own.stop - 1].stop),) for own in dealt)
+    by_slice: set[str] = field(default_factory=set)  # which of forward and weight are computed so
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         found: Tensor = _Multiply.apply(x, weight, bias, self)  # type: ignore[no-untyped-call]
@@ -57,9 +50,9 @@ class LinearCut:
         """The gradient of this worker's part of the input."""
         axes, own = self.axes, self.own_outs
         if self.is_sliced:
-            inside = [s for s in even_ranges(self.outs, axes.slices) if own.start <= s.start < own.stop]
             parts = [
-                dy[:, s.start - own.start : s.stop - own.start] @ weight[s.start : s.stop] for s in inside
+                dy[:, s.start - own.start : s.stop - own.start] @ weight[s.start : s.stop]
+                for s in axes.slices_in(own, self.outs)
             ]
             partial = sum_leaves([widen(part) for part in parts])
             total = (partial if not self.made.channels else _sum_over(axes, partial)).to(dy.dtype)
@@ -70,6 +63,24 @@ class LinearCut:
             return take(every @ weight, 1, ins)
         return every @ take(weight, 1, ins)
 
+    def outputs(self, x: Tensor, weight: Tensor, bias: Tensor | None, outs: range) -> Tensor:
+        """Some of the outputs."""
+        found = [
+            F.linear(x, weight[s.start : s.stop], None if bias is None else bias[s.start : s.stop])
+            for s in self._pieces("forward", outs)
+        ]
+        return found[0] if len(found) == 1 else torch.cat(found, 1)
+
+    def by_weight(self, x: Tensor, dy: Tensor, outs: range) -> Tensor:
+        """The gradient of the weights of some outputs; `dy` has all, or these."""
+        first = 0 if dy.shape[1] == self.outs else outs.start
+        pieces = [slice(s.start - first, s.stop - first) for s in self._pieces("weight", outs)]
+        found = [dy[:, piece].t() @ x for piece in pieces]
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def _pieces(self, part: str, outs: range) -> list[range]:
+        return self.axes.slices_in(outs, self.outs) if part in self.by_slice else [outs]
+
 
 class _Multiply(torch.autograd.Function):
     @staticmethod
@@ -77,11 +88,11 @@ class _Multiply(torch.autograd.Function):
         every, own = cut.axes.all_channels(x, cut.given), cut.own_outs
         ctx.cut = cut
         ctx.save_for_backward(every, weight)
-        rows = slice(own.start, own.stop)
-        outs = rows if "forward" in cut.by_channel else slice(None)
-        half = [None if whole is None else whole[outs].to(x.dtype) for whole in (weight, bias)]
-        made = torch.nn.functional.linear(every, half[0], half[1])  # type: ignore[arg-type]
-        return made if made.shape[1] == len(own) else made[:, rows].contiguous()
+        outs = own if "forward" in cut.by_channel else range(cut.outs)
+        half = [None if whole is None else whole.to(x.dtype) for whole in (weight, bias)]
+        assert half[0] is not None
+        made = cut.outputs(every, half[0], half[1], outs)
+        return made if outs == own else made[:, own.start : own.stop].contiguous()
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
@@ -92,8 +103,9 @@ class _Multiply(torch.autograd.Function):
         if needs_bias or "weight" not in cut.by_channel:
             every = cut.axes.all_channels(dy, cut.made)
         if needs_weight:
-            own_grad = dy.t() @ x if "weight" in cut.by_channel else None
-            weight_grad = every.t() @ x if own_grad is None else among_zeros(own_grad, 0, own, weight.shape)
+            outs = own if "weight" in cut.by_channel else range(cut.outs)
+            found = cut.by_weight(x, dy if outs == own else every, outs)
+            weight_grad = among_zeros(found, 0, outs, weight.shape)
         if needs_bias:  # a short sum, whose order may depend on how many there are side by side
             bias_grad = every.sum(0)
         sums = [None if part is None else part.to(weight.dtype) for part in (weight_grad, bias_grad)]
