@@ -1,9 +1,9 @@
 """What a grid costs one worker, and what rows over workers bring for large images.
 
-python benchmarks/layer_cost.py cost      one worker: seconds a lane with train.bands=4 over those without
+python benchmarks/layer_cost.py cost      one worker: seconds a lane with a grid over those without
 python benchmarks/layer_cost.py large     one 1024 × 1024 image a lane, ResNet-18: memory and speed
 
-All on a CPU with one thread a worker, in turns, medians. Activations are what a lane's forward pass keeps for
+With one thread a worker, in turns, medians; `cost` also with `--device cuda`, and `--half` for bf16. Activations are what a lane's forward pass keeps for
 its backward pass. Memory is what a step adds to a process: its peak over what it had before the first step.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import make_parser, make_record
+from measure import RESULTS, make_parser, make_record
 
 from lockstep.data.loader import Lanes
 from lockstep.kernels.loss import CrossEntropy
@@ -28,6 +28,7 @@ from lockstep.kernels.numerics import prepare_device
 from lockstep.lower.lane_by_lane import LaneByLane
 from lockstep.models.registry import build_model
 from lockstep.parallel.split.axes import Axes
+from lockstep.parallel.split.layer_report import list_cells
 from lockstep.parallel.split.split_model import split_model
 from lockstep.spec import Model, Run
 from lockstep.spec.record import write_records
@@ -42,46 +43,60 @@ def main() -> None:
     parser = make_parser(__doc__, None)
     parser.add_argument("what", choices=["cost", "large"])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--half", action="store_true", help="bf16")
     options = parser.parse_args()
-    prepare_device("cpu", 1)
-    records = {"cost": cost, "large": large}[options.what](options.rounds)
+    prepare_device(options.device, 1)
+    records = cost(options) if options.what == "cost" else large(options.rounds)
     for record in records:
         print(f"{record.name}: {record.value:.4g} {record.unit} {record.spread} {json.dumps(record.details)}")
-    write_records(
-        options.output or Path(__file__).parent / "results" / f"layer-{options.what}-cpu.json", records
-    )
+    write_records(options.output or RESULTS / f"layer-{options.what}-{options.device}.json", records)
 
 
-def cost(rounds: int) -> list[Any]:
-    """ResNet-18 at 224 pixels, by images a lane."""
-    records = []
+def cost(options: Any) -> list[Any]:
+    """ResNet-18 at 224 pixels, by images a lane and grid."""
+    records, device, kind = [], torch.device(options.device), "bf16" if options.half else "fp32"
     for images, limit in ((16, 1.10), (4, 1.20)):
-        x, model = torch.randn(images, 3, 224, 224), _model("resnet18", 224)
-        start = time.perf_counter()
-        graph = split_model(model, Axes(4, 4), x, half=False)
-        probe_s = time.perf_counter() - start
-        lanes, loss = Lanes(x, torch.arange(images) % 10, 1), CrossEntropy()
-        ways = [LaneByLane(model, loss, 0, bf16=False, split=split) for split in (None, graph)]
-        seconds: list[list[float]] = [[], []]
-        for turn in range(rounds + 1):
-            for number, way in enumerate(ways):
+        x, model = torch.randn(images, 3, 224, 224, device=device), _model("resnet18", 224).to(device)
+        lanes, loss = Lanes(x, torch.arange(images, device=device) % 10, 1), CrossEntropy()
+        graphs, probe_s = {}, {}
+        for grid in ((4, 1), (1, 4), (4, 4)):
+            start = time.perf_counter()
+            graphs[grid] = split_model(model, Axes(*grid), x, half=options.half)
+            probe_s[grid] = round(time.perf_counter() - start, 2)
+        ways = {
+            grid: LaneByLane(model, loss, 0, bf16=options.half, split=split)
+            for grid, split in {(1, 1): None, **graphs}.items()
+        }
+        seconds: dict[tuple[int, int], list[float]] = {grid: [] for grid in ways}
+        for turn in range(options.rounds + 1):
+            for grid, way in ways.items():
+                _sync(device)
                 start = time.perf_counter()
                 list(way.run(lanes, 0))
+                _sync(device)
                 if turn:
-                    seconds[number].append(time.perf_counter() - start)
-        ratios = [grid / plain for plain, grid in zip(*seconds, strict=True)]
-        records.append(
-            make_record(
-                f"ResNet-18 at 224, {images} images a lane, one worker: train.bands=4 over none",
-                ratios,
-                "x",
-                limit=limit,
-                plain_s=statistics.median(seconds[0]),
-                probe_s=round(probe_s, 2),
-                cells=[graph.label(i) for i, way in enumerate(graph.ways) if way.by_band],
+                    seconds[grid].append(time.perf_counter() - start)
+        plain = seconds.pop((1, 1))
+        for (bands, slices), own in seconds.items():
+            records.append(
+                make_record(
+                    f"ResNet-18 at 224, {kind}, {images} images a lane, one worker: train.bands={bands}, "
+                    f"train.slices={slices} over none",
+                    [grid / none for none, grid in zip(plain, own, strict=True)],
+                    "x",
+                    **({"limit": limit} if slices == 1 and device.type == "cpu" else {}),
+                    plain_s=statistics.median(plain),
+                    probe_s=probe_s[bands, slices],
+                    cells=list_cells(graphs[bands, slices]),
+                )
             )
-        )
     return records
+
+
+def _sync(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def large(rounds: int) -> list[Any]:
