@@ -3,8 +3,9 @@
 python benchmarks/layer_cost.py cost      one worker: seconds a lane with a grid over those without
 python benchmarks/layer_cost.py large     one 1024 × 1024 image a lane, ResNet-18: memory and speed
 
-With one thread a worker, in turns, medians; `cost` also with `--device cuda`, and `--half` for bf16. Activations are what a lane's forward pass keeps for
-its backward pass. Memory is what a step adds to a process: its peak over what it had before the first step.
+With one thread a worker, in turns, medians; `cost` also with `--device cuda`, and `--half` for bf16.
+Activations are what a lane's forward pass keeps for its backward pass. Memory is what a step adds to a
+process: its peak over what it had before the first step.
 """
 
 from __future__ import annotations
