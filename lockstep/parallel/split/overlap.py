@@ -11,7 +11,6 @@ from torch import Tensor
 from lockstep.comm.group import Group
 from lockstep.comm.transport import Round
 
-
 Dealt = tuple[Tensor, Sequence[int]]  # a flat tensor, and how many of its elements are each worker's
 
 
