@@ -57,7 +57,9 @@ def _convolution(site: CallSite) -> Way | None:
         assert weight is not None
         return cut(_in_half(site.rows(values[site.keys[0]], near)), weight, bias)
 
-    told = ["output channels"] * bool(channels) + [f"rows, halo of {form.window.reach - 1}"] * banded
+    told = ["own groups" if cut.own_groups else "output channels"] * bool(channels) + [
+        f"rows, halo of {form.window.reach - 1}"
+    ] * banded
     rule = " × ".join(told) + (", too few rows" if axes.spatial.size > 1 and not banded else "")
     part = GradientPart(banded, int(form.transposed), channels)
     return Way(
