@@ -34,4 +34,4 @@ def test_layers_in_cells_are_cut_and_have_the_bits_of_one_worker(bands, plans, t
         layers = summary(tmp_path / plan / "run")["layers"]
         assert set(layers["cells"]) >= SLICED
         assert ("right.forward by bands" in layers["cells"]) == (bands > 1)
-        assert layers["share"] == 1.0 or "spatial" in plan, [row for row in layers["rows"]]
+        assert layers["share"] == 1.0 or "spatial" in plan, layers["rows"]

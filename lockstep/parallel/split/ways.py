@@ -60,7 +60,8 @@ def _convolution(site: CallSite) -> Way | None:
 
     if not banded and not channels:
         return Way(WHOLE_RULE, run, work=work, by_slice=cut.by_slice, cut=cut)
-    told = ["output channels"] * bool(channels) + [f"rows, halo of {form.window.reach - 1}"] * banded
+    told = ["own groups" if cut.own_groups else "output channels"] * bool(channels)
+    told += [f"rows, halo of {form.window.reach - 1}"] * banded
     rule = " × ".join(told) + (", too few rows" if axes.spatial.size > 1 and not banded else "")
     part = GradientPart(banded, int(form.transposed), channels)
     return Way(

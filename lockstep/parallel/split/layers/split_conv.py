@@ -3,17 +3,19 @@
 Forward, a worker gathers the input's channels and the halo's rows. Backward, it gathers the output gradient's
 channels and halo, and computes the input's gradient where its own part of the input is. The weight's gradient
 is a sum over pixels: a partial sum over this worker's bands, for its own output channels and zero for others.
+Of a grouped convolution whose groups are each one worker's, no channel is exchanged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lockstep.comm.group import Group
 from lockstep.kernels.lrn import widen
 from lockstep.parallel.split.axes import Axes, among_zeros, sum_leaves, take
 from lockstep.parallel.split.layers.conv_piece import ConvForm
@@ -43,8 +45,25 @@ class ConvCut:
     inner_first: set[str] = field(default_factory=lambda: {"forward", "input"})
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        found: Tensor = _Convolve.apply(x, weight, bias, self)  # type: ignore[no-untyped-call]
+        cut, groups = self, self.own_groups
+        if groups and {"forward", "input", "weight", "bias"} <= self.by_channel:
+            cut, own = self._of_groups(groups), slice(self.own_outs.start, self.own_outs.stop)
+            weight, bias = weight[own], None if bias is None else bias[own]
+        found: Tensor = _Convolve.apply(x, weight, bias, cut)  # type: ignore[no-untyped-call]
         return found
+
+    @property
+    def own_groups(self) -> range:
+        """This worker's groups, if every worker has the channels of its own: these need nothing of others."""
+        groups, ins, outs = self.form.groups, self.given.channels, self.made.channels
+        found, is_even = [], not any(n % self.axes.slices for n in (self.ins, self.outs))
+        if self.by_slice and not is_even:  # the slices of its groups would be others
+            return range(0)
+        for given, (made,) in zip(ins, outs, strict=False):
+            own = range(made.start * groups // self.outs, made.stop * groups // self.outs)
+            sides = [range(own.start * n // groups, own.stop * n // groups) for n in (self.ins, self.outs)]
+            found.append(own if (given, made) == ((sides[0],), sides[1]) else range(0))
+        return found[self.axes.channel.rank] if all(found) and found else range(0)
 
     @property
     def is_banded(self) -> bool:
@@ -95,12 +114,11 @@ class ConvCut:
         self, dy: Tensor, weight: Tensor, width: int, meanwhile: Callable[[], None] | None
     ) -> tuple[Tensor, RowParts]:
         """The gradient of this worker's part of the input, and the rows of the output's that it had."""
-        axes, given = self.axes, self.given.channels
-        own = given[axes.channel.rank] if given else (range(self.ins),)
-        every, is_sliced = axes.channels_of_all(self.ins), "input" in self.by_slice
-        ins = own if given and not is_sliced else every[axes.channel.rank] if every else (range(self.ins),)
-        cut = "input" in self.by_channel and bool(self.made.channels)
-        ins = ins if cut else (range(self.ins),)
+        axes, given, rank = self.axes, self.given.channels, self.axes.channel.rank
+        own, is_sliced = given[rank] if given else (range(self.ins),), "input" in self.by_slice
+        every = axes.channels_of_all(self.ins) if is_sliced or not given else given
+        is_cut = "input" in self.by_channel and self.made.channels and every
+        ins = every[rank] if is_cut else (range(self.ins),)
         pieces = [(piece,) for piece in axes.slices_in(ins[0], self.ins)] if is_sliced else [ins]
 
         def compute(dy: Tensor, held: range, rows: range) -> Tensor:
@@ -111,8 +129,8 @@ class ConvCut:
             how = self._how("input", self.rows)
             found, parts = self.input_halo.make(dy, compute, *how, meanwhile)
         else:
-            held = range(self.out_rows)
-            found, parts = compute(dy, held, range(self.rows)), RowParts([held], [dy])
+            all_rows = range(self.out_rows)
+            found, parts = compute(dy, all_rows, range(self.rows)), RowParts([all_rows], [dy])
         if ins != own and count(ins) < self.ins:
             found = axes.all_channels(found, Spread(channels=every))
         return found if count(own) == found.shape[1] else take(found, 1, own).contiguous(), parts
@@ -162,6 +180,15 @@ class ConvCut:
             self.weight_gradient(x, near, weight.shape).to(weight.dtype) if needs_weight else None,
             self.bias_gradient(dy) if needs_bias else None,
         ]
+
+    def _of_groups(self, groups: range) -> ConvCut:
+        """The convolution of some groups alone."""
+        form, all_groups = replace(self.form, groups=len(groups)), self.form.groups
+        given, made = Spread(self.given.rows), Spread(self.made.rows)
+        ins, outs = (n * len(groups) // all_groups for n in (self.ins, self.outs))
+        slices = len(self.axes.slices_in(self.own_outs, self.outs))
+        axes = replace(self.axes, channel=Group(), slices=slices)
+        return replace(self, axes=axes, form=form, given=given, made=made, ins=ins, outs=outs)
 
     def _halo(self, rows: int, made: int, needs: Callable[[range], range], is_framed: bool) -> Halo:
         """Rows of one side from the other's; a frame has rows outside the image, too."""
