@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -20,3 +21,25 @@ class LayerSplit(Protocol):
 
     def places(self, name: str, pixels: bool, device: torch.device) -> Tensor | None:
         """The places of a dropout layer's pixels here, or of its channels; None if it has all of them."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A tensor, or a view of one, of which every worker has a range along a dimension."""
+
+    tensor: Tensor
+    dim: int
+    ranges: Sequence[range]
+
+
+class LaneWorkers(Protocol):
+    """The workers that deal out the products of a lane; `parallel/products` has them."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def make_whole(self, layer: str, tensors: Sequence[Shared]) -> None:
+        """Fill in what the others have; every worker calls it, for the same tensors."""

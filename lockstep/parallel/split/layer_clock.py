@@ -14,6 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
+STEP = "step"  # in the place of a layer: all that a worker computes in a step
+
 
 @dataclass
 class Traffic:
