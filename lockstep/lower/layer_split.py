@@ -41,5 +41,9 @@ class LaneWorkers(Protocol):
     @property
     def size(self) -> int: ...
 
+    @property
+    def places(self) -> Mapping[str, int]:
+        """For layers of a compiled model: the number of this worker's part (see `product_cut`)."""
+
     def make_whole(self, layer: str, tensors: Sequence[Shared]) -> None:
         """Fill in what the others have; every worker calls it, for the same tensors."""

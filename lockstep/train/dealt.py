@@ -76,6 +76,9 @@ class Dealt:
             lowered = setup.lower(read, data)
             lowered.split = self.split or lowered.split
             if self.products:
+                from lockstep.lower.device_lanes import DeviceLanes
+
+                assert isinstance(lowered, DeviceLanes)
                 lowered.workers = self.products.workers
             lowered.hands_over = self.plan.shards_gradients and type(lowered) is LaneByLane
             return lowered
@@ -231,7 +234,7 @@ def _split(setup: Setup, plan: Plan, bucket_mb: float, world: Group) -> Dealt:
         from lockstep.parallel.products.dealt_products import deal_products
 
         own = worker_lanes(train.lanes, mesh.data.size, mesh.data.rank)
-        dealt.products = deal_products(setup.lowering, len(own), mesh, stage)
+        dealt.products = deal_products(setup.lowering, own, mesh, stage)
         if stage:
             stage.workers = dealt.products.workers
     return dealt

@@ -86,14 +86,15 @@ class ResidualProducts(DealtNetwork):
         by, g, norm = readers(self._units, source), self._grad(source), self._norm_of_grad(i)
         other = self._added_to(source) if i == by[-1] else g
         y = self._output(source) if i == by[0] and self._unit(source).relu else None
-        given = {"precision": self.precision, "own": own}
         if own.is_empty:
             pass
         elif tile.boxes:
-            box_data_grad(layer, dz, w, g, tile, other=other, y=y, norm=norm, **given)
+            box_data_grad(
+                layer, dz, w, g, tile, other=other, y=y, norm=norm, precision=self.precision, own=own
+            )
         else:
-            also = {"other": None if other is None else other[n], "y": None if y is None else y[n]}
-            data_grad(layer, dz[n], w, g[n], tile, **also, **given)
+            other, y = (None if image is None else image[n] for image in (other, y))
+            data_grad(layer, dz[n], w, g[n], tile, other=other, y=y, precision=self.precision, own=own)
         tables = (norm[1].first_parts, norm[1].second_parts) if norm else ()
         rows = g[..., 0].numel() // tile.rows
         self._make_whole("input_grad", i, [g], *((table, rows) for table in tables))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lockstep.comm.group import Group
+from lockstep.kernels.stock.product_cut import LayerCuts
 from lockstep.lower.layer_split import Shared
 from lockstep.parallel.split.axes import CHANNEL
 from lockstep.parallel.split.layer_clock import LayerClock
@@ -24,6 +25,7 @@ class ChannelWorkers:
     group: Group
     clock: LayerClock = field(default_factory=LayerClock)
     is_silent: bool = False  # nothing is exchanged while kernels are only compiled
+    cuts: dict[str, LayerCuts] = field(default_factory=dict)  # of a compiled model's layers, by name
 
     @property
     def rank(self) -> int:
@@ -32,6 +34,10 @@ class ChannelWorkers:
     @property
     def size(self) -> int:
         return self.group.size
+
+    @property
+    def places(self) -> dict[str, int]:
+        return {layer: cuts.place for layer, cuts in self.cuts.items()}
 
     def make_whole(self, layer: str, tensors: Sequence[Shared]) -> None:
         """Fill in what the others have, in one exchange for all tensors."""

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.comm.mesh import Mesh
+from lockstep.comm.tree import subtrees
 from lockstep.kernels.triton.compile_ahead import compile_ahead
+from lockstep.lower.compiled.compiled_program import CompiledProgram
 from lockstep.lower.fused.dealt_network import GRADIENTS, DealtNetwork
 from lockstep.lower.program import DeviceLowering
 from lockstep.parallel.device_pipeline import DevicePipeline
 from lockstep.parallel.products.channel_workers import ChannelWorkers
+from lockstep.parallel.products.product_probe import cut_layers
 from lockstep.parallel.split.layer_clock import STEP
 from lockstep.parallel.split.layer_report import share_of
 
@@ -30,7 +33,7 @@ class DealtProducts:
 
     def tell(self) -> str:
         """One line about what is cut and what not."""
-        less = [row["layer"] for row in self.rows if row["share"] < 0.5]
+        less = [row["layer"] for row in self.rows if row["share"] < 1]
         share, size = 100 * share_of(self.rows), self.workers.size
         line = f"{share:.0f} % of the multiplications are cut over channel={size}"
         if not less:
@@ -71,27 +74,42 @@ class DealtProducts:
 
 
 def deal_products(
-    lowering: DeviceLowering, lanes: int, mesh: Mesh, pipeline: DevicePipeline | None
+    lowering: DeviceLowering, own: range, mesh: Mesh, pipeline: DevicePipeline | None
 ) -> DealtProducts:
-    """Deal the products of a model, or of this worker's stage of it, out along `channel`. A collective."""
+    """Deal the products of a model, or of a stage of it, out along `channel`; `own` are the lanes of a step.
+
+    A collective.
+    """
     workers = ChannelWorkers(mesh.channel)
     part = pipeline.whole.part(pipeline.own) if pipeline else None
-    network: Any = part.part_network() if part else lowering.network(lanes)
-    assert isinstance(network, DealtNetwork)
-    network.share_with(workers)
-    if lowering.device.type == "cuda":
-        _compile(network, workers)
-    told = mesh.world.all_gather_bytes(json.dumps(network.product_rows()).encode())
+    if lowering.is_fused:
+        mine = _deal_fused(part.part_network() if part else lowering.network(len(own)), workers)
+    else:
+        mine = _deal_compiled(part or lowering, range(1) if part else own, workers)
+    told = mesh.world.all_gather_bytes(json.dumps(mine).encode())
     rows = {row["layer"]: row for own in told for row in json.loads(own)}
     return DealtProducts(
         workers, list(rows.values()), "launches" if lowering.device.type == "cuda" else "work"
     )
 
 
-def _compile(network: DealtNetwork, workers: ChannelWorkers) -> None:
-    """Compile this worker's kernels, all at once instead of one by one while the others wait."""
-    workers.is_silent = True
-    try:
-        compile_ahead(network.compute)
-    finally:
-        workers.is_silent = False
+def _deal_fused(network: Any, workers: ChannelWorkers) -> list[Row]:
+    """Deal tiles out; compile this worker's kernels all at once, instead of one by one while others wait."""
+    assert isinstance(network, DealtNetwork)
+    network.share_with(workers)
+    if network.labels.is_cuda:
+        workers.is_silent = True
+        try:
+            compile_ahead(network.compute)
+        finally:
+            workers.is_silent = False
+    return network.product_rows()
+
+
+def _deal_compiled(lowering: DeviceLowering, own: range, workers: ChannelWorkers) -> list[Row]:
+    """Deal channels out, as far as kernels keep their bits; lanes run in the subtrees of `own`."""
+    program = lowering.program
+    assert isinstance(program, CompiledProgram)
+    one_by_one = lowering.train.wire != "fp32"
+    at_once = {1} if one_by_one else {1 << height for _, height in subtrees(own)}
+    return cut_layers(program.model, lowering.train, workers, at_once, lowering.device)
