@@ -148,8 +148,8 @@ class ChainNetwork(DealtNetwork):
                 layer, before, self._g[i][n], weight, self.x[i][n], None if code is None else code[n], out[n],
                 self.tiles[i]["input_grad"], compact=compact or is_spread, precision=self.precision, own=own,
             )  # fmt: skip
-        is_pooled = before.pool > 1 and (compact or is_spread)
-        self._make_grad_whole(i, inside(out, *(before.out_size if is_pooled else before.conv_size)))
+        if self._is_dealt("input_grad", i):
+            self._make_grad_whole(i, inside(out, *before.out_size))
         if is_spread:
             self._put_grad(i - 1, out)
 

@@ -100,7 +100,8 @@ class DealtNetwork(KernelNetwork):
                 shared += [Shared(out[bias], 0, ranges)] if bias else []
         self._workers.make_whole(GRADIENTS, shared)
         for values, columns in lying:
-            values.copy_(columns.view(values.shape))
+            if columns.data_ptr() != values.data_ptr():  # of one tap they are the same
+                values.copy_(columns.view(values.shape))
 
     def product_rows(self) -> list[dict[str, Any]]:
         """For each layer: how it is dealt out, its multiplications for a lane, the share that is dealt."""
