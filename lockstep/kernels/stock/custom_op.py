@@ -32,7 +32,7 @@ _PRECISIONS = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 @torch.library.custom_op("lockstep::conv_forward", mutates_args=())
 def conv_forward(
     x: Tensor, w: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int,
-    lane_size: int, at_once: bool, place: int,
+    lane_size: int, at_once: bool, place: int = 0,
 ) -> Tensor:  # fmt: skip
     """A convolution without bias, lane by lane, or all lanes in one call with `at_once`."""
     options, cut = (stride, padding, dilation, groups), find_cut(place, "forward")
@@ -44,7 +44,7 @@ def conv_forward(
 @torch.library.custom_op("lockstep::conv_data_grad", mutates_args=())
 def conv_data_grad(
     g: Tensor, x: Tensor, w: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int,
-    lane_size: int, at_once: bool, place: int,
+    lane_size: int, at_once: bool, place: int = 0,
 ) -> Tensor:  # fmt: skip
     """The gradient of the input of `conv_forward`."""
     size, options = len(g) if at_once else lane_size, (stride, padding, dilation, groups)
@@ -59,7 +59,7 @@ def conv_data_grad(
 @torch.library.custom_op("lockstep::conv_weight_grad", mutates_args=())
 def conv_weight_grad(
     g: Tensor, x: Tensor, w: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int,
-    lane_size: int, place: int,
+    lane_size: int, place: int = 0,
 ) -> Tensor:  # fmt: skip
     """The weight gradient of `conv_forward` in fp32, lane by lane, summed by the lane tree."""
     options, cut = (stride, padding, dilation, groups), find_cut(place, "weight_grad")
@@ -97,7 +97,7 @@ def stem_weight_grad(
 
 
 @torch.library.custom_op("lockstep::product", mutates_args=())
-def product(x: Tensor, w: Tensor, lane_size: int, is_forward: bool, place: int) -> Tensor:
+def product(x: Tensor, w: Tensor, lane_size: int, is_forward: bool, place: int = 0) -> Tensor:
     """x · wᵀ in the forward pass and x · w in the backward pass, lane by lane."""
     other, cut = w.t() if is_forward else w, find_cut(place, "forward" if is_forward else "input_grad")
     other = cut.part(other, 1) if cut else other
@@ -106,7 +106,7 @@ def product(x: Tensor, w: Tensor, lane_size: int, is_forward: bool, place: int) 
 
 
 @torch.library.custom_op("lockstep::product_weight_grad", mutates_args=())
-def product_weight_grad(g: Tensor, x: Tensor, lane_size: int, place: int) -> Tensor:
+def product_weight_grad(g: Tensor, x: Tensor, lane_size: int, place: int = 0) -> Tensor:
     """The gradient of a product's weight in fp32, lane by lane, summed by the lane tree."""
     cut = find_cut(place, "weight_grad")
     g = cut.part(g, 1) if cut else g
