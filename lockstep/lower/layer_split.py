@@ -9,6 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+GRADIENTS = "gradients"  # in the place of a layer
+
 
 class LayerSplit(Protocol):
     """Such a model; `parallel/split` has it."""
@@ -24,7 +26,7 @@ class LayerSplit(Protocol):
 
 
 @dataclass(frozen=True)
-class Shared:
+class InParts:
     """A tensor, or a view of one, of which every worker has a range along a dimension."""
 
     tensor: Tensor
@@ -45,5 +47,5 @@ class LaneWorkers(Protocol):
     def places(self) -> Mapping[str, int]:
         """For layers of a compiled model: the number of this worker's part (see `product_cut`)."""
 
-    def make_whole(self, layer: str, tensors: Sequence[Shared]) -> None:
+    def make_whole(self, layer: str, tensors: Sequence[InParts]) -> None:
         """Fill in what the others have; every worker calls it, for the same tensors."""

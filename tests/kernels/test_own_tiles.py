@@ -16,7 +16,7 @@ from lockstep.kernels.triton.conv.strided_gradient import data_grad
 from lockstep.kernels.triton.conv.tma_forward import box_conv
 from lockstep.kernels.triton.conv.tma_gradient import box_data_grad, box_weight_grad
 from lockstep.kernels.triton.norm.norm_moments import Statistics
-from lockstep.lower.fused.tile_deal import CHANNELS, COLUMNS, SAMPLES, Batch, Deal, deal_tiles
+from lockstep.lower.fused.tile_deal import CHANNELS, COLUMNS, SAMPLES, Deal, LaunchSamples, deal_tiles
 
 SMALL = replace(TILE, rows=16, cols=16, depth=16)
 PLAIN = {"relu": False, "bias": False}
@@ -132,7 +132,7 @@ def test_boxes_and_what_they_sum(by: str) -> None:
 def deal_by_samples(operation: str, tile) -> Deal:
     """One tile of channels, so that samples are more even."""
     wide = replace(BOXES, in_channels=16, out_channels=16)
-    deal = deal_tiles(operation, wide, tile, Batch(4), 3)
+    deal = deal_tiles(operation, wide, tile, LaunchSamples(4), 3)
     assert deal and deal.axis == SAMPLES
     return deal
 
@@ -144,7 +144,7 @@ def test_weight_gradients_by_boxes(workers: int) -> None:
     given, dz = bordered(x, (1, 1)), torch.randn(4, 8, 4, 48, device=DEVICE)
     whole = x.new_zeros(2, weight.numel())
     box_weight_grad(BOXES, dz, given, whole, tile)
-    deal = deal_tiles("weight_grad", BOXES, tile, Batch(4), workers)
+    deal = deal_tiles("weight_grad", BOXES, tile, LaunchSamples(4), workers)
     assert deal
     parts = [part for (part,) in pieces(deal, whole)]
     for rank, part in enumerate(parts):
@@ -155,8 +155,10 @@ def test_weight_gradients_by_boxes(workers: int) -> None:
 
 
 def test_a_deal_is_as_even_as_its_tiles() -> None:
-    even = deal_tiles("forward", replace(ODD, out_channels=32), SMALL, Batch(5), 2)
+    even = deal_tiles("forward", replace(ODD, out_channels=32), SMALL, LaunchSamples(5), 2)
     assert even and even.axis == CHANNELS and even.share == 1
-    by_samples = deal_tiles("forward", ODD, SMALL, Batch(4), 2)  # two tiles of channels and one are less even
+    by_samples = deal_tiles(
+        "forward", ODD, SMALL, LaunchSamples(4), 2
+    )  # two tiles of channels and one are less even
     assert by_samples and by_samples.axis == SAMPLES
-    assert deal_tiles("forward", replace(ODD, out_channels=10), SMALL, Batch(1), 2) is None
+    assert deal_tiles("forward", replace(ODD, out_channels=10), SMALL, LaunchSamples(1), 2) is None

@@ -21,7 +21,7 @@ from lockstep.kernels.triton.conv.tile import ALL_TILES, lane_chunks
 from lockstep.kernels.triton.conv.tile_table import OPERATIONS, Table
 from lockstep.lower.flat_table import Slot, fill_inside, inside
 from lockstep.lower.fused.dealt_network import DealtNetwork, as_images
-from lockstep.lower.fused.tile_deal import Batch
+from lockstep.lower.fused.tile_deal import LaunchSamples
 from lockstep.spec import Train
 
 
@@ -173,10 +173,10 @@ class ChainNetwork(DealtNetwork):
     def _is_computed(self, operation: str, i: int) -> bool:
         return operation != "input_grad" or i > 0 or self._before is not None
 
-    def _batch(self, operation: str, i: int) -> Batch:
+    def _batch(self, operation: str, i: int) -> LaunchSamples:
         """A dropout key is a lane's, so samples with dropout are dealt by whole lanes."""
         by_lane = operation == "forward" and self.layers[i].dropout > 0
-        return Batch(len(self.labels), self.lane_size if by_lane else 1)
+        return LaunchSamples(len(self.labels), self.lane_size if by_lane else 1)
 
     def _weight_places(self, i: int) -> tuple[slice, slice]:
         weight, bias = self.layout.places[2 * i : 2 * i + 2]

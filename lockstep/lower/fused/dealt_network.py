@@ -18,10 +18,8 @@ from lockstep.kernels.triton.conv.fused_layer import Layer
 from lockstep.kernels.triton.conv.tile import ALL_TILES, OwnTiles
 from lockstep.kernels.triton.conv.tile_table import OPERATIONS
 from lockstep.lower.flat_table import KernelNetwork, inside
-from lockstep.lower.fused.tile_deal import CHANNELS, COLUMNS, Batch, Deal, deal_tiles
-from lockstep.lower.layer_split import LaneWorkers, Shared
-
-GRADIENTS = "gradients"  # in the place of a layer
+from lockstep.lower.fused.tile_deal import CHANNELS, COLUMNS, Deal, LaunchSamples, deal_tiles
+from lockstep.lower.layer_split import GRADIENTS, InParts, LaneWorkers
 
 
 class DealtNetwork(KernelNetwork):
@@ -44,9 +42,9 @@ class DealtNetwork(KernelNetwork):
     def _products(self) -> list[tuple[str, int]]:
         """The operations that are dealt out: a name of `OPERATIONS` and the number of a layer."""
 
-    def _batch(self, operation: str, i: int) -> Batch:
+    def _batch(self, operation: str, i: int) -> LaunchSamples:
         """The samples of an operation."""
-        return Batch(len(self.labels))
+        return LaunchSamples(len(self.labels))
 
     @abstractmethod
     def _weight_places(self, i: int) -> tuple[slice, slice | None]:
@@ -70,19 +68,19 @@ class DealtNetwork(KernelNetwork):
         if deal is None or self._workers is None:
             return
         dim, ranges = (3, deal.ranges()) if deal.axis == CHANNELS else (0, deal.ranges())
-        shared = [Shared(image, dim, ranges) for image in images]
+        shared = [InParts(image, dim, ranges) for image in images]
         for table, rows in tables:
             if deal.axis == CHANNELS:
-                shared.append(Shared(table[:rows], 1, ranges))
+                shared.append(InParts(table[:rows], 1, ranges))
             else:
-                shared.append(Shared(table[:rows], 0, deal.ranges(rows / deal.count)))
+                shared.append(InParts(table[:rows], 0, deal.ranges(rows / deal.count)))
         self._workers.make_whole(self.layers[i].name, shared)
 
     def sum_lanes(self, lanes: range, out: Tensor, bad: Tensor) -> None:
         super().sum_lanes(lanes, out, bad)
         if self._workers is None:
             return
-        shared: list[Shared] = []
+        shared: list[InParts] = []
         lying: list[
             tuple[Tensor, Tensor]
         ] = []  # weights [CO, taps, CI], and copies with columns side by side
@@ -93,11 +91,11 @@ class DealtNetwork(KernelNetwork):
                 ranges = deal.ranges()
                 if deal.axis == COLUMNS:
                     lying.append((values, values.reshape(layer.out_channels, -1)))
-                    shared.append(Shared(lying[-1][1], 1, ranges))
+                    shared.append(InParts(lying[-1][1], 1, ranges))
                     ranges = [range(layer.out_channels if 0 in own else 0) for own in ranges]
                 else:
-                    shared.append(Shared(values, 0, ranges))
-                shared += [Shared(out[bias], 0, ranges)] if bias else []
+                    shared.append(InParts(values, 0, ranges))
+                shared += [InParts(out[bias], 0, ranges)] if bias else []
         self._workers.make_whole(GRADIENTS, shared)
         for values, columns in lying:
             if columns.data_ptr() != values.data_ptr():  # of one tap they are the same

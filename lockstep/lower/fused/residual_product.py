@@ -21,7 +21,7 @@ from lockstep.kernels.triton.conv.tma_gradient import box_data_grad, box_weight_
 from lockstep.kernels.triton.norm.norm_moments import Statistics
 from lockstep.lower.fused.dealt_network import DealtNetwork
 from lockstep.lower.fused.residual_unit import IMAGES, PER_UNIT, Unit, readers
-from lockstep.lower.fused.tile_deal import Batch
+from lockstep.lower.fused.tile_deal import LaunchSamples
 
 
 class ResidualProducts(DealtNetwork):
@@ -127,12 +127,12 @@ class ResidualProducts(DealtNetwork):
         is_head = i == len(self._units)
         return operation != "input_grad" or is_head or self._has_input_grad(self._units[i])
 
-    def _batch(self, operation: str, i: int) -> Batch:
+    def _batch(self, operation: str, i: int) -> LaunchSamples:
         """Sums of a strided data gradient lie by its kinds of pixels, so they are dealt by whole lanes."""
         by_lane = (
             operation == "input_grad" and self.layers[i].stride > 1 and self._norm_of_grad(i) is not None
         )
-        return Batch(len(self.labels), self.lane_size if by_lane else 1)
+        return LaunchSamples(len(self.labels), self.lane_size if by_lane else 1)
 
     def _weight_places(self, i: int) -> tuple[slice, slice | None]:
         return self._places(i)[0], None

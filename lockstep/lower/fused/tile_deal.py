@@ -12,7 +12,7 @@ from functools import cached_property
 
 from lockstep.comm.tree import worker_lanes
 from lockstep.kernels.triton.conv.fused_layer import Layer
-from lockstep.kernels.triton.conv.tile import ALL_TILES, OwnTiles, Tile
+from lockstep.kernels.triton.conv.tile import OwnTiles, Tile
 from lockstep.kernels.triton.conv.tma_box import find_box, neighbours
 
 CHANNELS, SAMPLES, COLUMNS = "channels", "samples", "columns"
@@ -60,14 +60,14 @@ class Deal:
 
 
 @dataclass(frozen=True)
-class Batch:
+class LaunchSamples:
     """The samples of a launch; those of a unit are computed together, 1 or those of a lane."""
 
     samples: int
     unit: int = 1
 
 
-def deal_tiles(operation: str, layer: Layer, tile: Tile, batch: Batch, workers: int) -> Deal | None:
+def deal_tiles(operation: str, layer: Layer, tile: Tile, batch: LaunchSamples, workers: int) -> Deal | None:
     """How a product is dealt out; None if every worker computes all of it."""
     if operation == "weight_grad":
         found = [Deal(CHANNELS, layer.out_channels, tile.rows, workers), _columns(layer, tile, workers)]
@@ -88,7 +88,7 @@ def _columns(layer: Layer, tile: Tile, workers: int) -> Deal:
     return Deal(COLUMNS, layer.depth, together * channels, workers, tiles=channels // tile.cols)
 
 
-def _samples(operation: str, layer: Layer, tile: Tile, batch: Batch, workers: int) -> Deal:
+def _samples(operation: str, layer: Layer, tile: Tile, batch: LaunchSamples, workers: int) -> Deal:
     """Samples; with boxes, all of those that a box has pixels of."""
     if not tile.boxes:
         return Deal(SAMPLES, batch.samples, batch.unit, workers)
@@ -100,7 +100,3 @@ def _samples(operation: str, layer: Layer, tile: Tile, batch: Batch, workers: in
     unit = max(batch.unit, box.images)
     boxes = unit // box.images * (high // box.rows) * (wide // box.cols)
     return Deal(SAMPLES, batch.samples, unit, workers, tiles=boxes)
-
-
-def own_tiles(deal: Deal | None, rank: int) -> OwnTiles:
-    return deal.own(rank) if deal else ALL_TILES

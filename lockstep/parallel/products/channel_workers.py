@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lockstep.comm.group import Group
 from lockstep.kernels.stock.product_cut import LayerCuts
-from lockstep.lower.layer_split import Shared
+from lockstep.lower.layer_split import InParts
 from lockstep.parallel.split.axes import CHANNEL
 from lockstep.parallel.split.layer_clock import LayerClock
 
@@ -39,7 +39,7 @@ class ChannelWorkers:
     def places(self) -> dict[str, int]:
         return {layer: cuts.place for layer, cuts in self.cuts.items()}
 
-    def make_whole(self, layer: str, tensors: Sequence[Shared]) -> None:
+    def make_whole(self, layer: str, tensors: Sequence[InParts]) -> None:
         """Fill in what the others have, in one exchange for all tensors."""
         if not tensors or self.is_silent:
             return
@@ -67,12 +67,12 @@ class ChannelWorkers:
         self.clock.sent(CHANNEL, layer, others * len(flat), start)
 
 
-def _part(shared: Shared, worker: int) -> Tensor:
+def _part(shared: InParts, worker: int) -> Tensor:
     own = shared.ranges[worker]
     return shared.tensor.narrow(shared.dim, own.start, len(own))
 
 
-def _bytes_of(shared: Shared, worker: int) -> int:
+def _bytes_of(shared: InParts, worker: int) -> int:
     part = _part(shared, worker)
     return -(-part.numel() * part.element_size() // _ALIGN) * _ALIGN
 

@@ -11,7 +11,8 @@ from lockstep.comm.mesh import Mesh
 from lockstep.comm.tree import subtrees
 from lockstep.kernels.triton.compile_ahead import compile_ahead
 from lockstep.lower.compiled.compiled_program import CompiledProgram
-from lockstep.lower.fused.dealt_network import GRADIENTS, DealtNetwork
+from lockstep.lower.fused.dealt_network import DealtNetwork
+from lockstep.lower.layer_split import GRADIENTS
 from lockstep.lower.program import DeviceLowering
 from lockstep.parallel.device_pipeline import DevicePipeline
 from lockstep.parallel.products.channel_workers import ChannelWorkers

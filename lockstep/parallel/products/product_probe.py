@@ -34,7 +34,7 @@ from lockstep.kernels.triton.conv.tile_table import OPERATIONS
 from lockstep.lower.compiled.compiled_layer import look
 from lockstep.lower.compiled.compiled_network import CompiledModel
 from lockstep.lower.fused.tile_deal import CHANNELS, Deal
-from lockstep.lower.layer_split import Shared
+from lockstep.lower.layer_split import InParts
 from lockstep.parallel.products.channel_workers import ChannelWorkers
 from lockstep.parallel.split.probe_values import cancel, probe_values
 from lockstep.parallel.split.way import FORWARD, INPUT, WEIGHT
@@ -210,7 +210,7 @@ def _cut(
 
 
 def _fill(workers: ChannelWorkers, layer: str, deal: Deal, tensor: Tensor, dim: int) -> None:
-    workers.make_whole(layer, [Shared(tensor, dim, deal.ranges())])
+    workers.make_whole(layer, [InParts(tensor, dim, deal.ranges())])
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
