@@ -60,6 +60,11 @@ def show_layers(options: argparse.Namespace) -> int:
         raise BadInput(f"layers: --plan {plan} cuts no layer: give spatial, channel or both, as in channel=2")
     with named_file(options):
         check_layers(plan, "--plan", run)
+    if run.kernels.set in ("fused", "compiled"):
+        raise BadInput(
+            f"layers: kernels.set={run.kernels.set} deals out tiles or channels of products, as a run says "
+            "at its start: use kernels.set=stock here, or start the run"
+        )
     graph = _choose(run, plan)
     from lockstep.parallel.split.layer_report import layer_rows, list_cells, part_sizes, tell_layers
 

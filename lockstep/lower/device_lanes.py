@@ -17,6 +17,7 @@ from lockstep.kernels import random
 from lockstep.kernels.loss import CrossEntropy
 from lockstep.lower.flat_table import DeviceNetwork, fill_inside
 from lockstep.lower.lane_by_lane import LaneByLane, LaneOutput, OnGradient
+from lockstep.lower.layer_split import LaneWorkers
 from lockstep.lower.program import DeviceLowering, PartNetwork, Program, fill_weights
 
 
@@ -29,14 +30,16 @@ class DeviceLanes(LaneByLane):
         train = lowering.train
         super().__init__(model, CrossEntropy(train.label_smoothing), seed, train.precision == "bf16")
         self.program, self._lowering, self._group = lowering.program, lowering, group or Group()
+        self.workers: LaneWorkers | None = None  # those of the same lanes, to whom products are dealt out
 
     def network(self, lanes: int) -> DeviceNetwork:
         """The network, with its buffers, for this number of lanes."""
         return self._join(self._lowering.network(lanes))
 
     def _join(self, network: DeviceNetwork) -> DeviceNetwork:
-        """Let its batch norms see the lanes of all workers."""
+        """Let its batch norms see the lanes of all workers, and deal its products out."""
         network.all_lanes = self._all_lanes
+        network.share_with(self.workers)
         return network
 
     @torch.no_grad()

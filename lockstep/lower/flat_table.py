@@ -19,6 +19,7 @@ from lockstep.kernels.triton.conv.tile import KERNEL_TYPES, Tile
 from lockstep.kernels.triton.conv.tile_table import Table
 from lockstep.kernels.triton.lane_tree_sum import lane_tree_sum
 from lockstep.kernels.triton.softmax_loss import cross_entropy, lane_means
+from lockstep.lower.layer_split import LaneWorkers
 from lockstep.spec import Train
 
 _ALIGN = 64  # elements; so that no load of 16 bytes reaches into the next tensor
@@ -94,6 +95,10 @@ class DeviceNetwork(ABC):
     @abstractmethod
     def compute(self) -> None:
         """Compute what `sum_lanes` sums, from images, labels, keys and weights."""
+
+    @abstractmethod
+    def share_with(self, workers: LaneWorkers | None) -> None:
+        """Deal products out to these workers, who compute the same lanes; None: compute all of each."""
 
     def new_weights(self) -> tuple[Tensor, Tensor]:
         """A table of weights, and one of their copy, both zeros."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from lockstep.kernels.triton.conv.tile_table import Table
     from lockstep.lower.eval_network import EvalNetwork
     from lockstep.lower.flat_table import DeviceNetwork, Layout, Make
+    from lockstep.lower.layer_split import LaneWorkers
 
 Load = Callable[[nn.Module], None]  # copies the weights of a model into a network
 
@@ -103,6 +104,9 @@ class PartNetwork(Protocol):
     labels: Tensor
     logits: Tensor
     keys: Tensor
+
+    def share_with(self, workers: LaneWorkers | None) -> None:
+        """Deal products out to these workers; None: compute all of each."""
 
     def make_weights(self) -> None:
         """Have new tables of weights."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from lockstep.comm.mesh import Mesh
 from lockstep.errors import ModelError
 from lockstep.lower.fixed_lane import count_work
+from lockstep.lower.layer_split import LaneWorkers
 from lockstep.lower.program import DeviceLowering, names_in
 from lockstep.models.tensors import trainable
 from lockstep.parallel.cut import choose_cuts, named_cuts, share_of_work
@@ -40,6 +41,7 @@ class DevicePipeline:
     own: range  # the blocks of its stage
     told: list[str]  # a line for each stage
     gathered: GatheredModel | None = None  # if its parameters are gathered part by part
+    workers: LaneWorkers | None = None  # if its products are dealt out
 
     def __post_init__(self) -> None:
         self.parts = [DevicePart(self.whole.part(self.own))]

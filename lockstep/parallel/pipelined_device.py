@@ -35,7 +35,7 @@ class PipelinedDevice(PipelinedLanes[_Networks]):
         train = pipeline.whole.train
         loss, bf16 = CrossEntropy(train.label_smoothing), train.precision == "bf16"
         super().__init__(model, loss, seed, bf16, pipeline.position, pipeline.schedule, link)
-        self._parts, gathered = pipeline.parts, pipeline.gathered
+        self._parts, gathered, self._workers = pipeline.parts, pipeline.gathered, pipeline.workers
         self._forward_uses = pipeline.uses
         self._tables = PartTables(gathered, self._parts, pipeline.uses) if gathered else None
         self._networks = [self._make_networks()]
@@ -130,6 +130,7 @@ class PipelinedDevice(PipelinedLanes[_Networks]):
         networks = []
         for part in self._parts:
             networks.append(part.lowering.part_network())
+            networks[-1].share_with(self._workers)
             if self._tables:
                 networks[-1].drop_tables()
         return networks

@@ -47,7 +47,7 @@ def check_layers(plan: Plan, flag: str, run: Run) -> None:
             f"{flag} {plan}: train.sync_norm=true needs all of a layer at once: use train.sync_norm=false, "
             "which is another run, or a plan without spatial, channel and layers"
         )
-    if (plan.splits_layers or plan.layers) and run.kernels.set in ("fused", "compiled"):
+    if (plan.spatial > 1 or plan.layers) and run.kernels.set in ("fused", "compiled"):
         raise SpecError(explain_kernels(plan, run.kernels.set, flag))
 
 
@@ -63,6 +63,11 @@ def check_slices(plan: Plan, data: int, run: Run, flag: str = "--plan") -> None:
 
 def explain_kernels(plan: Plan, kernels: str, flag: str = "--plan") -> str:
     """Why a plan does not go with these kernels."""
+    if plan.spatial > 1:
+        return (
+            f"{flag} {plan}: {kernels} kernels sum over all pixels at once, and spatial needs a sum for each "
+            "band: use channel instead, or kernels.set=stock, which is another run"
+        )
     return (
         f"{flag} {plan}: {kernels} kernels compute whole layers only: use kernels.set=stock, which is "
         "another run"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lockstep.comm.everywhere import everywhere
 from lockstep.comm.group import Group
@@ -38,6 +38,9 @@ from lockstep.train.evaluation.host_evaluate import Evaluator, averaged_weights
 from lockstep.train.evaluation.pipelined_evaluate import stage_evaluator
 from lockstep.train.setup import Given, Setup
 
+if TYPE_CHECKING:
+    from lockstep.parallel.products.dealt_products import DealtProducts
+
 
 @dataclass
 class Dealt:
@@ -50,6 +53,7 @@ class Dealt:
     # also of one stage, whose parameters are gathered block by block
     pipeline: Pipeline | DevicePipeline | None = None
     split: SplitGraph | None = None  # if layers are over several workers
+    products: DealtProducts | None = None  # the same with fused or compiled kernels
     mix: Mix | None = None  # if some layers are over the workers along data
     sharded: ShardedModel | None = None  # once the state has begun
     # whether the workers of the generation before had all of the state together; None: each of them had
@@ -71,6 +75,11 @@ class Dealt:
                 return MixedLanes(setup.model, setup.loss, setup.run.seed, setup.bf16, self.mix, publish)
             lowered = setup.lower(read, data)
             lowered.split = self.split or lowered.split
+            if self.products:
+                from lockstep.lower.device_lanes import DeviceLanes
+
+                assert isinstance(lowered, DeviceLanes)
+                lowered.workers = self.products.workers
             lowered.hands_over = self.plan.shards_gradients and type(lowered) is LaneByLane
             return lowered
         link, seed = StageLink(self.mesh, setup.device), setup.run.seed
@@ -122,6 +131,7 @@ class Dealt:
         """What each stage has, what of the layers is cut, how large the shares are: lines for people."""
         found = self.pipeline.told if self.pipeline and self.plan.pipeline > 1 else []
         found = [*found, tell_layers(self.split)] if self.split else found
+        found = [*found, self.products.tell()] if self.products else found
         found = [*found, *self.mix.told] if self.mix else found
         if not self.sharded or self.mix:
             return found
@@ -197,12 +207,13 @@ def _split(setup: Setup, plan: Plan, bucket_mb: float, world: Group) -> Dealt:
             f"--plan {plan}: not with {setup.lowering.program.kernels} kernels, as metrics of your own need "
             "the outputs of stock kernels: use kernels.set=stock, which is another run"
         )
-    if setup.lowering and plan.splits_layers:
+    if setup.lowering and plan.spatial > 1:
         raise ModelError(explain_kernels(plan, setup.lowering.program.kernels))
     mesh = make_mesh(world, plan)
     dealt = Dealt(setup, mesh, plan, bucket_mb)
+    stage: DevicePipeline | None = None
     train, images = setup.run.train, fixed_images(setup.run, setup.store.shape, setup.device)
-    if plan.splits_layers:
+    if plan.splits_layers and not setup.lowering:
         axes = Axes(train.bands, train.slices, mesh.channel, mesh.spatial)
         dealt.split = split_model(setup.model, axes, images, setup.bf16)
     if plan.layers:
@@ -211,6 +222,14 @@ def _split(setup: Setup, plan: Plan, bucket_mb: float, world: Group) -> Dealt:
         dealt.mix = Mix(setup.grid, plan, train, mesh.shard)
     if in_parts and setup.lowering:
         dealt.pipeline = cut_program(setup.model, setup.lowering, images, plan, mesh)
+        stage = dealt.pipeline
     elif in_parts:
         dealt.pipeline = cut_model(setup.model, images, setup.bf16, plan, mesh, dealt.split or setup.grid)
+    if plan.splits_layers and setup.lowering:
+        from lockstep.parallel.products.dealt_products import deal_products
+
+        own = worker_lanes(train.lanes, mesh.data.size, mesh.data.rank)
+        dealt.products = deal_products(setup.lowering, own, mesh, stage)
+        if stage:
+            stage.workers = dealt.products.workers
     return dealt

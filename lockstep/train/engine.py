@@ -9,6 +9,7 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from lockstep.comm.tree import worker_lanes
 from lockstep.data.loader import Lanes, TrainLoader
 from lockstep.parallel.mix.mixed_lanes import MixedLanes
 from lockstep.parallel.pipelined_lanes import PipelinedLanes
+from lockstep.parallel.split.layer_clock import STEP
 from lockstep.parallel.split.layer_report import measured, summarize_layers
 from lockstep.runs.train_state import TrainState
 from lockstep.spec import Launch
@@ -34,6 +36,7 @@ class Engine:
         setup, group = dealt.setup, dealt.mesh.data
         self._setup, self._state, self._launch, self._group = setup, state, launch, group
         self._world, self._needs, self._split = dealt.mesh.world, dealt.needs, dealt.split
+        self._products = dealt.products
         self._loader = self._make_loader(worker_lanes(setup.run.train.lanes, group.size, group.rank))
         self._lowered = dealt.lower(lambda: next(self._loader.epoch(0)))
         self._step = Step(
@@ -89,9 +92,11 @@ class Engine:
 
     def _through_host(self, lanes: Lanes, requests: Requests) -> StepResult:
         clock = self._split.axes.clock if self._split else None
+        clock = self._products.workers.clock if self._products else clock
         if clock:
             clock.begin_step()
-        result = self._step(lanes, *requests())
+        with clock.busy(STEP) if clock else nullcontext():
+            result = self._step(lanes, *requests())
         if clock:
             clock.end_step()
         if self._world.size == 1 and requests()[0]:  # requested during the step, so stop now
@@ -107,6 +112,9 @@ class Engine:
 
     def layers(self) -> dict[str, Any]:
         """What layers over several workers computed and exchanged; empty without them. A collective."""
+        if self._products:
+            told = json.dumps(self._products.measured()).encode()
+            return self._products.summarize([json.loads(m) for m in self._world.all_gather_bytes(told)])
         if not self._split:
             return {}
         mine = json.dumps(measured(self._split)).encode()
@@ -154,7 +162,7 @@ class Engine:
 
     def _make_device_epochs(self) -> DeviceEpochs | None:
         """The steps that stay on the device; None if the kernels do not allow that."""
-        if not self._setup.lowering or self._state.parts:
+        if not self._setup.lowering or self._state.parts or self._products:  # no exchange in a CUDA graph
             return None
         from lockstep.train.device.device_epoch import make_device_epochs
 

@@ -32,6 +32,7 @@ def test_every_layer_has_its_rule_and_share():
         (("--plan", "pipeline=2"), (), "cuts no layer"),
         (("--plan", "chanel=2"), (), "did you mean 'channel'"),
         (("--plan", "channel=4"), ("train.slices=2",), "set train.slices=4"),
+        (("--plan", "channel=2"), ("kernels.set=fused",), "use kernels.set=stock here, or start the run"),
         (("shape", "--plan", "channel=2"), (), "did you mean 'shapes'"),
     ],
 )

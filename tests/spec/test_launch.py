@@ -55,8 +55,17 @@ def test_a_name_of_a_folder_is_taken(name: str) -> None:
         ),
         ("spatial=3", Run(), "set train.bands=4"),
         ("channel=2", Run(train=Train(sync_norm=True)), "use train.sync_norm=false, which is another run"),
-        ("channel=2", Run(kernels=Kernels("fused")), "use kernels.set=stock, which is another run"),
-        ("channel=2", Run(kernels=Kernels("compiled")), "compiled kernels compute whole layers only"),
+        (
+            "spatial=2",
+            Run(train=Train(bands=2), kernels=Kernels("fused")),
+            "fused kernels sum over all pixels at once, and spatial needs a sum for each band: use channel "
+            "instead, or kernels.set=stock, which is another run",
+        ),
+        (
+            "spatial=2,channel=2",
+            Run(train=Train(bands=2), kernels=Kernels("compiled")),
+            "compiled kernels sum over all pixels",
+        ),
         ("data=16,channel=2", Run(), "32 workers are more than train.lanes=8 × channel=2"),
     ],
 )
@@ -76,6 +85,8 @@ def test_layers_over_workers_that_go_with_the_run() -> None:
     for plan, given in (
         ("spatial=3", Run(train=Train(bands=4))),
         ("data=8,channel=4", Run(train=Train(wire="bf16"))),
+        ("data=2,pipeline=2,channel=2", Run(kernels=Kernels("fused"))),
+        ("channel=3", Run(kernels=Kernels("compiled"))),
         ("data=2,pipeline=2,spatial=2,channel=2,shard=optimizer", Run(train=Train(bands=2))),
     ):
         Launch(plan=plan).check_run(given)

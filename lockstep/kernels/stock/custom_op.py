@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lockstep.kernels.cuda_stream import side_by_side
+from lockstep.kernels.stock.product_cut import find_cut
 from lockstep.kernels.stock.stock_conv import lying_last, stock_conv, stock_conv_backward
 from lockstep.kernels.triton.conv.fused_forward import forward
 from lockstep.kernels.triton.conv.fused_gradient import weight_grad
@@ -31,36 +32,44 @@ _PRECISIONS = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 @torch.library.custom_op("lockstep::conv_forward", mutates_args=())
 def conv_forward(
     x: Tensor, w: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int,
-    lane_size: int, at_once: bool,
+    lane_size: int, at_once: bool, place: int = 0,
 ) -> Tensor:  # fmt: skip
     """A convolution without bias, lane by lane, or all lanes in one call with `at_once`."""
-    options = stride, padding, dilation, groups
-    lanes = zip(x.split(len(x) if at_once else lane_size))
-    return _joined(side_by_side(lambda part: stock_conv(part, w, options), lanes))
+    options, cut = (stride, padding, dilation, groups), find_cut(place, "forward")
+    own, lanes = cut.part(w, 0) if cut else w, zip(x.split(len(x) if at_once else lane_size))
+    y = _joined(side_by_side(lambda part: stock_conv(part, own, options), lanes))
+    return cut.whole(y, 1) if cut else y
 
 
 @torch.library.custom_op("lockstep::conv_data_grad", mutates_args=())
 def conv_data_grad(
     g: Tensor, x: Tensor, w: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int,
-    lane_size: int, at_once: bool,
+    lane_size: int, at_once: bool, place: int = 0,
 ) -> Tensor:  # fmt: skip
     """The gradient of the input of `conv_forward`."""
     size, options = len(g) if at_once else lane_size, (stride, padding, dilation, groups)
+    cut, own = find_cut(place, "input_grad"), w
+    if cut:  # of x only its shape is read
+        x, own = torch.empty_like(cut.part(x, 1), memory_format=_LAST), lying_last(cut.part(w, 1))
     lanes = zip(lying_last(g).split(size), x.split(size), strict=True)
-    return _joined(side_by_side(lambda grad, part: stock_conv_backward(grad, part, w, options, 0), lanes))
+    dx = _joined(side_by_side(lambda grad, part: stock_conv_backward(grad, part, own, options, 0), lanes))
+    return cut.whole(dx, 1) if cut else dx
 
 
 @torch.library.custom_op("lockstep::conv_weight_grad", mutates_args=())
 def conv_weight_grad(
     g: Tensor, x: Tensor, w: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int,
-    lane_size: int,
+    lane_size: int, place: int = 0,
 ) -> Tensor:  # fmt: skip
     """The weight gradient of `conv_forward` in fp32, lane by lane, summed by the lane tree."""
-    options = stride, padding, dilation, groups
+    options, cut = (stride, padding, dilation, groups), find_cut(place, "weight_grad")
+    if cut:
+        g, w = cut.part(g, 1), cut.part(w, 0)
     lanes = zip(lying_last(g).split(lane_size), x.split(lane_size), strict=True)
     grads = side_by_side(lambda grad, part: stock_conv_backward(grad, part, w, options, 1), lanes)
     each = [grad.permute(0, 2, 3, 1) for grad in grads]
-    return _tree_sum(torch.stack(each) if len(each) > 1 else each[0][None]).permute(0, 3, 1, 2)
+    found = _tree_sum(torch.stack(each) if len(each) > 1 else each[0][None]).permute(0, 3, 1, 2)
+    return cut.whole(found, 0) if cut else found
 
 
 @torch.library.custom_op("lockstep::stem_forward", mutates_args=())
@@ -88,19 +97,24 @@ def stem_weight_grad(
 
 
 @torch.library.custom_op("lockstep::product", mutates_args=())
-def product(x: Tensor, w: Tensor, lane_size: int, is_forward: bool) -> Tensor:
+def product(x: Tensor, w: Tensor, lane_size: int, is_forward: bool, place: int = 0) -> Tensor:
     """x · wᵀ in the forward pass and x · w in the backward pass, lane by lane."""
-    other = w.t() if is_forward else w
-    return torch.cat([part @ other for part in x.split(lane_size)])
+    other, cut = w.t() if is_forward else w, find_cut(place, "forward" if is_forward else "input_grad")
+    other = cut.part(other, 1) if cut else other
+    y = torch.cat([part @ other for part in x.split(lane_size)])
+    return cut.whole(y, 1) if cut else y
 
 
 @torch.library.custom_op("lockstep::product_weight_grad", mutates_args=())
-def product_weight_grad(g: Tensor, x: Tensor, lane_size: int) -> Tensor:
+def product_weight_grad(g: Tensor, x: Tensor, lane_size: int, place: int = 0) -> Tensor:
     """The gradient of a product's weight in fp32, lane by lane, summed by the lane tree."""
+    cut = find_cut(place, "weight_grad")
+    g = cut.part(g, 1) if cut else g
     each = x.new_empty(len(x) // lane_size, g.shape[1], x.shape[1])
     for out, grad, part in zip(each, g.split(lane_size), x.split(lane_size), strict=True):
         torch.mm(grad.t(), part, out=out)
-    return _tree_sum(each)
+    found = _tree_sum(each)
+    return cut.whole(found, 0) if cut else found
 
 
 @torch.library.custom_op("lockstep::lane_statistics", mutates_args=())
@@ -215,8 +229,8 @@ conv_data_grad.register_fake(lambda g, x, *_: torch.empty_like(x, memory_format=
 conv_weight_grad.register_fake(
     lambda g, x, w, *_: torch.empty_like(w, dtype=torch.float32, memory_format=_LAST)
 )
-product.register_fake(lambda x, w, size, is_forward: x.new_empty(len(x), w.shape[0 if is_forward else 1]))
-product_weight_grad.register_fake(lambda g, x, size: x.new_empty(g.shape[1], x.shape[1], dtype=torch.float32))
+product.register_fake(lambda x, w, size, is_forward, *_: x.new_empty(len(x), w.shape[0 if is_forward else 1]))
+product_weight_grad.register_fake(lambda g, x, *_: x.new_empty(g.shape[1], x.shape[1], dtype=torch.float32))
 lane_statistics.register_fake(
     lambda x, gamma, beta, mean, var, size, *_: [_table(x, 4, len(x) // size), _table(x, 2)]
 )

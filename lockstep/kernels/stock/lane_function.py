@@ -46,15 +46,20 @@ class Conv(NamedTuple):
     own: bool = False  # uses our own kernels, except for the gradient of the input
 
 
-def lane_conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, conv: Conv) -> Tensor:
-    """Convolve x in its own type; gradients of weight and bias are fp32 and summed over lanes."""
-    y: Tensor = _Conv.apply(x, weight, x.requires_grad, *conv)
+def lane_conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, conv: Conv, place: int = 0) -> Tensor:
+    """Convolve x in its own type; gradients of weight and bias are fp32 and summed over lanes.
+
+    `place` is the number of this worker's part of the products, or 0 (see `product_cut`).
+    """
+    y: Tensor = _Conv.apply(x, weight, x.requires_grad, place, *conv)
     return y if bias is None else _Bias.apply(y, bias, conv.lane_size, conv.total_lanes)
 
 
-def lane_linear(x: Tensor, weight: Tensor, bias: Tensor | None, lane_size: int, total_lanes: int) -> Tensor:
-    """Apply a fully connected layer to x [L · n, features], lane by lane."""
-    y: Tensor = _Linear.apply(x, weight, x.requires_grad, lane_size)
+def lane_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, lane_size: int, total_lanes: int, place: int = 0
+) -> Tensor:
+    """Apply a fully connected layer to x [L · n, features], lane by lane; `place` as in `lane_conv2d`."""
+    y: Tensor = _Linear.apply(x, weight, x.requires_grad, place, lane_size)
     return y if bias is None else _Bias.apply(y, bias, lane_size, total_lanes)
 
 
@@ -77,42 +82,50 @@ def pixel_mean(x: Tensor) -> Tensor:
 
 class _Conv(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, has_input_grad: bool, *options: Any) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, has_input_grad: bool, place: int, *options: Any
+    ) -> Tensor:
         conv, w = Conv(*options), in_type_of(x, weight)
         ctx.save_for_backward(x, weight)  # not its copy in another type, which would stay in memory
-        ctx.conv, ctx.has_input_grad = conv, has_input_grad
+        ctx.conv, ctx.has_input_grad, ctx.place = conv, has_input_grad, place
         if conv.own:
             return cast(Tensor, stem_forward(x, w, conv.stride, conv.padding))
-        return cast(Tensor, conv_forward(x, w, *conv[:5], conv.forward_at_once))
+        return cast(Tensor, conv_forward(x, w, *conv[:5], conv.forward_at_once, place))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (g,), (x, weight), conv = grads, ctx.saved_tensors, ctx.conv
+        (g,), (x, weight), conv, place = grads, ctx.saved_tensors, ctx.conv, ctx.place
         w = in_type_of(x, weight)
         if conv.own:
             sizes = conv.lane_size, conv.total_lanes
             by_weight: Tensor = stem_weight_grad(g, x, w, conv.stride, conv.padding, *sizes)
         else:
-            by_weight = conv_weight_grad(g, x, w, *conv[:5])
-        by_input = conv_data_grad(g, x, w, *conv[:5], conv.gradient_at_once) if ctx.has_input_grad else None
-        return by_input, by_weight, None, *[None] * len(conv)
+            by_weight = conv_weight_grad(g, x, w, *conv[:5], place)
+        by_input = None
+        if ctx.has_input_grad:
+            by_input = conv_data_grad(g, x, w, *conv[:5], conv.gradient_at_once, place)
+        return by_input, by_weight, None, None, *[None] * len(conv)
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, has_input_grad: bool, lane_size: int) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, has_input_grad: bool, place: int, lane_size: int
+    ) -> Tensor:
         w = in_type_of(x, weight)
         ctx.save_for_backward(x, weight)
-        ctx.lane_size, ctx.has_input_grad = lane_size, has_input_grad
-        y: Tensor = product(x, w, lane_size, True)
+        ctx.lane_size, ctx.has_input_grad, ctx.place = lane_size, has_input_grad, place
+        y: Tensor = product(x, w, lane_size, True, place)
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (g,), (x, weight), lane_size = grads, ctx.saved_tensors, ctx.lane_size
-        by_weight: Tensor = product_weight_grad(g, x, lane_size)
-        by_input = product(g, in_type_of(x, weight), lane_size, False) if ctx.has_input_grad else None
-        return by_input, by_weight, None, None
+        (g,), (x, weight), lane_size, place = grads, ctx.saved_tensors, ctx.lane_size, ctx.place
+        by_weight: Tensor = product_weight_grad(g, x, lane_size, place)
+        by_input = None
+        if ctx.has_input_grad:
+            by_input = product(g, in_type_of(x, weight), lane_size, False, place)
+        return by_input, by_weight, None, None, None
 
 
 class _Bias(torch.autograd.Function):

@@ -34,24 +34,28 @@ class Sizes:
 class LaneConv2d(nn.Module):
     """A convolution of several lanes; it has the parameters of the layer that it replaces."""
 
+    place = 0  # of this worker's part of its products; 0: it computes all of them
+
     def __init__(self, layer: nn.Conv2d, sizes: Sizes, conv: Conv) -> None:
         super().__init__()
         self.weight, self.bias, self.conv, self._dtype = layer.weight, layer.bias, conv, sizes.dtype
 
     def forward(self, x: Tensor) -> Tensor:
-        return lane_conv2d(x.to(self._dtype), self.weight, self.bias, self.conv)
+        return lane_conv2d(x.to(self._dtype), self.weight, self.bias, self.conv, self.place)
 
 
 class LaneLinear(nn.Module):
     """A fully connected layer that computes lane by lane."""
+
+    place = 0  # likewise
 
     def __init__(self, layer: nn.Linear, sizes: Sizes) -> None:
         super().__init__()
         self.weight, self.bias, self._sizes = layer.weight, layer.bias, sizes
 
     def forward(self, x: Tensor) -> Tensor:
-        sizes = self._sizes
-        return lane_linear(x.to(sizes.dtype), self.weight, self.bias, sizes.lane_size, sizes.total_lanes)
+        dtype, lane_size, total_lanes = self._sizes.dtype, self._sizes.lane_size, self._sizes.total_lanes
+        return lane_linear(x.to(dtype), self.weight, self.bias, lane_size, total_lanes, self.place)
 
 
 class LaneNorm(nn.Module):

@@ -22,8 +22,16 @@ from lockstep.kernels.triton.conv.tile_table import Table
 from lockstep.kernels.triton.lane_tree_sum import lane_tree_sum
 from lockstep.kernels.triton.softmax_loss import cross_entropy, lane_means
 from lockstep.lower.compiled.compiled_block import Heads, ModelBlock, make_forward
-from lockstep.lower.compiled.compiled_layer import LaneDropout, LaneNorm, Sizes, by_lane
+from lockstep.lower.compiled.compiled_layer import (
+    LaneConv2d,
+    LaneDropout,
+    LaneLinear,
+    LaneNorm,
+    Sizes,
+    by_lane,
+)
 from lockstep.lower.flat_table import DeviceNetwork, Slot
+from lockstep.lower.layer_split import LaneWorkers
 from lockstep.models.tensors import copy_part
 from lockstep.spec import Train
 
@@ -88,6 +96,12 @@ class CompiledNetwork(DeviceNetwork):
         """One table is both."""
         weights, _ = super().new_weights()
         return weights, weights
+
+    def share_with(self, workers: LaneWorkers | None) -> None:
+        places = workers.places if workers else {}
+        for name, layer in self._module.named_modules():
+            if isinstance(layer, LaneConv2d | LaneLinear):
+                layer.place = places.get(name, 0)
 
     def compute(self) -> None:
         """Does nothing: `sum_lanes` computes the lanes and sums them."""

@@ -17,13 +17,15 @@ from lockstep.kernels.cuda_stream import beside
 from lockstep.kernels.triton.conv.fused_forward import forward
 from lockstep.kernels.triton.conv.fused_gradient import input_grad, weight_grad
 from lockstep.kernels.triton.conv.fused_layer import Layer
-from lockstep.kernels.triton.conv.tile import lane_chunks
-from lockstep.kernels.triton.conv.tile_table import Table
-from lockstep.lower.flat_table import KernelNetwork, Slot, fill_inside, inside
+from lockstep.kernels.triton.conv.tile import ALL_TILES, lane_chunks
+from lockstep.kernels.triton.conv.tile_table import OPERATIONS, Table
+from lockstep.lower.flat_table import Slot, fill_inside, inside
+from lockstep.lower.fused.dealt_network import DealtNetwork, as_images
+from lockstep.lower.fused.tile_deal import LaunchSamples
 from lockstep.spec import Train
 
 
-class ChainNetwork(KernelNetwork):
+class ChainNetwork(DealtNetwork):
     """Runs `lanes` lanes of `lane_size` samples through a chain; each layer has a weight and a bias.
 
     Of a part of a chain, `before` is the layer whose output it reads; only the last part `gives_logits`.
@@ -86,9 +88,12 @@ class ChainNetwork(KernelNetwork):
         return [self._out.clone()]
 
     def enter_back(self, given: Sequence[Tensor]) -> None:
-        """Put every value of a gradient at the pixel that pooling took, as `input_grad` does."""
-        layer, g, code, (grad,) = self.layers[-1], self._g[-1], self._code[-1], given
-        if code is None or self._compact[-1]:
+        self._put_grad(len(self.layers) - 1, given[0])
+
+    def _put_grad(self, i: int, grad: Tensor) -> None:
+        """Put every value of a layer's gradient at the pixel that pooling took, as `input_grad` does."""
+        layer, g, code = self.layers[i], self._g[i], self._code[i]
+        if code is None or self._compact[i]:
             fill_inside(g, grad)
             return
         (high, wide), inner = layer.out_size, inside(g, *layer.conv_size)
@@ -101,35 +106,81 @@ class ChainNetwork(KernelNetwork):
         return [inside(self._g_before, *self._before.out_size).clone(memory_format=torch.contiguous_format)]
 
     def run(self, operation: str, i: int, training: bool = True) -> None:
-        """Launch one operation of layer i."""
-        layer, tile, precision = self.layers[i], self.tiles[i][operation], self.precision
-        weight, bias = self.layout.places[2 * i : 2 * i + 2]
-        is_last = i == len(self.layers) - 1
+        """Launch one operation of layer i; with other workers this one's tiles, except in evaluation."""
+        weight, bias = self._weight_places(i)
         if operation == "forward":
+            self._run_forward(i, self.copy[weight], self.weights[bias], training)
+        elif operation == "input_grad":
+            self._run_input_grad(i, self.copy[weight])
+        else:
+            own, parts = self._own(operation, i)[1], (self.part(weight), self.part(bias))
+            if not own.is_empty:
+                weight_grad(
+                    self.layers[i], self._g[i], self._code[i], self.x[i], *parts, self.lanes,
+                    self.tiles[i][operation], compact=self._compact[i], precision=self.precision, own=own,
+                )  # fmt: skip
+
+    def _run_forward(self, i: int, weight: Tensor, bias: Tensor, training: bool) -> None:
+        layer, code, is_last = self.layers[i], self._code[i], i == len(self.layers) - 1
+        n, own = self._own("forward", i) if training else (slice(None), ALL_TILES)
+        out = self._out if is_last else self.x[i + 1]
+        if not own.is_empty:
             forward(
                 layer if training else replace(layer, dropout=0.0),
-                self.x[i], self.copy[weight], self.weights[bias],
-                self._out if is_last else self.x[i + 1], self._code[i], tile,
-                out_border=(0, 0) if is_last else self.layers[i + 1].pad,
-                keys=self.keys[i], lane_size=self.lane_size, precision=precision,
+                self.x[i][n], weight, bias, out[n], None if code is None else code[n],
+                self.tiles[i]["forward"], out_border=(0, 0) if is_last else self.layers[i + 1].pad,
+                keys=self.keys[i][(n.start or 0) // self.lane_size :], lane_size=self.lane_size,
+                precision=self.precision, own=own,
             )  # fmt: skip
-        elif operation == "weight_grad":
-            weight_grad(
-                layer, self._g[i], self._code[i], self.x[i], self.part(weight), self.part(bias),
-                self.lanes, tile, compact=self._compact[i], precision=precision,
-            )  # fmt: skip
-        elif i:
+        if training:
+            self._make_whole("forward", i, [as_images(out, layer), *([] if code is None else [code])])
+
+    def _run_input_grad(self, i: int, weight: Tensor) -> None:
+        """Compute the gradient of the layer before; with other workers that of its pooled output first."""
+        layer, before, (n, own) = self.layers[i], self._layer_before(i), self._own("input_grad", i)
+        g, code = (self._g[i - 1], self._code[i - 1]) if i else (self._g_before, None)
+        assert g is not None
+        compact = self._compact[i - 1] if i else before.pool > 1
+        is_spread = before.pool > 1 and not compact and self._is_dealt("input_grad", i)
+        out = self.zeros(len(g), *before.out_shape) if is_spread else g
+        if not own.is_empty:
             input_grad(
-                layer, self.layers[i - 1], self._g[i], self.copy[weight], self.x[i], self._code[i - 1],
-                self._g[i - 1], tile, compact=self._compact[i - 1], precision=precision,
+                layer, before, self._g[i][n], weight, self.x[i][n], None if code is None else code[n], out[n],
+                self.tiles[i]["input_grad"], compact=compact or is_spread, precision=self.precision, own=own,
             )  # fmt: skip
-        else:
-            before, g = self._before, self._g_before
-            assert before and g is not None
-            input_grad(
-                layer, before, self._g[i], self.copy[weight], self.x[i], None, g, tile,
-                compact=before.pool > 1, precision=precision,
-            )  # fmt: skip
+        if self._is_dealt("input_grad", i):
+            self._make_grad_whole(i, inside(out, *before.out_size))
+        if is_spread:
+            self._put_grad(i - 1, out)
+
+    def _make_grad_whole(self, i: int, inner: Tensor) -> None:
+        """Fill in what others computed of the gradient of a layer's input, [N, H, W, C] without a border."""
+        layer = self.layers[i]
+        seen = inner.reshape(len(inner), layer.height, layer.width, layer.in_channels)  # may be flattened
+        self._make_whole("input_grad", i, [seen])
+        if seen.data_ptr() != inner.data_ptr():
+            inner.copy_(seen.view(inner.shape))
+
+    def _layer_before(self, i: int) -> Layer:
+        before = self.layers[i - 1] if i else self._before
+        assert before
+        return before
+
+    def _products(self) -> list[tuple[str, int]]:
+        every = range(len(self.layers))
+        return [(name, i) for i in every for name in OPERATIONS if self._is_computed(name, i)]
+
+    def _is_computed(self, operation: str, i: int) -> bool:
+        return operation != "input_grad" or i > 0 or self._before is not None
+
+    def _batch(self, operation: str, i: int) -> LaunchSamples:
+        """A dropout key is a lane's, so samples with dropout are dealt by whole lanes."""
+        by_lane = operation == "forward" and self.layers[i].dropout > 0
+        return LaunchSamples(len(self.labels), self.lane_size if by_lane else 1)
+
+    def _weight_places(self, i: int) -> tuple[slice, slice]:
+        weight, bias = self.layout.places[2 * i : 2 * i + 2]
+        return weight, bias
 
 
 def _sent_shape(before: Layer) -> tuple[int, int, int]:

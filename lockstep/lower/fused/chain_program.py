@@ -129,10 +129,11 @@ def find_chain(model: nn.Module, shape: _Shape) -> ChainProgram | None:
     flat = False
     for part in parts:
         if isinstance(part, nn.Conv2d) and image and not flat and _is_plain(part):
-            layers.append(_conv(part, image))
+            layers.append(replace(_conv(part, image), name=names[id(part)]))
             seen.append(None)
         elif isinstance(part, nn.Linear) and part.bias is not None and (flat or image is None):
-            layers.append(Layer(1, 1, part.in_features, part.out_features, relu=False))
+            name = names[id(part)]
+            layers.append(Layer(1, 1, part.in_features, part.out_features, relu=False, name=name))
             seen.append(image)
             image = None
         elif isinstance(part, nn.Flatten) and (part.start_dim, part.end_dim) == (1, -1):

@@ -17,23 +17,17 @@ import torch
 from torch import Tensor
 
 from lockstep.kernels.cuda_stream import beside
-from lockstep.kernels.triton.conv.fused_forward import forward
-from lockstep.kernels.triton.conv.fused_gradient import input_grad, weight_grad
 from lockstep.kernels.triton.conv.fused_layer import Layer
-from lockstep.kernels.triton.conv.strided_gradient import data_grad
-from lockstep.kernels.triton.conv.tile import Tile, lane_chunks
+from lockstep.kernels.triton.conv.tile import lane_chunks
 from lockstep.kernels.triton.conv.tile_table import Table
 from lockstep.kernels.triton.conv.tma_box import LEAST
-from lockstep.kernels.triton.conv.tma_forward import box_conv
-from lockstep.kernels.triton.conv.tma_gradient import box_data_grad, box_weight_grad
 from lockstep.kernels.triton.norm.norm_forward import Norm, apply
 from lockstep.kernels.triton.norm.norm_gradient import norm_grad
 from lockstep.kernels.triton.norm.norm_moments import AllLanes, Statistics, find_moments, statistics
 from lockstep.kernels.triton.norm.pixel_average import average, spread
-from lockstep.lower.flat_table import KernelNetwork
+from lockstep.lower.fused.residual_product import ResidualProducts
 from lockstep.lower.fused.residual_unit import (
     IMAGES,
-    PER_UNIT,
     Unit,
     fit_tiles,
     has_border,
@@ -46,7 +40,7 @@ from lockstep.lower.fused.residual_unit import (
 from lockstep.spec import Train
 
 
-class ResidualNetwork(KernelNetwork):
+class ResidualNetwork(ResidualProducts):
     """Runs `lanes` lanes of `lane_size` samples through units and a classifier.
 
     In a pipeline it is a `ResidualPart`, and only the last one has the classifier.
@@ -157,88 +151,16 @@ class ResidualNetwork(KernelNetwork):
         known = norm.rows // size if size else 0
         norm_grad(norm, self._g[i], self._z[i], self._stats[i], *parts, dz, self._shared, known)
 
-    def run(self, operation: str, i: int) -> None:
-        """Launch one operation of the convolution of unit i, or of the classifier, which comes last."""
-        tile, precision = self.tiles[i][operation], self.precision
-        if i == len(self._units):
-            self._run_head(operation, tile)
-            return
-        unit, weight = self._units[i], self._places(i)[0]
-        x = self._output(unit.source)
-        dz, w = self._dz[i], self.copy[weight]
-        if operation == "forward" and tile.boxes:
-            stats = self._stats[i]
-            moments = (stats.first_parts, stats.second_parts) if self._box_sizes[i] else None
-            box_conv(unit.layer, x, w, self._z[i], tile, moments=moments, precision=precision)
-        elif operation == "forward":
-            forward(unit.layer, x, w, None, self._z[i], None, tile, precision=precision)
-        elif operation == "weight_grad" and tile.boxes:
-            box_weight_grad(unit.layer, dz, x, self.part(weight), tile, precision=precision)
-        elif operation == "weight_grad":
-            part = self.part(weight)
-            weight_grad(unit.layer, dz, None, x, part, None, self.lanes, tile, precision=precision)
-        else:
-            source, by = unit.source, readers(self._units, unit.source)
-            g, ends = self._grad(source), i == by[0]
-            other = self._added_to(source) if i == by[-1] else g
-            y = x if ends and self._unit(source).relu else None
-            if tile.boxes:
-                norm = self._summed_norm(source) if ends else None
-                box_data_grad(unit.layer, dz, w, g, tile, other=other, y=y, norm=norm, precision=precision)
-            else:
-                data_grad(unit.layer, dz, w, g, tile, other=other, y=y, precision=precision)
-
-    def _run_head(self, operation: str, tile: Tile) -> None:
-        weight, bias = self.layout.places[-2:]
-        assert self._head
-        head, x, g, precision = self._head, self._pooled, self._g_head, self.precision
-        if operation == "forward":
-            values = self.copy[weight], self.weights[bias]
-            forward(head, x, *values, self.logits, None, tile, precision=precision)
-        elif operation == "weight_grad":
-            parts = self.part(weight), self.part(bias)
-            weight_grad(head, g, None, x, *parts, self.lanes, tile, precision=precision)
-        else:
-            before = Layer(1, 1, 1, head.in_channels, relu=False)
-            input_grad(head, before, g, self.copy[weight], x, None, self._g_pooled, tile, precision=precision)
-
     @property
     def _shared(self) -> AllLanes | None:
         """The function that gathers the statistics of all lanes of a step, if batch norms share them."""
         return self.all_lanes if self._sync_norm else None
-
-    def _added_to(self, source: int) -> Tensor | None:
-        """The gradient that a unit's output gets through the residual: the g of the unit it is added to."""
-        found = [i for i, unit in enumerate(self._units) if unit.residual == source]
-        return self._g[found[0]] if found else None
 
     def _make_dz(self, i: int) -> Tensor:
         """The buffer of dz: that of z, which is not read any more, unless dz needs a border."""
         unit = self._units[i]
         bordered = has_border(unit.layer, self._has_input_grad(unit), self.tiles[i])
         return self.zeros(len(self.labels), *unit.layer.grad_shape) if bordered else self._z[i]
-
-    def _has_input_grad(self, unit: Unit) -> bool:
-        """Whether the gradient of what a unit reads is needed; images need none."""
-        return unit.source != IMAGES
-
-    def _output(self, source: int) -> Tensor:
-        """The y of a unit, or the input of the network."""
-        return self.x[0] if source == IMAGES else self._y[source]
-
-    def _unit(self, source: int) -> Unit:
-        return self._units[source]
-
-    def _grad(self, source: int) -> Tensor:
-        return self._g[source]
-
-    def _summed_norm(self, source: int) -> tuple[Tensor, Statistics] | None:
-        """The z and the statistics of a norm whose gradient needs sums of g by boxes."""
-        return (self._z[source], self._stats[source]) if self._sum_sizes[source] else None
-
-    def _places(self, i: int) -> list[slice]:
-        """Weight, gamma, beta, running mean, running variance."""
-        return self.layout.places[PER_UNIT * i : PER_UNIT * (i + 1)]
 
     def _statistics(self, norm: Norm, *box_sizes: int) -> Statistics:
         """The buffers of a unit's statistics, with room for its chunks and boxes, forward and backward."""

@@ -200,10 +200,7 @@ class _Builder:
         return last
 
     def finish(self, model: nn.Module, classifier: nn.Module, firsts: Sequence[int]) -> ResidualProgram:
-        """The whole program, if it ends with the known classifier and every tensor has a slot.
-
-        The classifier is in one block with what it reads.
-        """
+        """The program, if it ends with the known classifier, in a block with what that reads."""
         parts = list(classifier.children())
         if list(map(type, parts)) != [GlobalAverage, nn.Linear]:
             raise _Unfit
@@ -213,11 +210,14 @@ class _Builder:
         tensors = [*model.parameters()], [b for b in model.buffers() if b.is_floating_point()]
         if {id(tensor) for kind in tensors for tensor in kind} != self.slots.keys():
             raise _Unfit
-        head = Layer(1, 1, linear.in_features, linear.out_features, relu=False)
+        named = {self.slots[id(p)]: name for name, p in model.named_parameters()}
+        names = [named[PER_UNIT * i].removesuffix(".weight") for i in range(len(self.units) + 1)]
+        units = tuple(map(Unit.called, self.units, names))
+        head = Layer(1, 1, linear.in_features, linear.out_features, relu=False, name=names[-1])
         params, statistics = (tuple(self.slots[id(tensor)] for tensor in kind) for kind in tensors)
-        *names, before, end = (f"blocks.{name}" for name, _ in blocks(model))
-        pieces = *(Block((name,)) for name in names), Block((before, end))
-        return ResidualProgram(tuple(self.units), head, params, statistics, pieces, tuple(firsts))
+        *others, before, end = (f"blocks.{name}" for name, _ in blocks(model))
+        pieces = *(Block((name,)) for name in others), Block((before, end))
+        return ResidualProgram(units, head, params, statistics, pieces, tuple(firsts))
 
     def _add_unit(self, conv: nn.Conv2d, norm: nn.BatchNorm2d, source: int, image: _Shape) -> int:
         (kh, kw), pad = conv.kernel_size, conv.padding

@@ -31,6 +31,10 @@ class Unit:
     eps: float
     momentum: float
 
+    def called(self, name: str) -> Unit:
+        """The same unit with the name of its convolution."""
+        return replace(self, layer=replace(self.layer, name=name))
+
     def counted_from(self, first: int) -> Unit:
         """The same unit where unit `first` has number 0, so that the one before it is the input."""
         residual = None if self.residual is None else self.residual - first

@@ -12,10 +12,9 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
+from lockstep.lower.layer_split import GRADIENTS
 from lockstep.parallel.split.axes import CHANNEL, SPATIAL, Axes
 from lockstep.parallel.split.spread import Ranges
-
-GRADIENTS = "gradients"  # in the place of a layer
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 _MOST = 1500  # events of a step that are kept: those of the first lanes
 BUSY = "busy"
+STEP = "step"  # in the place of a layer: all that a worker computes in a step
 
 
 @dataclass

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from lockstep.lower.layer_split import GRADIENTS
 from lockstep.parallel.split.axes import CHANNEL, SPATIAL
-from lockstep.parallel.split.lane_gradients import GRADIENTS
 from lockstep.parallel.split.split_graph import OUTPUTS, SplitGraph
 from lockstep.parallel.split.spread import count
 from lockstep.parallel.split.way import Way

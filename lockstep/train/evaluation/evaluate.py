@@ -32,7 +32,7 @@ def place_evaluator(stock: Evaluator, lowering: DeviceLowering | None, graph: bo
     from lockstep.train.device.device_evaluate import DeviceEvaluator
 
     own = worker_lanes(stock.run.train.lanes, stock.group.size, stock.group.rank)
-    network, load = lowering.eval_network(len(own))
+    network, load = lowering.eval_network(max(len(own), 1))  # workers of a lane evaluate, too
     graph = graph and stock.device.type == "cuda"
     return DeviceEvaluator(**vars(stock), network=network, load=load, graph=graph)
 

@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lockstep.kernels.triton.conv.fused_layer import Layer
-from lockstep.kernels.triton.conv.tile import Tile
+from lockstep.kernels.triton.conv.tile import ALL_TILES, OwnTiles, Tile
 from lockstep.kernels.triton.exact_division import divide
 from lockstep.kernels.triton.keyed_bits import keep_element
 
@@ -29,7 +29,7 @@ def _forward(
     BH: tl.constexpr, BW: tl.constexpr,
     STRIDE: tl.constexpr, BIAS: tl.constexpr,
     POOL: tl.constexpr, RELU: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
     """One tile: BM pixels of the convolution by BN channels.
 
@@ -49,7 +49,7 @@ def _forward(
     n, pixel = q // (PH * PW), q % (PH * PW)
     oy, ox = pixel // PW * POOL + a, pixel % PW * POOL + b
     corner = ((n * HP + oy * STRIDE + TOP) * WP + ox * STRIDE + LEFT) * CI
-    co = tl.program_id(1) * BN + tl.arange(0, BN)
+    co = (tl.program_id(1) + FIRST) * BN + tl.arange(0, BN)
     inside = co < CO
     acc = tl.zeros((BM, BN), tl.float32)
     for k0 in range(0, K, BK):
@@ -118,24 +118,25 @@ def _larger(best, which, value, number):
 def forward(
     layer: Layer, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, code: Tensor | None,
     tile: Tile, *, out_border: tuple[int, int] = (0, 0), keys: Tensor | None = None, lane_size: int = 1,
-    precision: str = "ieee",
+    precision: str = "ieee", own: OwnTiles = ALL_TILES,
 ) -> None:  # fmt: skip
     """Compute out [N, PH, PW, CO], inside its border, from x [N, *in_shape].
 
     `code` gets the pixel of each window that max pooling took, or 4 if the ReLU let none through. `weight` is
     [KH · KW, CO, CI] in the type of x. `keys` has a dropout key for each lane. x may have a wider border than
-    the layer reads.
+    the layer reads. Only `own` tiles are computed.
     """
     (ph, pw), ci, co = layer.out_size, layer.in_channels, layer.out_channels
     hp, wp, top, left = layer.place_in(x.shape)
     total = len(x) * ph * pw
     bm, bn, bk = tile.rows, tile.cols, tile.depth
-    grid = (triton.cdiv(total, bm // layer.pool**2), triton.cdiv(co, bn))
+    channels, _ = own.of(triton.cdiv(co, bn), 1)
+    grid = (triton.cdiv(total, bm // layer.pool**2), len(channels))
     _forward[grid](
         x, weight, bias, out, code, keys, total, lane_size,
         HP=hp, WP=wp, TOP=top, LEFT=left, CI=ci, CO=co, KH=layer.kernel[0], KW=layer.kernel[1], PH=ph, PW=pw,
         BH=out_border[0], BW=out_border[1], STRIDE=layer.stride, BIAS=layer.bias,
         POOL=layer.pool, RELU=layer.relu, DROPOUT=layer.dropout, PRECISION=precision,
-        BM=bm, BN=bn, BK=bk,
+        BM=bm, BN=bn, BK=bk, FIRST=channels.start,
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=True,
     )  # fmt: skip

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lockstep.kernels.triton.conv.fused_forward import columns
 from lockstep.kernels.triton.conv.fused_layer import Layer
-from lockstep.kernels.triton.conv.tile import Tile
+from lockstep.kernels.triton.conv.tile import ALL_TILES, OwnTiles, Tile
 from lockstep.kernels.triton.exact_division import divide
 
 
@@ -26,7 +26,7 @@ def _input_grad(
     PW: tl.constexpr, PC: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     BH: tl.constexpr, BW: tl.constexpr,
     POOL: tl.constexpr, RELU: tl.constexpr, SCALE: tl.constexpr, COMPACT: tl.constexpr,
-    PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
     """One tile: BM input pixels by BN channels; out is the gradient [N, OH, OW, PC] of the layer before.
 
@@ -39,7 +39,7 @@ def _input_grad(
     n, pixel = q // (H * W), q % (H * W)
     y, x_ = pixel // W, pixel % W
     corner = ((n * GH + y) * GW + x_) * CO
-    ci = tl.program_id(1) * BN + tl.arange(0, BN)
+    ci = (tl.program_id(1) + FIRST) * BN + tl.arange(0, BN)
     inside = ci < CI
     acc = tl.zeros((BM, BN), tl.float32)
     for k0 in range(0, K, BK):
@@ -102,6 +102,7 @@ def _weight_grad(
     BH: tl.constexpr, BW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     COMPACT: tl.constexpr, LANE: tl.constexpr, CHUNKS: tl.constexpr, PRECISION: tl.constexpr,
     STRIDE: tl.constexpr, BIAS: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr,
+    FIRST: tl.constexpr, FIRST_COLUMN: tl.constexpr,
 ):  # fmt: skip
     """One tile: BC channels by BK im2col columns, summed over the pixels of one chunk of one lane."""
     K: tl.constexpr = KH * KW * CI
@@ -114,19 +115,19 @@ def _weight_grad(
     MH: tl.constexpr = PH if COMPACT else OH
     MW: tl.constexpr = PW if COMPACT else OW
     count = (tl.minimum(first + SIZE, LANE) - first) * (MH * MW)
-    k = tl.program_id(0) * BK + tl.arange(0, BK)
+    k = (tl.program_id(0) + FIRST_COLUMN) * BK + tl.arange(0, BK)
     tap = k // CI
     here = tl.where(k < K, columns(k, K, CI, KW, WP * CI), 0)
     if CI % 16 == 0:
         here = tl.multiple_of(tl.max_contiguous(here, 16), 16)
     elif CI % 4 == 0:
         here = tl.multiple_of(tl.max_contiguous(here, 4), 4)
-    co = tl.program_id(1) * BC + tl.arange(0, BC)
+    co = (tl.program_id(1) + FIRST) * BC + tl.arange(0, BC)
     inside = co < CO
     acc = tl.zeros((BC, BK), tl.float32)
     ones = tl.full((BM, 16), 1.0, x.dtype.element_ty)
     acc_bias = tl.zeros((BC, 16), tl.float32)
-    with_bias = tl.program_id(0) == 0
+    with_bias = tl.program_id(0) + FIRST_COLUMN == 0
     for m0 in range(0, SIZE * MH * MW, BM):
         m = m0 + tl.arange(0, BM)
         real = m < count
@@ -166,46 +167,49 @@ def _weight_grad(
 
 def input_grad(
     layer: Layer, before: Layer, g: Tensor, weight: Tensor, x: Tensor, code: Tensor | None, out: Tensor,
-    tile: Tile, *, compact: bool = False, precision: str = "ieee",
+    tile: Tile, *, compact: bool = False, precision: str = "ieee", own: OwnTiles = ALL_TILES,
 ) -> None:  # fmt: skip
     """Compute the gradient of the layer `before`, whose output is `x`, from g [N, *grad_shape].
 
     It has the size of that layer's convolution and a border, or with `compact` the size of its pooled output.
+    Only `own` tiles are computed.
     """
     (gh, gw, co), (oh, ow), (bh, bw) = layer.grad_shape, before.conv_size, before.grad_border
     total = len(g) * layer.height * layer.width
-    grid = (triton.cdiv(total, tile.rows), triton.cdiv(layer.in_channels, tile.cols))
+    channels, _ = own.of(triton.cdiv(layer.in_channels, tile.cols), 1)
+    grid = (triton.cdiv(total, tile.rows), len(channels))
     _input_grad[grid](
         g, weight, x, code, out, total,
         GH=gh, GW=gw, CO=co, H=layer.height, W=layer.width, CI=layer.in_channels,
         KH=layer.kernel[0], KW=layer.kernel[1], XH=layer.pad[0], XW=layer.pad[1],
         PW=before.out_size[1], PC=before.out_channels, OH=oh, OW=ow, BH=bh, BW=bw,
         POOL=before.pool, RELU=before.relu, SCALE=1.0 / (1.0 - before.dropout), COMPACT=compact,
-        PRECISION=precision, BM=tile.rows, BN=tile.cols, BK=tile.depth,
+        PRECISION=precision, BM=tile.rows, BN=tile.cols, BK=tile.depth, FIRST=channels.start,
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=True,
     )  # fmt: skip
 
 
 def weight_grad(
     layer: Layer, g: Tensor, code: Tensor | None, x: Tensor, out: Tensor, out_bias: Tensor | None, lanes: int,
-    tile: Tile, *, compact: bool = False, precision: str = "ieee",
+    tile: Tile, *, compact: bool = False, precision: str = "ieee", own: OwnTiles = ALL_TILES,
 ) -> None:  # fmt: skip
     """Parts of each lane's gradient: out [lanes · chunks, KH · KW · CO · CI], out_bias [lanes · chunks, CO].
 
     Both are columns of one table of parts. g is [N, OH, OW, CO] inside any border. With `compact` it is
-    [N, *out_shape], and `code` has the pixel that each value belongs to.
+    [N, *out_shape], and `code` has the pixel that each value belongs to. Only `own` tiles are computed.
     """
     (oh, ow), ci, co = layer.conv_size, layer.in_channels, layer.out_channels
     hp, wp, top, left = layer.place_in(x.shape)
     chunks, border = len(out) // lanes, (0, 0) if compact else layer.border_in(g.shape)
     assert out_bias is None or out.stride(0) == out_bias.stride(0)
-    grid = (triton.cdiv(layer.depth, tile.cols), triton.cdiv(co, tile.rows), lanes * chunks)
+    channels, across = own.of(triton.cdiv(co, tile.rows), triton.cdiv(layer.depth, tile.cols))
+    grid = (len(across), len(channels), lanes * chunks)
     _weight_grad[grid](
         g, code, x, out, out_bias, out.stride(0),
         HP=hp, WP=wp, TOP=top, LEFT=left, CI=ci, CO=co, KH=layer.kernel[0], KW=layer.kernel[1],
         OH=oh, OW=ow, BH=border[0], BW=border[1],
         PH=layer.out_size[0], PW=layer.out_size[1], COMPACT=compact, LANE=len(x) // lanes,
         CHUNKS=chunks, PRECISION=precision, STRIDE=layer.stride, BIAS=layer.bias,
-        BM=tile.depth, BC=tile.rows, BK=tile.cols,
+        BM=tile.depth, BC=tile.rows, BK=tile.cols, FIRST=channels.start, FIRST_COLUMN=across.start,
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=True,
     )  # fmt: skip

@@ -10,7 +10,7 @@ for kernels that read past the edge, so that no load needs a mask.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 
@@ -29,6 +29,7 @@ class Layer:
     dropout: float = 0.0
     stride: int = 1
     bias: bool = True
+    name: str = field(default="", compare=False)  # of the module
 
     @property
     def conv_size(self) -> tuple[int, int]:

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lockstep.kernels.triton.conv.fused_layer import Layer
-from lockstep.kernels.triton.conv.tile import Tile
+from lockstep.kernels.triton.conv.tile import ALL_TILES, OwnTiles, Tile
 from lockstep.kernels.triton.exact_division import divide
 
 
@@ -27,7 +27,7 @@ def _data_grad(
     TY: tl.constexpr, TX: tl.constexpr, NY: tl.constexpr, NX: tl.constexpr,
     GY: tl.constexpr, GX: tl.constexpr, YH: tl.constexpr, YW: tl.constexpr,
     HAS_OTHER: tl.constexpr, RELU: tl.constexpr, PRECISION: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
     """One tile, BM pixels of one kind by BN channels: out = products + other where y > 0, else 0.
 
@@ -40,7 +40,7 @@ def _data_grad(
     n, pixel = q // (U * V), q % (U * V)
     u, v = pixel // V, pixel % V
     corner = ((n * GH + u + GY) * GW + v + GX) * CO
-    ci = tl.program_id(1) * BN + tl.arange(0, BN)
+    ci = (tl.program_id(1) + FIRST) * BN + tl.arange(0, BN)
     inside = ci < CI
     acc = tl.zeros((BM, BN), tl.float32)
     if K > 0:
@@ -78,9 +78,13 @@ def _data_grad(
 
 def data_grad(
     layer: Layer, dz: Tensor, weight: Tensor, out: Tensor, tile: Tile, *, other: Tensor | None = None,
-    y: Tensor | None = None, precision: str = "ieee",
+    y: Tensor | None = None, precision: str = "ieee", own: OwnTiles = ALL_TILES,
 ) -> None:  # fmt: skip
-    """Compute out [N, H, W, CI] from dz [N, *grad_shape], plus `other`; 0 where y, with a border, is ≤ 0."""
+    """Compute out [N, H, W, CI] from dz [N, *grad_shape], plus `other`; 0 where y, with a border, is ≤ 0.
+
+    Only `own` tiles are computed.
+    """
+    channels, _ = own.of(triton.cdiv(layer.in_channels, tile.cols), 1)
     (gh, gw, co), (bh, bw), stride = layer.grad_shape, layer.grad_border, layer.stride
     high, wide = layer.height, layer.width
     border = (0, 0) if y is None else ((y.shape[1] - high) // 2, (y.shape[2] - wide) // 2)
@@ -90,14 +94,14 @@ def data_grad(
             tx, nx = taps(rx, layer.kernel[1], layer.pad[1], stride)
             u, v = -(-(high - ry) // stride), -(-(wide - rx) // stride)
             total = len(dz) * u * v
-            grid = (triton.cdiv(total, tile.rows), triton.cdiv(layer.in_channels, tile.cols))
+            grid = (triton.cdiv(total, tile.rows), len(channels))
             _data_grad[grid](
                 dz, weight, other, y, out, total,
                 GH=gh, GW=gw, CO=co, H=high, W=wide, CI=layer.in_channels, KW=layer.kernel[1],
                 S=stride, RY=ry, RX=rx, U=u, V=v, TY=ty, TX=tx, NY=ny, NX=nx,
                 GY=bh + (ry + layer.pad[0] - ty) // stride, GX=bw + (rx + layer.pad[1] - tx) // stride,
                 YH=border[0], YW=border[1], HAS_OTHER=other is not None, RELU=y is not None,
-                PRECISION=precision, BM=tile.rows, BN=tile.cols, BK=tile.depth,
+                PRECISION=precision, BM=tile.rows, BN=tile.cols, BK=tile.depth, FIRST=channels.start,
                 num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=True,
             )  # fmt: skip
 

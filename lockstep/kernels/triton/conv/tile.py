@@ -1,4 +1,4 @@
-"""A tile: how one convolution kernel cuts its work into blocks, warps and stages."""
+"""A tile: how one convolution kernel cuts its work into blocks, warps and stages; whose tiles they are."""
 
 from __future__ import annotations
 
@@ -38,6 +38,29 @@ class Tile:
                 raise ValueError(f"{name}={value} of a tile must be a power of two")
         if min(self.rows, self.cols, self.depth) < 16:
             raise ValueError("rows, columns and depth of a tile must be at least 16")
+
+
+@dataclass(frozen=True)
+class OwnTiles:
+    """The tiles of a launch that are computed, if several workers share it; None: all of them.
+
+    A tile is the same program, whoever computes it, so its bits are the same.
+    """
+
+    channels: range | None = None  # of the result
+    across: range | None = None  # boxes of pixels, or columns of a weight gradient
+
+    def of(self, channels: int, across: int) -> tuple[range, range]:
+        """The tiles along both, of as many as there are."""
+        return self.channels or range(channels), self.across or range(across)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to launch."""
+        return any(tiles is not None and not tiles for tiles in (self.channels, self.across))
+
+
+ALL_TILES = OwnTiles()
 
 
 def lane_chunks(parts: int, total_lanes: int, lane_size: int) -> int:

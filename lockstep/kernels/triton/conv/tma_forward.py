@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lockstep.kernels.triton.conv.fused_layer import Layer
-from lockstep.kernels.triton.conv.tile import Tile
+from lockstep.kernels.triton.conv.tile import ALL_TILES, OwnTiles, Tile
 from lockstep.kernels.triton.conv.tma_box import find_box
 from lockstep.kernels.triton.conv.tma_gradient import as_boxes, as_matrix, box_place, box_sizes, count_boxes
 
@@ -32,7 +32,7 @@ def _box_conv(
     BH: tl.constexpr, BW: tl.constexpr, RH: tl.constexpr, RW: tl.constexpr,
     BI: tl.constexpr, BY: tl.constexpr, BX: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     MOMENTS: tl.constexpr, ENDS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, RELU: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, FIRST: tl.constexpr, TILES: tl.constexpr, FIRST_BOX: tl.constexpr,
 ):  # fmt: skip
     """out = w · x for one box and BN channels.
 
@@ -40,8 +40,8 @@ def _box_conv(
     the convolution (see `Ending`); out then has a border (BH, BW).
     """
     BM: tl.constexpr = BI * BY * BX
-    box = tl.program_id(0) // (F // BN)
-    f = tl.program_id(0) % (F // BN) * BN
+    box = tl.program_id(0) // TILES + FIRST_BOX
+    f = (tl.program_id(0) % TILES + FIRST) * BN
     i, row, col = box_place(box, HIGH, WIDE, BI, BY, BX)
     acc = tl.zeros((BN, BM), tl.float32)
     for k0 in range(0, KH * KW * C, BK):
@@ -73,11 +73,12 @@ def _box_conv(
 def box_conv(
     layer: Layer, x: Tensor, weight: Tensor, out: Tensor, tile: Tile, *,
     moments: tuple[Tensor, Tensor] | None = None, ending: Ending | None = None, precision: str = "ieee",
+    own: OwnTiles = ALL_TILES,
 ) -> None:  # fmt: skip
     """Compute out [N, OH, OW, CO] from x [N, *in_shape], which may have a wider border.
 
     `moments` are two tables for the mean and squared deviations of each box. With an `ending`, `out` may have
-    a border; the ending rounds as `norm_forward.apply` does.
+    a border; the ending rounds as `norm_forward.apply` does. Only `own` tiles are computed.
     """
     (high, wide), stride = layer.conv_size, layer.stride
     box, (_, _, top, left) = find_box(tile.rows, high, wide), layer.place_in(x.shape)
@@ -86,7 +87,8 @@ def box_conv(
     (bh, bw), (rh, rw) = (
         (0, 0) if image is None else layer.border_in(image.shape) for image in (out, residual)
     )
-    _box_conv[(count_boxes(box, len(x), high, wide) * (layer.out_channels // tile.cols),)](
+    channels, boxes = own.of(layer.out_channels // tile.cols, count_boxes(box, len(x), high, wide))
+    _box_conv[(len(boxes) * len(channels),)](
         as_boxes(x, box, tile.depth, stride), as_matrix(weight, layer.in_channels, tile.cols, tile.depth),
         as_boxes(out, box, tile.cols), mean, square,
         ending.factor if ending else None, ending.shift if ending else None,
@@ -94,6 +96,6 @@ def box_conv(
         C=layer.in_channels, F=layer.out_channels, KH=layer.kernel[0], KW=layer.kernel[1], S=stride,
         TOP=top, LEFT=left, BH=bh, BW=bw, RH=rh, RW=rw, MOMENTS=moments is not None, ENDS=ending is not None,
         HAS_RESIDUAL=residual is not None, RELU=bool(ending and ending.relu), PRECISION=precision,
-        BN=tile.cols, BK=tile.depth,
+        BN=tile.cols, BK=tile.depth, FIRST=channels.start, TILES=len(channels), FIRST_BOX=boxes.start,
         **box_sizes(box, high, wide, tile, fuses=ending is None),
     )  # fmt: skip

@@ -18,7 +18,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lockstep.kernels.triton.conv.fused_layer import Layer
 from lockstep.kernels.triton.conv.strided_gradient import taps
-from lockstep.kernels.triton.conv.tile import Tile
+from lockstep.kernels.triton.conv.tile import ALL_TILES, OwnTiles, Tile
 from lockstep.kernels.triton.conv.tma_box import Box, find_box, neighbours
 from lockstep.kernels.triton.norm.norm_moments import Statistics
 
@@ -40,6 +40,7 @@ def _box_data(
     HIGH: tl.constexpr, WIDE: tl.constexpr,
     BI: tl.constexpr, BY: tl.constexpr, BX: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     HAS_OTHER: tl.constexpr, RELU: tl.constexpr, LANE: tl.constexpr, PRECISION: tl.constexpr,
+    FIRST: tl.constexpr, TILES: tl.constexpr, FIRST_BOX: tl.constexpr,
 ):  # fmt: skip
     """out = products + other where y > 0, for one box and BN channels; `strided_gradient` explains RY to GX.
 
@@ -48,8 +49,8 @@ def _box_data(
     """
     BM: tl.constexpr = BI * BY * BX
     BOXES: tl.constexpr = LANE // BI * HIGH * WIDE
-    box = tl.program_id(0) // (F // BN)
-    f = tl.program_id(0) % (F // BN) * BN
+    box = tl.program_id(0) // TILES + FIRST_BOX
+    f = (tl.program_id(0) % TILES + FIRST) * BN
     i, row, col = box_place(box, HIGH, WIDE, BI, BY, BX)
     acc = tl.zeros((BN, BM), tl.float32)
     for k0 in range(0, NY * NX * C, BK):
@@ -83,14 +84,15 @@ def _box_weight(
     CI: tl.constexpr, CO: tl.constexpr, KW: tl.constexpr, TAPS: tl.constexpr, S: tl.constexpr,
     TOP: tl.constexpr, LEFT: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, SIZE: tl.constexpr,
     BI: tl.constexpr, BY: tl.constexpr, BX: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, FIRST: tl.constexpr, FIRST_COLUMN: tl.constexpr,
 ):  # fmt: skip
     """BC by BK channels of each of TAPS neighbouring taps, 1 or 3, summed over a chunk of SIZE images."""
     BM: tl.constexpr = BI * BY * BX
     BOXES: tl.constexpr = SIZE // BI * HIGH * WIDE
-    tap = tl.program_id(0) // (CI // BK) * TAPS
-    ci = tl.program_id(0) % (CI // BK) * BK
-    co = tl.program_id(1) * BC
+    column = tl.program_id(0) + FIRST_COLUMN
+    tap = column // (CI // BK) * TAPS
+    ci = column % (CI // BK) * BK
+    co = (tl.program_id(1) + FIRST) * BC
     part = tl.program_id(2)
     down, right = TOP + tap // KW, LEFT + tap % KW
     acc = tl.zeros((BC, BK), tl.float32)
@@ -119,11 +121,12 @@ def _box_weight(
 def box_data_grad(
     layer: Layer, dz: Tensor, weight: Tensor, out: Tensor, tile: Tile, *, other: Tensor | None = None,
     y: Tensor | None = None, norm: tuple[Tensor, Statistics] | None = None, precision: str = "ieee",
+    own: OwnTiles = ALL_TILES,
 ) -> None:  # fmt: skip
     """Compute out [N, H, W, CI] from dz [N, OH, OW, CO], plus `other`; 0 where y, with a border, is ≤ 0.
 
     `norm` is the z and the statistics of the norm before. If it is given, partial sums for the gradient of
-    that norm are also written, to its tables of parts.
+    that norm are also written, to its tables of parts. Only `own` tiles are computed.
     """
     stride = layer.stride
     high, wide = layer.height // stride, layer.width // stride
@@ -140,33 +143,41 @@ def box_data_grad(
         z, stats = norm
         known, found = (stats.mean, stats.rate), (stats.first_parts, stats.second_parts)
         sums, lane_size = (as_boxes(z, box, tile.cols, stride), *known, *found), len(dz) // len(stats.mean)
+    tiles, boxes = own.of(channels // tile.cols, count_boxes(box, len(dz), high, wide))
     for ry in range(stride):
         for rx in range(stride):
             ty, ny = taps(ry, layer.kernel[0], layer.pad[0], stride)
             tx, nx = taps(rx, layer.kernel[1], layer.pad[1], stride)
-            _box_data[(count_boxes(box, len(dz), high, wide) * (channels // tile.cols),)](
+            _box_data[(len(boxes) * len(tiles),)](
                 *tables, *sums,
                 C=layer.out_channels, F=channels, KW=layer.kernel[1], S=stride, RY=ry, RX=rx,
                 TY=ty, TX=tx, NY=ny, NX=nx,
                 GY=(ry + layer.pad[0] - ty) // stride, GX=(rx + layer.pad[1] - tx) // stride,
                 YH=border[0] + ry, YW=border[1] + rx, HAS_OTHER=other is not None, RELU=y is not None,
                 LANE=lane_size, PRECISION=precision, BN=tile.cols, BK=tile.depth,
+                FIRST=tiles.start, TILES=len(tiles), FIRST_BOX=boxes.start,
                 **box_sizes(box, high, wide, tile),
             )  # fmt: skip
 
 
 def box_weight_grad(
-    layer: Layer, g: Tensor, x: Tensor, out: Tensor, tile: Tile, *, precision: str = "ieee"
-) -> None:
-    """Compute the parts of each lane's gradient, out [lanes · chunks, KH · KW · CO · CI], from g and x."""
+    layer: Layer, g: Tensor, x: Tensor, out: Tensor, tile: Tile, *, precision: str = "ieee",
+    own: OwnTiles = ALL_TILES,
+) -> None:  # fmt: skip
+    """Compute the parts of each lane's gradient, out [lanes · chunks, KH · KW · CO · CI], from g and x.
+
+    Only `own` tiles are computed.
+    """
     (high, wide), (_, _, top, left) = layer.conv_size, layer.place_in(x.shape)
     box, together = find_box(tile.depth, high, wide), neighbours(layer, tile)
     columns = layer.depth // tile.cols // together
-    _box_weight[(columns, layer.out_channels // tile.rows, len(out))](
+    channels, across = own.of(layer.out_channels // tile.rows, columns)
+    _box_weight[(len(across), len(channels), len(out))](
         as_matrix(g, layer.out_channels, tile.depth, tile.rows), as_boxes(x, box, tile.cols, layer.stride),
         out, out.stride(0),
         CI=layer.in_channels, CO=layer.out_channels, KW=layer.kernel[1], TAPS=together, S=layer.stride,
         TOP=top, LEFT=left, SIZE=len(x) // len(out), PRECISION=precision, BC=tile.rows, BK=tile.cols,
+        FIRST=channels.start, FIRST_COLUMN=across.start,
         **box_sizes(box, high, wide, tile),
     )  # fmt: skip
 
