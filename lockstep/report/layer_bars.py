@@ -25,11 +25,13 @@ def draw_layers(directory: Path) -> Path | None:
     from matplotlib.figure import Figure
 
     rows = _fewer(layers["rows"])
-    high, strips = 1.2 + _ROW * len(rows), 0.8 + _STRIP * len(layers["timeline"])
-    figure = Figure(figsize=(10, 0.6 + high + strips), dpi=120, layout="constrained")
+    times = layers.get("timeline", [])  # of fused and compiled kernels there is none
+    high, strips = 1.2 + _ROW * len(rows), 0.8 + _STRIP * len(times)
+    figure = Figure(figsize=(10, 0.6 + high + bool(times) * strips), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
-    above, axes = figure.subplots(2, height_ratios=[strips, high])
-    _draw_times(above, layers["timeline"])
+    above, axes = figure.subplots(2, height_ratios=[strips, high]) if times else [figure.subplots()] * 2
+    if times:
+        _draw_times(above, times)
     places, busy = range(len(rows)), [1e3 * row["busy_s"] for row in rows]
     spent = [1e3 * row["exchange_s"] for row in rows]
     axes.barh(places, busy, 0.75, color=_COMPUTE, label="computing, forward and backward")
@@ -47,7 +49,9 @@ def draw_layers(directory: Path) -> Path | None:
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     right.spines["right"].set_visible(False)
-    above.plot([], [], color=_COLORS["channel"], linewidth=6, label="exchanging channels, in the upper part")
+    if times:
+        label = "exchanging channels, in the upper part"
+        above.plot([], [], color=_COLORS["channel"], linewidth=6, label=label)
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     figure.suptitle(
         f"{directory.name}: {100 * layers['share']:.0f} % of the multiplications are cut", x=0.02, ha="left"

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import lockstep
-from lockstep.parallel.split import cell_probe
+from lockstep.parallel.split.probes import cell_probe
 
 
 class Branches(nn.Module):

@@ -23,7 +23,7 @@ from lockstep.parallel.mix.row_cut import RowCut
 from lockstep.parallel.model_graph import Values
 from lockstep.parallel.split.axes import Axes
 from lockstep.parallel.split.layers.split_linear import LinearCut
-from lockstep.parallel.split.probe_values import cancel, probe_values
+from lockstep.parallel.split.probes.probe_values import cancel, probe_values
 from lockstep.parallel.split.split_graph import SplitGraph
 from lockstep.parallel.split.spread import WHOLE
 from lockstep.parallel.split.way import FORWARD, INPUT, WEIGHT, Way

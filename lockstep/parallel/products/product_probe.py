@@ -36,7 +36,7 @@ from lockstep.lower.compiled.compiled_network import CompiledModel
 from lockstep.lower.fused.tile_deal import CHANNELS, Deal
 from lockstep.lower.layer_split import InParts
 from lockstep.parallel.products.channel_workers import ChannelWorkers
-from lockstep.parallel.split.probe_values import cancel, probe_values
+from lockstep.parallel.split.probes.probe_values import cancel, probe_values
 from lockstep.parallel.split.way import FORWARD, INPUT, WEIGHT
 from lockstep.spec import Train
 

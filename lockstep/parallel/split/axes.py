@@ -24,6 +24,7 @@ from lockstep.parallel.split.spread import (
     deal_subtrees,
     even_ranges,
     every_share,
+    take,
 )
 
 CHANNEL, SPATIAL = "channel", "spatial"
@@ -220,21 +221,6 @@ class Axes:
 
     def _note(self, axis: str, num_bytes: int, start: float) -> None:
         self.clock.sent(axis, self.layer, num_bytes, start)
-
-
-def take(tensor: Tensor, dim: int, ranges: Sequence[range]) -> Tensor:
-    """Some ranges along a dimension, one after another; of one range a view."""
-    parts = [tensor.narrow(dim, own.start, len(own)) for own in ranges]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
-
-
-def among_zeros(part: Tensor, dim: int, own: range, shape: torch.Size) -> Tensor:
-    """A tensor of the whole shape with a part at its place along a dimension, and zeros elsewhere."""
-    if part.shape == shape:
-        return part
-    whole = part.new_zeros(shape)
-    whole.narrow(dim, own.start, len(own)).copy_(part)
-    return whole
 
 
 def sum_leaves(parts: Sequence[Tensor]) -> Tensor:

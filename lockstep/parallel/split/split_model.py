@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from lockstep.measure.machine_fingerprint import lane_hash
 from lockstep.models.tensors import buffers_kept
 from lockstep.parallel.split.axes import Axes
-from lockstep.parallel.split.cell_probe import CellProbe
 from lockstep.parallel.split.layer_report import list_cells
-from lockstep.parallel.split.probe import PlanProbe, compute_layers
+from lockstep.parallel.split.probes.cell_probe import CellProbe
+from lockstep.parallel.split.probes.plan_probe import PlanProbe, compute_layers
 from lockstep.parallel.split.split_graph import SplitGraph
 
 

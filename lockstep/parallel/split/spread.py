@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from lockstep.comm.tree import worker_lanes
 
 Ranges = tuple[range, ...]  # increasing, without overlap
@@ -65,3 +68,18 @@ def _deal(leaves: range, workers: int) -> list[range]:
 def count(ranges: Sequence[range]) -> int:
     """How many numbers are in some ranges."""
     return sum(map(len, ranges))
+
+
+def take(tensor: Tensor, dim: int, ranges: Sequence[range]) -> Tensor:
+    """Some ranges along a dimension, one after another; of one range a view."""
+    parts = [tensor.narrow(dim, own.start, len(own)) for own in ranges]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+
+
+def among_zeros(part: Tensor, dim: int, own: range, shape: torch.Size) -> Tensor:
+    """A tensor of the whole shape with a part at its place along a dimension, and zeros elsewhere."""
+    if part.shape == shape:
+        return part
+    whole = part.new_zeros(shape)
+    whole.narrow(dim, own.start, len(own)).copy_(part)
+    return whole

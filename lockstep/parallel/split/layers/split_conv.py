@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from lockstep.comm.group import Group
 from lockstep.kernels.lrn import widen
-from lockstep.parallel.split.axes import Axes, among_zeros, sum_leaves, take
+from lockstep.parallel.split.axes import Axes, sum_leaves
+from lockstep.parallel.split.layers.conv_function import Convolve
 from lockstep.parallel.split.layers.conv_piece import ConvForm
 from lockstep.parallel.split.layers.halo import Halo
 from lockstep.parallel.split.layers.row_buffer import RowParts
 from lockstep.parallel.split.layers.whole_sums import whole_sums
-from lockstep.parallel.split.spread import Spread, count
+from lockstep.parallel.split.spread import Spread, among_zeros, count, take
 
 
 @dataclass
@@ -49,7 +49,7 @@ class ConvCut:
         if groups and {"forward", "input", "weight", "bias"} <= self.by_channel:
             cut, own = self._of_groups(groups), slice(self.own_outs.start, self.own_outs.stop)
             weight, bias = weight[own], None if bias is None else bias[own]
-        found: Tensor = _Convolve.apply(x, weight, bias, cut)  # type: ignore[no-untyped-call]
+        found: Tensor = Convolve.apply(x, weight, bias, cut)  # type: ignore[no-untyped-call]
         return found
 
     @property
@@ -219,43 +219,6 @@ class ConvCut:
         return self.own_outs if part in self.by_channel else range(self.outs)
 
 
-class _Convolve(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, cut: ConvCut) -> Tensor:
-        every = cut.axes.all_channels(x, cut.given)
-        half = [None if whole is None else whole.to(x.dtype) for whole in (weight, bias)]
-        assert half[0] is not None
-        out, parts = cut.forward(every, half[0], half[1])
-        ctx.cut, ctx.ranges = cut, parts.ranges
-        # not the rows with their halo in one: the layer before keeps its output anyhow
-        ctx.save_for_backward(weight, *parts.tensors)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        cut: ConvCut = ctx.cut
-        weight, *tensors = ctx.saved_tensors
-        x, own = RowParts(ctx.ranges, tensors), cut.ranges(cut.out_rows)[0]
-        needs_x, *needs_sums, _ = ctx.needs_input_grad
-        dy = dy if _is_dense(dy) else dy.contiguous()
-        if needs_x or cut.form.transposed or not {"weight", "bias"} <= cut.by_channel:
-            dy = cut.axes.all_channels(dy, cut.made)
-        sums: list[Tensor | None] = []
-
-        def add_up(near: RowParts) -> None:
-            sums[:] = cut.sums(x, near, dy, weight, *needs_sums)
-
-        grad, needs_others = None, cut.form.transposed  # the weight's gradient
-        if needs_x:
-            meanwhile = None if needs_others else lambda: add_up(RowParts([own], [dy]))
-            grad, near = cut.input_gradient(dy, weight.to(dy.dtype), tensors[0].shape[3], meanwhile)
-        else:
-            near = cut.input_halo.fetch(dy) if needs_others and cut.is_banded else RowParts([own], [dy])
-        if not sums:
-            add_up(near)
-        return grad, sums[0], sums[1], None
-
-
 def _channels(dy: Tensor, own: range) -> Tensor:
     """Some channels of a tensor that has all, or these."""
     return dy if dy.shape[1] == len(own) else dy.narrow(1, own.start, len(own))
@@ -271,9 +234,3 @@ def _of_channels(dy: RowParts, own: range, some: range) -> RowParts:
 
 def _cat(parts: Sequence[Tensor], dim: int) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    return tensor.is_contiguous() or (
-        tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
-    )

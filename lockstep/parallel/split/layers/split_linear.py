@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lockstep.kernels.lrn import widen
-from lockstep.parallel.split.axes import CHANNEL, Axes, among_zeros, sum_leaves, take
-from lockstep.parallel.split.spread import Spread
+from lockstep.parallel.split.axes import CHANNEL, Axes, sum_leaves
+from lockstep.parallel.split.spread import Spread, among_zeros, take
 
 
 @dataclass

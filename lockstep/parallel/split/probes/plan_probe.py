@@ -17,7 +17,7 @@ from lockstep.kernels.numerics import half_precision
 from lockstep.parallel.model_graph import Values
 from lockstep.parallel.split.call_site import CallSite
 from lockstep.parallel.split.lane_gradients import make_whole
-from lockstep.parallel.split.probe_values import cancel, probe_values
+from lockstep.parallel.split.probes.probe_values import cancel, probe_values
 from lockstep.parallel.split.split_graph import SplitGraph
 from lockstep.parallel.split.way import BIAS, FORWARD, INPUT, WEIGHT, Way
 

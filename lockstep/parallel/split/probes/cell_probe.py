@@ -16,7 +16,7 @@ from lockstep.parallel.split.call_site import CallSite
 from lockstep.parallel.split.layers.split_conv import ConvCut
 from lockstep.parallel.split.layers.split_linear import LinearCut
 from lockstep.parallel.split.layers.whole_sums import whole_sums
-from lockstep.parallel.split.probe_values import cancel, probe_values
+from lockstep.parallel.split.probes.probe_values import cancel, probe_values
 from lockstep.parallel.split.split_graph import SplitGraph
 from lockstep.parallel.split.way import FORWARD, INPUT, WEIGHT, Way
 

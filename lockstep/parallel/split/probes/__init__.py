@@ -1,0 +1,1 @@
+"""Asks kernels whether they keep their bits when a layer is cut."""
