@@ -28,6 +28,8 @@ def check_plans(plans: Sequence[Plan], run: Run, size: int | str | None) -> None
 
 def check_layers(plan: Plan, flag: str, run: Run) -> None:
     """Refuse rows or channels over workers where the run's bits would not be the same, or nothing does it."""
+    if (plan.spatial > 1 or plan.layers) and run.kernels.set in ("fused", "compiled"):
+        raise SpecError(explain_kernels(plan, run.kernels.set, flag))
     if plan.spatial > run.train.bands:
         bands = 1 << (plan.spatial - 1).bit_length()
         raise SpecError(
@@ -47,8 +49,6 @@ def check_layers(plan: Plan, flag: str, run: Run) -> None:
             f"{flag} {plan}: train.sync_norm=true needs all of a layer at once: use train.sync_norm=false, "
             "which is another run, or a plan without spatial, channel and layers"
         )
-    if (plan.spatial > 1 or plan.layers) and run.kernels.set in ("fused", "compiled"):
-        raise SpecError(explain_kernels(plan, run.kernels.set, flag))
 
 
 def check_slices(plan: Plan, data: int, run: Run, flag: str = "--plan") -> None:

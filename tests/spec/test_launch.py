@@ -57,7 +57,7 @@ def test_a_name_of_a_folder_is_taken(name: str) -> None:
         ("channel=2", Run(train=Train(sync_norm=True)), "use train.sync_norm=false, which is another run"),
         (
             "spatial=2",
-            Run(train=Train(bands=2), kernels=Kernels("fused")),
+            Run(kernels=Kernels("fused")),
             "fused kernels sum over all pixels at once, and spatial needs a sum for each band: use channel "
             "instead, or kernels.set=stock, which is another run",
         ),

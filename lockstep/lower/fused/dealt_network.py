@@ -67,13 +67,11 @@ class DealtNetwork(KernelNetwork):
         deal = self._deals.get((operation, i)) if self._workers else None
         if deal is None or self._workers is None:
             return
-        dim, ranges = (3, deal.ranges()) if deal.axis == CHANNELS else (0, deal.ranges())
-        shared = [InParts(image, dim, ranges) for image in images]
+        by_channel = deal.axis == CHANNELS
+        shared = [InParts(image, 3 if by_channel else 0, deal.ranges()) for image in images]
         for table, rows in tables:
-            if deal.axis == CHANNELS:
-                shared.append(InParts(table[:rows], 1, ranges))
-            else:
-                shared.append(InParts(table[:rows], 0, deal.ranges(rows / deal.count)))
+            scale = 1 if by_channel else rows / deal.count
+            shared.append(InParts(table[:rows], 1 if by_channel else 0, deal.ranges(scale)))
         self._workers.make_whole(self.layers[i].name, shared)
 
     def sum_lanes(self, lanes: range, out: Tensor, bad: Tensor) -> None:
@@ -81,9 +79,8 @@ class DealtNetwork(KernelNetwork):
         if self._workers is None:
             return
         shared: list[InParts] = []
-        lying: list[
-            tuple[Tensor, Tensor]
-        ] = []  # weights [CO, taps, CI], and copies with columns side by side
+        # weights [CO, taps, CI], and copies with their columns side by side
+        lying: list[tuple[Tensor, Tensor]] = []
         for (operation, i), deal in self._deals.items():
             if operation == "weight_grad" and deal:
                 layer, (weight, bias) = self.layers[i], self._weight_places(i)

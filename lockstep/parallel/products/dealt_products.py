@@ -40,9 +40,7 @@ class DealtProducts:
         if not less:
             return f"{line}: all {len(self.rows)} layers"
         are = "is" if len(less) == 1 else "are"
-        return (
-            f"{line}; {len(less)} of {len(self.rows)} layers {are} computed by every worker, at least in part"
-        )
+        return f"{line}; {len(less)} of {len(self.rows)} layers {are} not, only in part, or unevenly"
 
     def measured(self) -> dict[str, Row]:
         """What this worker measured, by layer and for a step."""
