@@ -2,7 +2,8 @@
 
 Whoever has some rows computes them first as if they were a whole image. Only the first and the last of the
 result are wrong then, where windows reach into the rows of others. These edges are computed again when the
-halo has come, and take their place. No row is copied but those at the edges.
+halo has come, and take their place. No row is copied but those at the edges. Where rows are few this takes
+longer than waiting, so there all are computed when the halo has come.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from lockstep.parallel.split.layers.window import common_rows
 
 Compute = Callable[[Tensor, range, range], Tensor]  # (rows of the image, which these are, which to make)
 Rows = Callable[[range], range]
+EDGE_SHARE = 16  # of this worker's rows, at most one in so many is needed for an edge
 
 
 @dataclass
@@ -55,9 +57,9 @@ class Halo:
 
     @property
     def has_inner_rows(self) -> bool:
-        """Whether it pays to compute all rows first, and the edges again."""
-        is_several = self.axes.spatial.size > 1
-        return is_several and self.is_like_image and 2 * sum(map(len, self.edges)) <= len(self.made)
+        """Whether it pays to compute all rows first, and the edges again: a fixed rule."""
+        needed = sum(len(self.needs(edge)) for edge in self.edges)
+        return self.axes.spatial.size > 1 and self.is_like_image and EDGE_SHARE * needed <= len(self.own)
 
     def fetch(self, x: Tensor, meanwhile: Callable[[], None] = lambda: None) -> RowParts:
         """This worker's rows of the image and those that it needs of others; a collective."""

@@ -44,6 +44,9 @@ class ConvCut:
     # of which of them the inner rows are computed while the halo travels; a probe may clear this, too
     inner_first: set[str] = field(default_factory=lambda: {"forward", "input"})
 
+    def __post_init__(self) -> None:
+        self.inner_first &= self.inner_first if self.is_banded and self.axes.spatial.size > 1 else set()
+
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         cut, groups = self, self.own_groups
         if groups and {"forward", "input", "weight", "bias"} <= self.by_channel:
