@@ -49,8 +49,10 @@ def main() -> None:
     options = parser.parse_args()
     cores, cases = Cores(max(options.cores, 4)), [(m, p) for m in options.models for p in options.plans]
     with ThreadPoolExecutor(options.cores) as pool:
-        records = list(pool.map(lambda case: measure(*case, cores, options), cases))
-    write_records(options.output, records)
+        records = []
+        for record in pool.map(lambda case: measure(*case, cores, options), cases):
+            records.append(record)
+            write_records(options.output, records)
 
 
 def measure(model: str, plan: str, cores: Cores, options: Any) -> Any:

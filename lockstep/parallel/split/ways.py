@@ -10,6 +10,7 @@ from lockstep.parallel.split import rules
 from lockstep.parallel.split.call_site import CallSite
 from lockstep.parallel.split.convert import to_part, to_whole
 from lockstep.parallel.split.lane_gradients import GradientPart
+from lockstep.parallel.split.layers.conv_function import convolve
 from lockstep.parallel.split.layers.split_conv import ConvCut
 from lockstep.parallel.split.layers.split_linear import LinearCut
 from lockstep.parallel.split.layers.split_mean import banded_mean
@@ -56,7 +57,7 @@ def _convolution(site: CallSite) -> Way | None:
     def run(values: Values) -> Tensor:
         weight, bias = site.parameters(values, "weight", "bias")
         assert weight is not None
-        return cut(_in_half(site.rows(values[site.keys[0]], near)), weight, bias)
+        return convolve(cut, _in_half(site.rows(values[site.keys[0]], near)), weight, bias)
 
     if not banded and not channels:
         return Way(WHOLE_RULE, run, work=work, by_slice=cut.by_slice, cut=cut)

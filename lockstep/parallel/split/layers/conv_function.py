@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lockstep.parallel.split.layers.row_buffer import RowParts
-
-if TYPE_CHECKING:
-    from lockstep.parallel.split.layers.split_conv import ConvCut
+from lockstep.parallel.split.layers.split_conv import ConvCut
 
 
-class Convolve(torch.autograd.Function):
-    """Takes an input, weight, bias and how the convolution is dealt out."""
+def convolve(cut: ConvCut, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """This worker's part of a convolution."""
+    groups = cut.own_groups
+    if groups and {"forward", "input", "weight", "bias"} <= cut.by_channel:
+        own = slice(cut.own_outs.start, cut.own_outs.stop)
+        cut, weight, bias = cut.of_groups(groups), weight[own], None if bias is None else bias[own]
+    found: Tensor = _Convolve.apply(x, weight, bias, cut)  # type: ignore[no-untyped-call]
+    return found
 
+
+class _Convolve(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, cut: ConvCut) -> Tensor:
         every = cut.axes.all_channels(x, cut.given)

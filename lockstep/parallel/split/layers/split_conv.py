@@ -17,7 +17,6 @@ from torch import Tensor
 from lockstep.comm.group import Group
 from lockstep.kernels.lrn import widen
 from lockstep.parallel.split.axes import Axes, sum_leaves
-from lockstep.parallel.split.layers.conv_function import Convolve
 from lockstep.parallel.split.layers.conv_piece import ConvForm
 from lockstep.parallel.split.layers.halo import Halo
 from lockstep.parallel.split.layers.row_buffer import RowParts
@@ -46,14 +45,6 @@ class ConvCut:
 
     def __post_init__(self) -> None:
         self.inner_first &= self.inner_first if self.is_banded and self.axes.spatial.size > 1 else set()
-
-    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        cut, groups = self, self.own_groups
-        if groups and {"forward", "input", "weight", "bias"} <= self.by_channel:
-            cut, own = self._of_groups(groups), slice(self.own_outs.start, self.own_outs.stop)
-            weight, bias = weight[own], None if bias is None else bias[own]
-        found: Tensor = Convolve.apply(x, weight, bias, cut)  # type: ignore[no-untyped-call]
-        return found
 
     @property
     def own_groups(self) -> range:
@@ -184,7 +175,7 @@ class ConvCut:
             self.bias_gradient(dy) if needs_bias else None,
         ]
 
-    def _of_groups(self, groups: range) -> ConvCut:
+    def of_groups(self, groups: range) -> ConvCut:
         """The convolution of some groups alone."""
         form, all_groups = replace(self.form, groups=len(groups)), self.form.groups
         given, made = Spread(self.given.rows), Spread(self.made.rows)
