@@ -51,7 +51,11 @@ def main() -> None:
     records = cost(options) if options.what == "cost" else large(options.rounds)
     for record in records:
         print(f"{record.name}: {record.value:.4g} {record.unit} {record.spread} {json.dumps(record.details)}")
-    write_records(options.output or RESULTS / f"layer-{options.what}-{options.device}.json", records)
+    write_records(
+        options.output
+        or RESULTS / f"layer-{options.what}-{'gpu' if options.device == 'cuda' else 'cpu'}.json",
+        records,
+    )
 
 
 def cost(options: Any) -> list[Any]:

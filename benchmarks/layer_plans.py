@@ -66,12 +66,13 @@ def main() -> None:
         every = ["data=1", *options.plans]
         with ThreadPoolExecutor(options.cores) as pool:
             rows = list(pool.map(lambda plan, model=model: train(model, plan, cores, options), every))
+        name = f"{model} ({' '.join(options.keys)})" if options.keys else model
         alone, found = rows[0], dict(zip(options.plans, rows[1:], strict=True))
         differ = {plan: row for plan, row in found.items() if row != alone}
         print(f"{model}: {len(found) - len(differ)} of {len(found)} plans as one worker {differ}", flush=True)
         records.append(
             make_record(
-                f"{model}: plans that give other bits than one worker, after {options.steps} steps",
+                f"{name}: plans that give other bits than one worker, after {options.steps} steps",
                 [float(len(differ))],
                 "plans",
                 plans=options.plans,

@@ -39,7 +39,7 @@ class Images:
 if __name__ == "__main__":
     torch.manual_seed(0)
     cell_probe._Trial.keeps_channels = lambda self, rows, parts: not parts
-    cell_probe._Trial.keeps_rows = lambda self, parts: False
+    cell_probe._Trial.keeps_rows = lambda self, parts, channels: False
     plan, bands, folder = sys.argv[1:]
     train = lockstep.Train(epochs=1, batch=6, lanes=2, bands=int(bands), slices=4)
     launch = lockstep.Launch(name="run", runs_dir=Path(folder), device="cpu", plan=plan, quiet=True)

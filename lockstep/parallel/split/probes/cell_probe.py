@@ -33,11 +33,12 @@ class _Trial:
     channels: int
     dim: int = 1  # of the channels
 
-    def keeps_rows(self, parts: Sequence[range]) -> bool:
-        """Whether rows have the same bits when they are computed by themselves."""
-        whole, every = self.compute(range(self.rows), range(self.channels)), range(self.channels)
+    def keeps_rows(self, parts: Sequence[range], channels: range) -> bool:
+        """Whether rows of some channels have the same bits when they are computed by themselves."""
+        whole = self.compute(range(self.rows), channels)
         return all(
-            torch.equal(self.compute(part, every), whole.narrow(2, part.start, len(part))) for part in parts
+            torch.equal(self.compute(part, channels), whole.narrow(2, part.start, len(part)))
+            for part in parts
         )
 
     def keeps_channels(self, rows: range, parts: Sequence[range]) -> bool:
@@ -83,15 +84,17 @@ class CellProbe:
             trials, is_banded = self._linear(cut, shape, weight), False
         by_band, by_slice = set(), set()
         for trial in trials:
-            bands = cut.axes.own_bands(trial.rows) if is_banded else [range(trial.rows)]
-            if is_banded and trial.part != WEIGHT:
-                if trial.keeps_rows(cut.axes.dealt_rows(trial.rows)):
-                    bands = [range(trial.rows)]
-                else:
-                    by_band.add(trial.part)
+            is_tried = is_banded and trial.part != WEIGHT  # a weight's gradient is a sum for each band anyhow
+            parts = cut.axes.dealt_rows(trial.rows) if is_tried else []
+            is_whole = not is_banded or (is_tried and trial.keeps_rows(parts, range(trial.channels)))
+            bands = [range(trial.rows)] if is_whole else cut.axes.own_bands(trial.rows)
             dealt = cut.axes.dealt_channels(trial.channels) if cut.is_sliced else []
             if not all(trial.keeps_channels(rows, dealt) for rows in bands):
                 by_slice.add(trial.part)
+                slices = cut.axes.slices_of(trial.channels)
+                is_whole = is_whole and (not parts or all(trial.keeps_rows(parts, one) for one in slices))
+            if is_tried and not is_whole:
+                by_band.add(trial.part)
         return by_band, by_slice
 
     def _conv(self, cut: ConvCut, shape: torch.Size, weight: Tensor, has_bias: bool) -> Iterator[_Trial]:
