@@ -11,6 +11,7 @@ from world import in_threads
 from lockstep.comm.group import Group
 from lockstep.parallel.split.axes import CHANNEL, Axes
 from lockstep.parallel.split.layers import halo
+from lockstep.parallel.split.layers.conv_function import convolve
 from lockstep.parallel.split.layers.conv_piece import ConvForm
 from lockstep.parallel.split.layers.row_buffer import RowParts
 from lockstep.parallel.split.layers.split_conv import ConvCut
@@ -64,7 +65,7 @@ def test_rows_over_workers_are_the_convolution(name, inner_first, monkeypatch):
         halos = cut.forward_halo, cut.input_halo
         assert [each.has_inner_rows for each in halos] == [name in HAS_INNER_ROWS] * 2
         mine = [axes.own_part(tensor, Spread(tensor.shape[2])).clone() for tensor in (x, y, dx, dy)]
-        call = partial(cut, weight=layer.weight, bias=layer.bias)
+        call = partial(convolve, cut, weight=layer.weight, bias=layer.bias)
         out, grad, *rest = compute(layer, call, mine[0], mine[3])
         near(out, mine[1])
         near(grad, mine[2])
@@ -104,7 +105,7 @@ def test_groups_of_ones_own_need_no_exchange(ins, outs, groups, workers, bands):
             continue
         (own_in,), (own_out,) = given[rank], made[rank]
         parts = [x[:, own_in.start : own_in.stop], dy[:, own_out.start : own_out.stop].contiguous()]
-        call = partial(cut, weight=layer.weight, bias=layer.bias)
+        call = partial(convolve, cut, weight=layer.weight, bias=layer.bias)
         out, grad, *rest = compute(layer, call, *parts)
         near(out, y[:, own_out.start : own_out.stop])
         near(grad, dx[:, own_in.start : own_in.stop])
