@@ -13,7 +13,7 @@ train: $(VENV)/train.stamp  ## set up and train LeNet-5 on procedural shapes
 	$(BIN)/lockstep train shapes
 
 test: $(VENV)/dev.stamp $(VENV)/mpi.stamp  ## set up and run the tests
-	$(BIN)/python -m pytest -n 4 --dist loadgroup $(TESTS)
+	$(BIN)/python -m pytest -n 3 --dist loadgroup $(TESTS)
 
 lint: $(VENV)/dev.stamp  ## ruff and mypy
 	$(BIN)/ruff check $(SOURCES)
