@@ -36,7 +36,7 @@ from lockstep.spec.record import write_records
 
 LARGE = ["model.name=resnet18", "model.stem=imagenet", "data.size=1024", "data.channels=3", "train.lanes=2"]
 LARGE += ["train.batch=2", "data.num_test=2", "train.epochs=1", "schedule.warmup_epochs=0"]
-STEPS = 5
+STEPS = 3
 WATCH = "LOCKSTEP_WATCHED"  # the folder where each worker writes what it has seen
 
 
