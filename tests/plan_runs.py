@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,3 +24,13 @@ def run(tmp_path: Path, *arguments: str, overrides: tuple[str, ...], draws: bool
     done = forked.call(train_command(tmp_path, *arguments, overrides=overrides), launches=True, draws=draws)
     assert done.returncode == 0, done.stderr
     return done
+
+
+def run_script(folder: Path, script: str, *words: str) -> Path:
+    """Run a script that trains, in a folder of its own, as `run`; gives the directory of the run."""
+    folder.mkdir()
+    (folder / "own.py").write_text(script)
+    env = {**os.environ, "TESTS": str(Path(__file__).parent)}
+    done = forked.call([sys.executable, "own.py", *words], env=env, cwd=folder, launches=True)
+    assert done.returncode == 0, done.stderr
+    return folder / "run"

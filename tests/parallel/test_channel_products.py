@@ -1,11 +1,7 @@
 """Fused and compiled kernels with channel=C, by Triton's interpreter: the weights of one worker."""
 
-import os
-import sys
-from pathlib import Path
-
-import forked
 import pytest
+from plan_runs import hashes, run_script
 from small import summary
 
 SCRIPT = """
@@ -46,27 +42,16 @@ PLANS = [
     ("residual", "fused", ["channel=2", "channel=3"]),
     ("layers", "compiled", ["channel=2", "channel=3", "data=2,channel=2"]),
 ]
-SAME = ("weights_sha256", "optimizer_sha256", "ema_sha256", "loss", "accuracy", "identity")
-
-
-def train(folder, *words):
-    folder.mkdir()
-    (folder / "own.py").write_text(SCRIPT)
-    env = {**os.environ, "TESTS": str(Path(__file__).parents[1])}
-    done = forked.call([sys.executable, "own.py", *words], env=env, cwd=folder, launches=True)
-    assert done.returncode == 0, done.stderr
-    return summary(folder / "run")
 
 
 @pytest.mark.gloo
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("model", "kernels", "plans"), PLANS)
 def test_products_over_workers_give_the_bits_of_one(model, kernels, plans, tmp_path):
-    alone = train(tmp_path / "alone", model, kernels, "data=1")
+    alone = hashes(run_script(tmp_path / "alone", SCRIPT, model, kernels, "data=1"))
     for number, plan in enumerate(plans):
-        found = train(tmp_path / str(number), model, kernels, plan)
-        assert {key: found[key] for key in SAME} == {key: alone[key] for key in SAME}, plan
-        layers = found["layers"]
+        found = run_script(tmp_path / str(number), SCRIPT, model, kernels, plan)
+        assert hashes(found) == alone, plan
+        layers = summary(found)["layers"]
         assert 0.3 < layers["share"] <= 1 and layers["busy_s"] > 0
         assert sum(row["channel_mb"] for row in layers["rows"]) > 0
-    assert "layers" not in alone

@@ -1,12 +1,7 @@
 """Fused and compiled kernels under plans, by Triton's interpreter: the weights of one worker."""
 
-import os
-import sys
-from pathlib import Path
-
-import forked
 import pytest
-from small import summary
+from plan_runs import hashes, run_script
 
 SCRIPT = """
 import os, sys
@@ -51,17 +46,6 @@ PLANS = [
     ("residual", "fused", "data=2,shard=parameters"),
     ("residual", "compiled", "data=2,shard=parameters"),
 ]
-SAME = ("weights_sha256", "optimizer_sha256", "ema_sha256", "loss", "accuracy", "identity")
-
-
-def hashes(folder, *words):
-    folder.mkdir()
-    (folder / "own.py").write_text(SCRIPT)
-    env = {**os.environ, "TESTS": str(Path(__file__).parents[1])}
-    done = forked.call([sys.executable, "own.py", *words], env=env, cwd=folder, launches=True)
-    assert done.returncode == 0, done.stderr
-    found = summary(folder / "run")
-    return {key: found[key] for key in SAME}
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +55,9 @@ def reference(tmp_path_factory):
 
     def find(*words):
         if words not in known:
-            known[words] = hashes(tmp_path_factory.mktemp("alone") / "one", *words, "data=1")
+            known[words] = hashes(
+                run_script(tmp_path_factory.mktemp("alone") / "one", SCRIPT, *words, "data=1")
+            )
         return known[words]
 
     return find
@@ -81,4 +67,5 @@ def reference(tmp_path_factory):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("model", "kernels", "plan"), PLANS)
 def test_a_plan_gives_the_bits_of_one_worker(model, kernels, plan, reference, tmp_path):
-    assert hashes(tmp_path / "split", model, kernels, plan) == reference(model, kernels)
+    found = run_script(tmp_path / "split", SCRIPT, model, kernels, plan)
+    assert hashes(found) == reference(model, kernels)

@@ -84,3 +84,14 @@ def test_help_is_quick_and_imports_no_torch():
         subprocess.run([sys.executable, "-m", "lockstep", "--help"], check=True, capture_output=True)
         times.append(time.perf_counter() - start)
     assert min(times) < 0.5, times
+
+
+def test_training_with_stock_kernels_needs_no_triton(tmp_path):
+    """As after `make train`, which does not install it."""
+    words = ["train", "shapes", "--quiet", "--device", "cpu", "--runs-dir", str(tmp_path)]
+    words += ["-o", "train.epochs=1", "-o", "data.num_train=64", "-o", "data.num_test=8"]
+    words += ["-o", "train.batch=32", "-o", "schedule.warmup_epochs=0"]
+    code = "import sys; sys.modules['triton'] = None; "  # importing it fails
+    code += f"from lockstep.cli.main import main; main({words!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr

@@ -6,13 +6,16 @@ If parameters are shared, they are gathered part by part, and only the part that
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from lockstep.lower.eval_network import EvalNetwork
 from lockstep.lower.program import Load
 from lockstep.parallel.shard.device_part import DevicePart
 from lockstep.parallel.shard.gathered_model import GatheredModel, Use
+
+if TYPE_CHECKING:
+    from lockstep.lower.eval_network import EvalNetwork  # needs triton, which stock kernels do not
 
 
 class EvalParts:

@@ -102,11 +102,10 @@ class CellProbe:
 
         def drawn(part: str) -> tuple[Tensor, Tensor, Tensor]:
             made = len(x), cut.outs, cut.out_rows, y.shape[3]
-            found = [
-                self._values(*pair) for pair in (("x", x), ("weight", weight), ("dy", x.new_empty(made)))
-            ]
-            cancel(part, found[0], found[1], found[2], form.transposed)
-            return found[0], found[1], found[2]
+            dy = self._values("dy", x.new_empty(made))
+            found = self._values("x", x), self._values("weight", weight), dy
+            cancel(part, *found, form.transposed)
+            return found
 
         x = torch.empty(shape, device=self._device)
         y = form.forward(x.to(self._dtype), rows, self._values("weight", weight), None, out_rows, range(1))
