@@ -82,11 +82,11 @@ class Launcher:
         return not self._is_lost()
 
     def _end_workers(self, now: float) -> None:
-        """Ask workers to end, again and again; an elastic job's workers learn of a verdict by themselves."""
+        """Ask workers to end, again and again; those that told a verdict, or hear of it, end by themselves."""
         if now <= self._asked + _ASK_EVERY_S:
             return
         killing = now > self._end or len(self._signals) > 2
-        if killing or len(self._signals) > 1 or not self._job.is_elastic:
+        if killing or len(self._signals) > 1 or not (self._job.is_elastic or self._processes.finished()):
             but = None if len(self._signals) > 1 else 0  # worker 0's script may have caught the shared error
             self._processes.signal_all(signal.SIGKILL if killing else signal.SIGTERM, but)
         self._asked, self._end = now, min(self._end, now + _GRACE_S)
