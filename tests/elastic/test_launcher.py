@@ -366,3 +366,26 @@ def test_more_requests_than_a_socket_holds(tmp_path, monkeypatch):
     script.write_text("pass\n")
     job = elastic_job.Job(200, 200, preload="slow_import", is_elastic=False)
     assert Launcher(job, lambda worker, line: None, script_command([str(script)])).run() == 0
+
+
+SLOW_TO_SAY = """
+import os, sys, time
+from lockstep.elastic.launcher_link import LauncherLink
+from lockstep.spec.world import read_world
+
+world = read_world(os.environ)
+if world.rank == 0:
+    time.sleep(1.5)  # it has still to say what all workers found
+LauncherLink(world).say("verdict", code=2, rank=world.rank, training=1)
+if world.rank == 0:
+    sys.exit("lockstep: what all workers found")
+"""
+
+
+def test_worker_0_has_time_to_say_a_shared_error(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SLOW_TO_SAY)
+    said = []
+    job = elastic_job.Job(2, 2, preload="lockstep.elastic.launcher_link", is_elastic=False)
+    launcher = Launcher(job, lambda worker, line: said.append(line), script_command([str(script)]))
+    assert launcher.run() == 1 and said == ["lockstep: what all workers found"]
