@@ -104,7 +104,7 @@ def _open_own(trained: Trained, options: argparse.Namespace) -> tuple[str, Split
 
 def _open_other(trained: Trained, options: argparse.Namespace) -> tuple[str, Split]:
     """The images that --other-data gives instead of the run's own, and their folder."""
-    from lockstep.data.folder import open_images
+    from lockstep.data.images.folder import open_images
 
     if trained.takes_floats:
         raise DataError(

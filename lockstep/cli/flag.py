@@ -77,6 +77,25 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_feeding(parser: argparse.ArgumentParser) -> None:
+    """Add how images are read; nothing here changes a bit."""
+    group = parser.add_argument_group("reading images")
+    group.add_argument(
+        "--decode-threads",
+        type=int,
+        default=0,
+        metavar="N",
+        help="threads of a worker that decode images; default: the machine's cores, divided among its workers",
+    )
+    group.add_argument(
+        "--read-ahead",
+        type=int,
+        default=2,
+        metavar="STEPS",
+        help="how many steps' images are read before they are needed; default: 2",
+    )
+
+
 def add_eval_workers(parser: argparse.ArgumentParser) -> None:
     """Add the number of workers that use a trained run, and what each has of its model."""
     group = add_num_workers(parser, "one for each block of images")

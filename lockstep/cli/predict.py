@@ -57,7 +57,7 @@ def predict(options: argparse.Namespace) -> int:
 
 def _read(trained: Trained, options: argparse.Namespace, tells: bool = True) -> list[Tensor]:
     """Read all images, so that a bad file is reported before any work."""
-    from lockstep.data.image_file import read_image
+    from lockstep.data.images.image_file import read_image
 
     missing = [str(path) for path in options.images if not path.is_file()]
     if missing:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from lockstep.cli.flag import add_device, add_elastic, add_run_keys, add_runs_dir, add_workers
+from lockstep.cli.flag import add_device, add_elastic, add_feeding, add_run_keys, add_runs_dir, add_workers
 from lockstep.cli.launch import start_workers
 from lockstep.errors import BadInput, SpecError
 from lockstep.recipes import RECIPES, recipe
@@ -57,6 +57,7 @@ def add_parser(verbs: Verbs) -> None:
     add_device(parser)
     add_workers(parser)
     add_elastic(parser)
+    add_feeding(parser)
     parser.add_argument(
         "--audit",
         type=int,
@@ -104,6 +105,8 @@ def run_train(options: argparse.Namespace) -> int:
         bucket_mb=options.bucket_mb,
         overlap=not options.no_overlap,
         graph=not options.no_graph,
+        decode_threads=options.decode_threads,
+        read_ahead=options.read_ahead,
         trace=options.trace,
         min_workers=options.min_workers,
         wait_s=options.wait,

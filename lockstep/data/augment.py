@@ -1,21 +1,25 @@
-"""Augments a batch on the host: flip, crop, cutout, normalization, as a function of seed, epoch and sample.
+"""Augments a batch: random boxes, flip, crop, cutout, normalization, as functions of seed, epoch and sample.
 
-Data pipeline: store → order → augment → loader. Flip and crop only move pixels, so one gather over the raw
-images does both. Normalization then converts them to floats, and cutout zeroes a square of the result.
-Shapes: N images, C channels, H, W pixels.
+Data pipeline: store → order → augment → loader. A random box is all that is read of an image. Flip and crop
+only move pixels, so one gather over the raw images does both. Normalization then converts them to floats, and
+cutout zeroes a square of the result. Shapes: N images, C channels, H, W pixels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from lockstep.data.images.random_box import read_random_boxes
+from lockstep.data.store import Split
 from lockstep.kernels import random
 from lockstep.spec import Run
 
+_AREA = 0.08, 1.0
 _DRAWS = ("crop-row", "crop-col", "flip", "cutout-row", "cutout-col")
 
 
@@ -29,6 +33,7 @@ class Augment:
     cutout: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    box_area: tuple[float, float] | None = None  # least and largest share of an image in a random box
 
     @classmethod
     def parse(
@@ -37,10 +42,25 @@ class Augment:
         """Read names such as `flip`, `crop`, `crop:4`, `cutout:8`; the default is a fraction of `size`."""
         pixels = dict.fromkeys(("flip", "crop", "cutout"), 0)
         defaults = {"flip": 1, "crop": max(size // 8, 1), "cutout": max(size // 4, 1)}
+        area = None
         for item in names:
-            name, _, number = item.partition(":")
-            pixels[name] = int(number) if number else defaults[name]
-        return cls(seed, bool(pixels["flip"]), pixels["crop"], pixels["cutout"], mean, std)
+            name, *numbers = item.split(":")
+            if name == "random_resized_crop":
+                area = (float(numbers[0]), float(numbers[1])) if len(numbers) > 1 else _AREA
+            else:
+                pixels[name] = int(numbers[0]) if numbers else defaults[name]
+        return cls(seed, bool(pixels["flip"]), pixels["crop"], pixels["cutout"], mean, std, area)
+
+    @property
+    def is_drawn_before(self) -> bool:
+        """Whether images change from epoch to epoch already before flip, crop and cutout."""
+        return self.box_area is not None
+
+    def read(self, split: Split, ids: Tensor, epoch: int) -> tuple[Tensor, Any]:
+        """Training images, or random boxes of them, and their targets."""
+        if self.box_area is None:
+            return split.read(ids)
+        return read_random_boxes(split, ids, self.seed, epoch, self.box_area)
 
     def apply(self, images: Tensor, ids: Tensor, epoch: int) -> Tensor:
         """Flip and crop, then normalize, then cut out a batch of training images."""

@@ -38,7 +38,7 @@ _ENTRIES = {
     "mnist": _Entry("idx", fetchable=True),
     "fashion": _Entry("idx", fetchable=True),
     "cifar10": _Entry("cifar", fetchable=True),
-    "folder": _Entry("folder"),
+    "folder": _Entry("images.folder"),
 }
 
 

@@ -1,12 +1,12 @@
-"""The loader for steps through the host: reads a worker's lanes one step ahead, and moves them to the device.
+"""The loader for steps through the host: reads a worker's lanes ahead, and moves them to the device.
 
-Data pipeline: store → order → augment → loader. A thread prefetches the next step's images while the current
-step computes, so decoding overlaps training. Prefetching changes no bit, because a sample depends only on
-its keys.
+Data pipeline: store → order → augment → loader. A thread reads the images of the next steps while the current
+step computes, so decoding overlaps training. That changes no bit, because a sample depends only on its keys.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lockstep.data.augment import Augment
+from lockstep.data.feeding import feeding
 from lockstep.data.order import lane_positions, sample_ids
 from lockstep.data.store import MemorySplit, Split
 from lockstep.kernels.structure import map_tensors, place
@@ -87,15 +88,15 @@ class TrainLoader:
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Lanes]:
         """The steps of one epoch from `first_step` on."""
         steps = range(first_step, len(self))
-        if isinstance(self._split, MemorySplit):  # a gather in memory is not worth a thread
+        if isinstance(self._split, MemorySplit) and not self._augment.is_drawn_before:  # a gather in memory
             yield from (self._finish(epoch, *self._read(epoch, step)) for step in steps)
             return
         with ThreadPoolExecutor(1, "lockstep-read", self._choose_gpu) as pool:
-            ahead: Future[tuple[Tensor, Tensor, Any]] | None = None
+            ahead: deque[Future[tuple[Tensor, Tensor, Any]]] = deque()
             for step in steps:
-                raw = ahead.result() if ahead else self._read(epoch, step)
-                ahead = pool.submit(self._read, epoch, step + 1) if step + 1 < len(self) else None
-                yield self._finish(epoch, *raw)
+                while len(ahead) <= feeding().ahead and step + len(ahead) < len(self):
+                    ahead.append(pool.submit(self._read, epoch, step + len(ahead)))
+                yield self._finish(epoch, *ahead.popleft().result())
 
     def _choose_gpu(self) -> None:
         """Move the prefetch thread from GPU 0 to the worker's GPU, on which a user's data set may compute."""
@@ -107,7 +108,7 @@ class TrainLoader:
         positions = every[self._own.start : self._own.stop].flatten()
         ids = sample_ids(self._augment.seed, epoch, positions, len(self._split))
         if self.needs.images:
-            return ids, *self._split.read(ids)
+            return ids, *self._augment.read(self._split, ids, epoch)
         known = getattr(self._split, "labels", None)
         if not self.needs.labels:
             labels: Any = torch.zeros(len(ids), dtype=torch.int64)

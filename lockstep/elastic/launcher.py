@@ -82,7 +82,7 @@ class Launcher:
         return not self._is_lost()
 
     def _end_workers(self, now: float) -> None:
-        """Ask workers to end, again and again; those that told a verdict, or hear of it, end by themselves."""
+        """Ask workers to end, again and again; those that told or hear a verdict end by themselves."""
         if now <= self._asked + _ASK_EVERY_S:
             return
         killing = now > self._end or len(self._signals) > 2

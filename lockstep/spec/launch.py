@@ -42,6 +42,8 @@ class Launch:
     backend: str = "auto"
     bucket_mb: float = 25.0
     overlap: bool = True
+    decode_threads: int = 0  # of a worker, that decode images; 0: the machine's cores, among its workers
+    read_ahead: int = 2  # steps whose images are read before they are needed
     graph: bool = True  # on a GPU, run steps and evaluation as CUDA graphs if possible
     trace: bool = False
     min_workers: int = 1
@@ -66,6 +68,10 @@ class Launch:
             raise SpecError(f"--device: {unknown('device', self.device, DEVICES)}")
         if self.backend not in BACKENDS:
             raise SpecError(f"--backend: {unknown('backend', self.backend, BACKENDS)}")
+        if not 0 <= self.decode_threads <= 1024:
+            raise SpecError(f"--decode-threads {self.decode_threads} must be from 0 (all cores) to 1024")
+        if not 1 <= self.read_ahead <= 1024:
+            raise SpecError(f"--read-ahead {self.read_ahead} must be from 1 to 1024 steps")
         if self.resume and self.fork:
             raise SpecError(
                 f"--resume {self.resume} and --fork {self.fork} exclude each other: "

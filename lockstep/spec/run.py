@@ -50,6 +50,8 @@ class Data:
         check_fields(self, "data")
         for item in self.augment:
             name, _, pixels = item.partition(":")
+            if name == "random_resized_crop":
+                continue
             if name not in AUGMENTATIONS:
                 raise SpecError(f"data.augment: {unknown('augmentation', name, AUGMENTATIONS)}")
             if pixels and not (name != "flip" and pixels.isdecimal() and 0 < int(pixels) < 10_000):

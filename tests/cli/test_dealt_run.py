@@ -12,7 +12,7 @@ from small import command, small_run, train
 
 import lockstep
 from lockstep.cli.main import run
-from lockstep.data.image_file import read_image
+from lockstep.data.images.image_file import read_image
 from lockstep.runs.trained_run import open_trained
 
 pytestmark = pytest.mark.gloo

@@ -10,9 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
-from lockstep.data import image_file
-from lockstep.data.folder import FolderOptions, check_folder, open_folder, open_images
-from lockstep.data.image_file import read_image
+from lockstep.data.images import encoded_split
+from lockstep.data.images.folder import FolderOptions, check_folder, open_folder, open_images
+from lockstep.data.images.image_file import read_image
 from lockstep.errors import DataError
 
 OPTIONS = FolderOptions(size=8)
@@ -141,7 +141,7 @@ def test_decoded_once_where_it_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     store = open_folder(OPTIONS, fill(tmp_path))
     ids = torch.arange(len(store.train))
     first = store.train.read(ids)[0]
-    monkeypatch.setattr(image_file, "IN_MEMORY_BYTES", 0)
+    monkeypatch.setattr(encoded_split, "IN_MEMORY_BYTES", 0)
     uncached = open_folder(OPTIONS, tmp_path)
     assert torch.equal(first, uncached.train.read(ids)[0])
     for path in tmp_path.glob("*/*"):

@@ -51,7 +51,7 @@ class DeviceStep:
         steps = torch.arange(self.steps)[:, None] * run.train.batch
         self._positions = (first + steps).to(device)
         self._order, self._length = zeros(self.steps, count, dtype=torch.int64), len(split)
-        self.images = place_images(split, self._order, device)
+        self.images = place_images(split, self._order, device, augment)
         self._values = zeros(self.steps, 6) + 1  # not 0: Triton's interpreter warns of 0 / 0
         self._keys = zeros(self.steps, len(fused.program.drops), len(own), dtype=torch.int64)
         self._augment_keys = zeros(5, dtype=torch.int64)
@@ -136,7 +136,7 @@ class DeviceStep:
         state = self.state
         if state.epoch != self._epoch:
             self._begin_epoch()
-        self.images.begin_epoch(state.step_in_epoch)
+        self.images.begin_epoch(state.step_in_epoch, state.epoch)
         for tensors, flat in self._pairs():
             self._program.to_flat(self._layout, tensors, flat)
         self.network.copy.copy_(self.network.weights)

@@ -1,4 +1,4 @@
-"""Images for steps on the device: all in its memory, or batches prefetched one step ahead.
+"""Images for steps on the device: all in its memory, or batches that are read ahead.
 
 A batch's path: store → order → here → augment → layer. Data that does not fit on the device is read ahead on
 the host, put into pinned memory and sent on a CUDA stream of its own during the previous step.
@@ -7,13 +7,18 @@ the host, put into pinned memory and sent on a CUDA stream of its own during the
 from __future__ import annotations
 
 import time
+from collections import deque
 from concurrent.futures import Future, wait
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from lockstep.comm.background import BackgroundThread
+from lockstep.data.augment import Augment
+from lockstep.data.feeding import feeding
+from lockstep.data.images.encoded_split import EncodedSplit
 from lockstep.data.store import MemorySplit, Split
 
 _MOST = 0.5  # the share of the device's free memory that images may take
@@ -30,7 +35,7 @@ class Images(Protocol):
     ahead: int  # how many steps may be started at a time
     waited_s: float  # how long steps waited for their images so far
 
-    def begin_epoch(self, first: int) -> None:
+    def begin_epoch(self, first: int, epoch: int = 0) -> None:
         """Start an epoch at step `first`; `order` is filled by now."""
 
     def feed(self, step: int) -> None:
@@ -40,11 +45,19 @@ class Images(Protocol):
         """Stop reading ahead."""
 
 
-def place_images(split: Split, order: Tensor, device: torch.device) -> Images:
-    """All images on the device if they fit, else two batches; `order` [steps, samples] is filled later."""
-    if isinstance(split, MemorySplit) and fits(split, device):
-        return ResidentImages(split, order, device)
-    return PrefetchedImages(split, order, device)
+def place_images(
+    split: Split, order: Tensor, device: torch.device, augment: Augment | None = None
+) -> Images:
+    """All images on the device if they fit, else two batches; `order` [steps, samples] is filled later.
+
+    With `augment` they are for training.
+    """
+    if not (augment and augment.is_drawn_before):
+        if isinstance(split, EncodedSplit) and split.is_kept:
+            split = split.in_memory()
+        if isinstance(split, MemorySplit) and fits(split, device):
+            return ResidentImages(split, order, device)
+    return PrefetchedImages(split, order, device, augment)
 
 
 def fits(split: MemorySplit, device: torch.device) -> bool:
@@ -66,7 +79,7 @@ class ResidentImages:
         self.images, self.labels = split.images.contiguous().to(device), split.labels.to(device)
         self.places = order
 
-    def begin_epoch(self, first: int) -> None:
+    def begin_epoch(self, first: int, epoch: int = 0) -> None:
         """Nothing to do: all images are on the device."""
 
     def feed(self, step: int) -> None:
@@ -81,8 +94,14 @@ class PrefetchedImages:
 
     ahead = 1  # the next batch may take long to read, and earlier results should not wait for it
 
-    def __init__(self, split: Split, order: Tensor, device: torch.device) -> None:
-        self._split, self._order = split, order
+    def __init__(
+        self,
+        split: Split,
+        order: Tensor,
+        device: torch.device,
+        augment: Augment | None = None,
+    ) -> None:
+        self._split, self._order, self._augment = split, order, augment
         steps, count = order.shape
         self._like = split.read(torch.zeros(1, dtype=torch.int64))[0]
         row, pinned = -(-(self._like.nbytes + _LABEL) // _ALIGN) * _ALIGN, device.type == "cuda"
@@ -91,20 +110,21 @@ class PrefetchedImages:
         self.images, self.labels = self._parts(self._there.flatten(0, 1))
         self.places = (torch.arange(steps)[:, None] % 2 * count + torch.arange(count)).to(device)
         self._background: BackgroundThread[_Batch] = BackgroundThread("feed", device)
-        self._ahead: Future[_Batch] | None = None
+        self._ahead: deque[Future[_Batch]] = deque()
         self._side = _Side(device) if pinned else None
         self.waited_s = 0.0
 
-    def begin_epoch(self, first: int) -> None:
+    def begin_epoch(self, first: int, epoch: int = 0) -> None:
         """Start an epoch at step `first`; `order` is filled by now."""
         self._rest()
         self._ids = self._order.cpu()  # waits for all started steps, so both buffers are free
-        self._read(first)
+        self._epoch, self._next = epoch, first
+        self._read()
 
     def feed(self, step: int) -> None:
         """Provide the images of a step that is about to be started."""
         batch, half = self._wait(step), step % 2
-        self._read(step + 1)
+        self._read()
         if self._side:
             self._side.wait_for_copy(half)
         for tensor, pinned in zip(batch, self._parts(self._pinned[half]), strict=True):
@@ -116,12 +136,12 @@ class PrefetchedImages:
 
     def _wait(self, step: int) -> _Batch:
         """The batch that was read ahead; on a GPU only the GPU's idle time counts as waiting."""
-        assert self._ahead is not None, "steps come in order"
+        batch_ahead = self._ahead.popleft()  # steps come in order
         if self._side:
             self.waited_s += self._side.end_step(step % 2)
-            return self._ahead.result()
+            return batch_ahead.result()
         clock = time.perf_counter()
-        batch = self._ahead.result()
+        batch = batch_ahead.result()
         self.waited_s += time.perf_counter() - clock
         return batch
 
@@ -137,14 +157,19 @@ class PrefetchedImages:
         return images, rows.view(torch.int64)[:, -1]
 
     def _rest(self) -> None:
-        if self._ahead:
-            wait([self._ahead])
+        """Wait until nothing is being read; what was read is dropped."""
+        wait(self._ahead)
+        self._ahead.clear()
 
-    def _read(self, step: int) -> None:
-        """Begin to read a step's batch in the background."""
-        if step < len(self._ids):
-            ids = self._ids[step]
-            self._ahead = self._background.submit(lambda: self._split.read(ids))
+    def _read(self) -> None:
+        """Let the background read up to the given number of steps ahead."""
+        while len(self._ahead) < feeding().ahead and self._next < len(self._ids):
+            ids, epoch = self._ids[self._next], self._epoch
+            self._ahead.append(self._background.submit(partial(self._read_batch, ids, epoch)))
+            self._next += 1
+
+    def _read_batch(self, ids: Tensor, epoch: int) -> _Batch:
+        return self._augment.read(self._split, ids, epoch) if self._augment else self._split.read(ids)
 
 
 class _Side:

@@ -6,12 +6,13 @@ train, or only `DIR/CLASS/*`, a hash of each file name decides whether it is hel
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lockstep.data.image_file import SUFFIXES, ImageFile
+from lockstep.data.images.image_file import SUFFIXES, ImageFile
 from lockstep.errors import DataError
 from lockstep.kernels.random import key
 
@@ -49,7 +50,9 @@ class Listing:
     def warnings(self) -> Iterator[str]:
         """Warnings about files that are ignored, and about splits without images of some class."""
         if self.left_out:
-            kinds = ", ".join(f"{count} {kind}" for kind, count in self.left_out.most_common())
+            kinds = ", ".join(
+                f"{count} {kind}" for kind, count in sorted(self.left_out.items(), key=_most_first)
+            )
             yield f"left out, as only {', '.join(SUFFIXES)} are read: {kinds}: convert or remove them"
         for name, part in self.files.items():
             there = {file.label for file in part}
@@ -61,6 +64,10 @@ class Listing:
                     f"{where}: no image of class {', '.join(missing[:_NAMED])}{more}: the accuracy there "
                     "does not measure it"
                 )
+
+
+def _most_first(item: tuple[str, int]) -> tuple[int, str]:
+    return -item[1], item[0]
 
 
 def find_roots(folder: Path) -> dict[str, Path]:
@@ -120,36 +127,54 @@ def list_files(root: Path, left_out: Counter[str]) -> list[ImageFile]:
         raise DataError(f"{root}: holds no class folders: expected {root}/CLASS/*.png or *.jpg")
     files: list[ImageFile] = []
     for path in classes:
-        names = []
-        for name in sorted(each.name for each in path.iterdir()):
-            if (suffix := Path(name).suffix.lower()) in SUFFIXES:
-                names.append(name)
-            elif not name.startswith("."):
-                left_out["folder" if (path / name).is_dir() else suffix or "without suffix"] += 1
-        if not names:
+        found = list(_images_in(path, str(root), left_out))
+        if not found:
             raise DataError(f"{path}: class folder without images (.png, .jpg, .jpeg): fill or remove it")
-        files += [ImageFile(path / name, f"{path.name}/{name}", path.name) for name in names]
-    for file in files:
-        try:
-            file.name.encode()
-        except UnicodeEncodeError:
-            raise DataError(f"{root}: the name {file.name!a} is not UTF-8: rename it") from None
+        files += sorted(found)
     return files
+
+
+def _images_in(path: Path, root: str, left_out: Counter[str]) -> Iterator[ImageFile]:
+    """The images of a class folder."""
+    with os.scandir(path) as entries:
+        for entry in entries:
+            suffix = os.path.splitext(entry.name)[1].lower()  # noqa: PTH122  (there may be millions)
+            if suffix not in SUFFIXES:
+                if not entry.name.startswith("."):
+                    left_out["folder" if entry.is_dir() else suffix or "without suffix"] += 1
+                continue
+            name = f"{path.name}/{entry.name}"
+            if not (name.isascii() or _is_utf8(name)):
+                raise DataError(f"{root}: the name {name!a} is not UTF-8: rename it")
+            try:
+                status = entry.stat()
+            except OSError:  # a link to nowhere, found when its header is read
+                yield ImageFile(root, name, 0, 0)
+            else:
+                yield ImageFile(root, name, status.st_size, status.st_mtime_ns)
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _hold_out(
     files: list[ImageFile], val_fraction: float, seed: int
 ) -> tuple[list[ImageFile], list[ImageFile]]:
     """Hold out files whose hashed name is below the fraction, at least one; a class keeps one to train on."""
-    rank = {file: key("val", seed, file.name) + (1 << 63) for file in files}
-    kept = {file.label: file for file in sorted(files, key=lambda file: rank[file])}  # highest rank per class
-    free = [file for file in files if kept[file.label] is not file]
+    rank = {file.name: key("val", seed, file.name) + (1 << 63) for file in files}
+    ranked = sorted(files, key=lambda file: rank[file.name])
+    kept = {file.label: file.name for file in ranked}  # highest rank per class
+    free = [file for file in ranked if kept[file.label] != file.name]
     if not free:
         raise DataError(
             f"{files[0].path.parent.parent}: {len(files)} images of {len(kept)} classes leave none to "
             "validate on: give every class at least 2 images"
         )
-    lowest = min(free, key=lambda file: rank[file])
     limit = int(val_fraction * 2.0**64)
-    held = {file for file in free if rank[file] < limit or file is lowest}
-    return [file for file in files if file not in held], [file for file in files if file in held]
+    held = {file.name for file in free if rank[file.name] < limit} | {free[0].name}
+    return [file for file in files if file.name not in held], [file for file in files if file.name in held]

@@ -14,19 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import PIL
-from PIL import features
+import torch
 
 from lockstep.data.data_set import Count, DataSet
-from lockstep.data.folder_listing import find_roots, list_files, list_splits
-from lockstep.data.image_file import (
-    STATISTICS,
-    FolderSplit,
-    ImageFile,
-    check_header,
-    in_parallel,
-    read_image,
-)
+from lockstep.data.images.decode_fingerprint import decode_fingerprint
+from lockstep.data.images.encoded_split import EncodedSplit, in_parallel
+from lockstep.data.images.folder_listing import find_roots, list_files, list_splits
+from lockstep.data.images.image_file import STATISTICS, FileSource, ImageFile, read_image
+from lockstep.data.images.size_cache import find_sizes
 from lockstep.data.store import Store, check_size
 from lockstep.errors import DataError
 
@@ -60,8 +55,7 @@ def open_folder(options: FolderOptions, folder: Path) -> Store:
     """List, check and split the images below `folder`."""
     listing = list_splits(folder, options.val_fraction, options.seed)
     files, classes = listing.files, listing.classes
-    _check_headers([file for part in files.values() for file in part], folder)
-    splits = {name: FolderSplit(part, classes, options.shape, folder) for name, part in files.items()}
+    splits = _open_splits(files, classes, options.shape, folder)
     last = "test" if "test" in splits else "val"
     mean, std = STATISTICS[options.channels]
     return Store(
@@ -90,7 +84,7 @@ def _manifest(options: FolderOptions, files: dict[str, list[ImageFile]], last: s
         "channels": options.channels,
         **{f"num_{name}": len(part) for name, part in parts.items()},
         **{f"{name}_sha256": _names_sha256(part) for name, part in parts.items()},
-        "decoder": f"pillow {PIL.__version__}, libjpeg {features.version('jpg')}",
+        "decoder": decode_fingerprint(),
     }
 
 
@@ -104,7 +98,6 @@ def check_folder(options: FolderOptions, folder: Path, on_progress: Count) -> li
 
     def check(file: ImageFile) -> str:
         try:
-            check_header(file.path)
             read_image(file.path, options.shape)
         except DataError as error:
             return str(error)
@@ -119,7 +112,7 @@ def check_folder(options: FolderOptions, folder: Path, on_progress: Count) -> li
 
 def open_images(
     folder: Path, classes: Sequence[str], shape: tuple[int, int, int], split: str | None
-) -> tuple[Path, FolderSplit]:
+) -> tuple[Path, EncodedSplit]:
     """Open the images of another folder, labelled with a run's classes; returns their folder too.
 
     `split` defaults to test, then val. A folder that holds only class folders is used as a whole.
@@ -135,24 +128,31 @@ def open_images(
     if extra:
         known = ", ".join(classes[:_NAMED]) + (", …" if len(classes) > _NAMED else "")
         raise DataError(f"{root or folder}: class {', '.join(extra)} is not one of the run's: {known}")
-    _check_headers(files, folder)
-    return root or folder, FolderSplit(files, classes, shape, folder)
+    return root or folder, _open_splits({"": files}, classes, shape, folder)[""]
 
 
-def _check_headers(files: Sequence[ImageFile], folder: Path) -> None:
-    """Read the header of every file, so that a bad file is found before training starts."""
+def _open_splits(
+    files: dict[str, list[ImageFile]], classes: Sequence[str], shape: tuple[int, int, int], folder: Path
+) -> dict[str, EncodedSplit]:
+    """Read the header of every file, so that a bad one is found before training starts."""
+    finds = f"`lockstep data check folder --dir {folder}` finds all such files"
     try:
-        for _ in in_parallel(lambda file: check_header(file.path), files):
-            pass
+        sizes = find_sizes([file for part in files.values() for file in part], folder)
     except DataError as error:
-        raise DataError(
-            f"{error}; `lockstep data check folder --dir {folder}` finds all such files"
-        ) from error
+        raise DataError(f"{error}; {finds}") from error
+    number, splits = {name: i for i, name in enumerate(classes)}, {}
+    first = 0
+    for name, part in files.items():
+        own, first = sizes[first : first + len(part)], first + len(part)
+        labels = torch.tensor([number[file.label] for file in part])
+        fix = f"{finds}; after a repair, --resume RUN --data-changed goes on"
+        splits[name] = EncodedSplit(FileSource(part, own), labels, shape, fix)
+    return splits
 
 
 def _names_sha256(files: Sequence[ImageFile]) -> str:
     """A hash of names and sizes: cheap, and it changes when files are added, removed or resized."""
-    lines = (f"{file.name}\t{file.path.stat().st_size}\n" for file in files)
+    lines = (f"{file.name}\t{file.num_bytes}\n" for file in files)
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 

@@ -1,0 +1,1 @@
+"""Images in files: listing a folder, decoding JPEG and PNG, and splits that decode when they are read."""

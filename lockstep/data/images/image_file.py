@@ -1,0 +1,104 @@
+"""Image files by path: a source of encoded images, and single files that are read for a prediction.
+
+Data pipeline: store → order → augment → loader; the splits of a folder read from such a source.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from stat import S_ISREG
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.data.images.decode import UNREADABLE, fit_image, measure
+from lockstep.data.images.encoded_split import unreadable
+from lockstep.errors import DataError
+
+SUFFIXES = (".png", ".jpg", ".jpeg")
+STATISTICS = {1: ((0.449,), (0.226,)), 3: ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))}
+_HEADER = 1 << 16
+
+
+class ImageFile(NamedTuple):
+    """An image file of one class; `name` is CLASS/FILE, which does not depend on where the folder is."""
+
+    root: str
+    name: str
+    num_bytes: int
+    changed_ns: int
+
+    @property
+    def path(self) -> Path:
+        return Path(self.root, self.name)
+
+    @property
+    def label(self) -> str:
+        return self.name.partition("/")[0]
+
+
+class FileSource:
+    """The files of a split, and the height and width of each."""
+
+    def __init__(self, files: Sequence[ImageFile], sizes: Tensor) -> None:
+        self._files, self._sizes = files, sizes
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def read(self, index: int) -> bytes:
+        file = self._files[index]
+        return read_bytes(f"{file.root}/{file.name}")
+
+    def where(self, index: int) -> str:
+        return str(self._files[index].path)
+
+    def sizes(self, ids: Tensor) -> Tensor:
+        return self._sizes[ids]
+
+
+def read_bytes(path: str, most: int = -1) -> bytes:
+    """The bytes of a file, or its first ones; a pipe or a device, which may never end, is refused."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(fd)
+        if not S_ISREG(status.st_mode):
+            raise OSError("no file")
+        size = status.st_size if most < 0 else min(status.st_size, most)
+        data = os.read(fd, size)
+        while len(data) < size and (more := os.read(fd, size - len(data))):
+            data += more
+        return data
+    finally:
+        os.close(fd)
+
+
+def measure_file(path: str) -> tuple[int, int]:
+    """Height and width of an image, from its header; DataError if that cannot be read."""
+    try:
+        start = read_bytes(path, _HEADER)
+        try:
+            return measure(start)
+        except UNREADABLE:
+            if len(start) < _HEADER:
+                raise
+            return measure(read_bytes(path))  # much may stand before the size
+    except UNREADABLE as error:
+        raise DataError(unreadable(path, error)) from error
+
+
+def read_image(path: Path, shape: tuple[int, int, int]) -> tuple[Tensor, tuple[int, int]]:
+    """Decode a file to uint8 [C, H, W] of `shape`, resized and centre-cropped; returns its own (H, W) too."""
+    if shape[0] not in STATISTICS:
+        raise DataError(f"{path}: an image file gives 1 or 3 channels, not the {shape[0]} that are wanted")
+    out = np.empty(shape, np.uint8)
+    try:
+        data = read_bytes(str(path))
+        fit_image(data, out)
+        return torch.from_numpy(out), measure(data)
+    except UNREADABLE as error:
+        raise DataError(unreadable(path, error)) from error

@@ -1,0 +1,97 @@
+"""Random resized crops: a box of each image as a function of seed, epoch, sample and size, read and resized.
+
+The boxes are torchvision's: a share of the area, then an aspect ratio, drawn again up to ten times until the
+box lies in the image. Only operations that IEEE 754 rounds correctly are used, so that every machine draws
+the same boxes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from lockstep.data.images.decode import Pixels, resize_box
+from lockstep.data.images.encoded_split import cut_range, in_parallel
+from lockstep.data.store import Split
+from lockstep.kernels import random
+
+_RATIO = 3 / 4, 4 / 3
+_TRIES = 10
+_TERMS = 14  # of the series of exp, enough for float64 where |x| < 0.3
+
+
+@runtime_checkable
+class BoxSplit(Protocol):
+    """A split whose images have sizes of their own, and that reads no more of them than a box."""
+
+    def sizes(self, ids: Tensor) -> Tensor: ...
+
+    def read_boxes(self, ids: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+def read_random_boxes(
+    split: Split, ids: Tensor, seed: int, epoch: int, scale: tuple[float, float]
+) -> tuple[Tensor, Any]:
+    """A random box of each image, resized to the split's shape, and the targets."""
+    if isinstance(split, BoxSplit):
+        boxes = draw_boxes(ids, split.sizes(ids), seed, epoch, scale)
+        return split.read_boxes(ids, boxes)
+    images, targets = split.read(ids)
+    sizes = torch.tensor(images.shape[2:]).expand(len(ids), 2)
+    drawn = draw_boxes(ids, sizes, seed, epoch, scale).tolist()
+    source: Pixels = images.permute(0, 2, 3, 1).contiguous().numpy()
+    result = torch.empty_like(images, memory_format=torch.contiguous_format)
+    out: Pixels = result.numpy()
+
+    def fill(part: range) -> None:
+        for place in part:
+            resize_box(source[place], drawn[place], out[place])
+
+    for _ in in_parallel(fill, cut_range(len(ids))):
+        pass
+    return result, targets
+
+
+def draw_boxes(ids: Tensor, sizes: Tensor, seed: int, epoch: int, scale: tuple[float, float]) -> Tensor:
+    """A box of each image: int64 [N, 4], top, left, height and width; `sizes` [N, 2] are of the images."""
+
+    def draw(what: str, turn: int, low: float, high: float) -> Tensor:
+        key = random.key("augment", seed, epoch, f"box-{what}", turn)
+        return low + (high - low) * random.uniform(key, ids).double()
+
+    rows, cols = sizes.double().unbind(1)
+    logs = math.log(_RATIO[0]), math.log(_RATIO[1])
+    height, width = _widest(rows, cols)
+    top, left = ((rows - height) / 2).floor(), ((cols - width) / 2).floor()
+    boxes = torch.stack([top, left, height, width], 1)
+    found = torch.zeros(len(ids), dtype=torch.bool)
+    for turn in range(_TRIES):
+        area = rows * cols * draw("area", turn, *scale)
+        ratio = _exp(draw("ratio", turn, *logs))
+        height, width = (area / ratio).sqrt().round(), (area * ratio).sqrt().round()
+        fits = (height > 0) & (height <= rows) & (width > 0) & (width <= cols) & ~found
+        top = (draw("top", turn, 0.0, 1.0) * (rows - height + 1)).floor()
+        left = (draw("left", turn, 0.0, 1.0) * (cols - width + 1)).floor()
+        boxes = torch.where(fits[:, None], torch.stack([top, left, height, width], 1), boxes)
+        found |= fits
+    return boxes.long()
+
+
+def _widest(rows: Tensor, cols: Tensor) -> tuple[Tensor, Tensor]:
+    """Height and width of the largest box with an allowed ratio: where no box was found."""
+    low, high = _RATIO
+    ratio = cols / rows
+    height = torch.where(ratio < low, (cols / low).round(), rows)
+    width = torch.where(ratio > high, (rows * high).round(), cols)
+    return height.clamp(min=1), width.clamp(min=1)
+
+
+def _exp(x: Tensor) -> Tensor:
+    """exp by its series: libraries differ in its last bit."""
+    result = torch.ones_like(x)
+    for term in range(_TERMS, 0, -1):
+        result = 1 + x * result / term
+    return result

@@ -1,0 +1,98 @@
+"""Heights and widths of the images of a folder: read from their headers once, then kept for later starts.
+
+They are kept in the user's cache folder, and hold while a file's name, size and time of change are the same.
+The workers of a host share them: one reads the headers while the others wait.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from lockstep.data.images.encoded_split import cut_range, in_parallel
+from lockstep.data.images.image_file import ImageFile, measure_file
+
+_Arrays = dict[str, npt.NDArray[np.generic]]
+_KEYS = {"names", "stats", "sizes"}
+_UNKNOWN = -1
+
+
+def find_sizes(files: Sequence[ImageFile], folder: Path) -> Tensor:
+    """Height and width of every file, int64 [N, 2]; DataError if the header of one cannot be read."""
+    names = np.frombuffer("\n".join(file.name for file in files).encode(), np.uint8)
+    stats = np.array([(file.num_bytes, file.changed_ns) for file in files], np.int64).reshape(-1, 2)
+    with _locked(folder) as place:
+        kept = _load(place)
+        if kept and np.array_equal(kept["names"], names) and np.array_equal(kept["stats"], stats):
+            return torch.from_numpy(kept["sizes"].astype(np.int64))
+        sizes = _recall(files, kept)
+        new = [i for i, (height, _) in enumerate(sizes) if height == _UNKNOWN]
+
+        def fill(part: range) -> None:
+            for place in part:
+                file = files[new[place]]
+                sizes[new[place]] = measure_file(f"{file.root}/{file.name}")
+
+        for _ in in_parallel(fill, cut_range(len(new))):
+            pass
+        _save(place, {"names": names, "stats": stats, "sizes": sizes.astype(np.int32)})
+    return torch.from_numpy(sizes)
+
+
+def _recall(files: Sequence[ImageFile], kept: _Arrays | None) -> npt.NDArray[np.int64]:
+    """The sizes of files that have not changed, and -1 for the others."""
+    sizes = np.full((len(files), 2), _UNKNOWN, np.int64)
+    if kept:
+        names = kept["names"].tobytes().decode().split("\n")
+        known = dict(
+            zip(names, zip(kept["stats"].tolist(), kept["sizes"].tolist(), strict=True), strict=True)
+        )
+        for index, file in enumerate(files):
+            stat, size = known.get(file.name, (None, None))
+            if stat == [file.num_bytes, file.changed_ns]:
+                sizes[index] = size
+    return sizes
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[Path | None]:
+    """The file for a folder's sizes, which no other process uses meanwhile; None if there can be none."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lockstep" / "sizes"
+    name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:32]
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        lock = (base / f"{name}.lock").open("wb")
+    except OSError:
+        yield None
+        return
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield base / f"{name}.npz"
+
+
+def _load(place: Path | None) -> _Arrays | None:
+    """What is kept; None if there is nothing, or it is damaged."""
+    try:
+        with np.load(place or "") as file:
+            found = {key: file[key] for key in file.files}
+    except (OSError, ValueError, EOFError, BadZipFile):
+        return None
+    return found if found.keys() == _KEYS and len(found["stats"]) == len(found["sizes"]) else None
+
+
+def _save(place: Path | None, arrays: _Arrays) -> None:
+    if place:
+        part = place.with_suffix(".part.npz")
+        with suppress(OSError):  # a full disk; the next start reads the headers again
+            np.savez(part, names=arrays["names"], stats=arrays["stats"], sizes=arrays["sizes"])
+            part.replace(place)
