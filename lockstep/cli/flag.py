@@ -85,7 +85,7 @@ def add_feeding(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="threads of a worker that decode images; default: the machine's cores, divided among its workers",
+        help="threads of a worker that decode images; default: the machine's cores, shared by its workers",
     )
     group.add_argument(
         "--read-ahead",

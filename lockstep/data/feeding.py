@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from lockstep.spec.launch import Launch
+
 _MOST_THREADS = 32
 
 
@@ -19,10 +21,11 @@ class Feeding:
 _chosen: list[Feeding] = []
 
 
-def choose_feeding(threads: int, ahead: int, workers: int) -> None:
-    """Set this process's; 0 threads are the cores of this machine, divided among its workers."""
-    found = threads or max(len(os.sched_getaffinity(0)) // workers, 1)
-    _chosen[:] = [Feeding(min(found, _MOST_THREADS), ahead)]
+def choose_feeding(launch: Launch) -> None:
+    """Set this process's; 0 threads are the cores of this machine, shared by its workers."""
+    workers = launch.world.local_size if launch.world else 1
+    found = launch.decode_threads or max(len(os.sched_getaffinity(0)) // workers, 1)
+    _chosen[:] = [Feeding(min(found, _MOST_THREADS), launch.read_ahead)]
 
 
 def feeding() -> Feeding:

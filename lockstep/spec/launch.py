@@ -68,10 +68,6 @@ class Launch:
             raise SpecError(f"--device: {unknown('device', self.device, DEVICES)}")
         if self.backend not in BACKENDS:
             raise SpecError(f"--backend: {unknown('backend', self.backend, BACKENDS)}")
-        if not 0 <= self.decode_threads <= 1024:
-            raise SpecError(f"--decode-threads {self.decode_threads} must be from 0 (all cores) to 1024")
-        if not 1 <= self.read_ahead <= 1024:
-            raise SpecError(f"--read-ahead {self.read_ahead} must be from 1 to 1024 steps")
         if self.resume and self.fork:
             raise SpecError(
                 f"--resume {self.resume} and --fork {self.fork} exclude each other: "
@@ -98,6 +94,8 @@ class Launch:
             ("--min-workers", self.min_workers, 1),
             ("--restarts", self.restarts, 0),
             ("--audit", self.audit, 0),
+            ("--decode-threads", self.decode_threads, 0),
+            ("--read-ahead", self.read_ahead, 1),
         ):
             if type(value) is not int or value < least:
                 raise SpecError(f"{flag} {value} must be a whole number from {least}")

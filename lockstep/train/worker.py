@@ -18,9 +18,9 @@ from lockstep.comm.everywhere import everywhere
 from lockstep.comm.group import Group
 from lockstep.comm.group_source import GroupSource, LeftOut
 from lockstep.comm.mesh import part_of
+from lockstep.data.feeding import choose_feeding
 from lockstep.data.map_style import from_map_style
 from lockstep.errors import GroupLost, LockstepError, SpecError
-from lockstep.data.feeding import choose_feeding
 from lockstep.kernels.numerics import plain_torch, prepare_device
 from lockstep.runs.checkpoint import Saved
 from lockstep.runs.event import Event, Listener, Notice
@@ -62,8 +62,7 @@ def fit(run: Run, launch: Launch, on_event: Listener, find_groups: FindGroups, g
         tf32 = run.train.precision == "tf32"
         try:
             device = prepare_device(launch.device, run.train.threads, local_rank, tf32)
-            workers = launch.world.local_size if launch.world else 1
-            choose_feeding(launch.decode_threads, launch.read_ahead, workers)
+            choose_feeding(launch)
             groups = find_groups(launch.world, launch.backend, device)
         except SpecError as error:  # a wrong flag, which all workers of a host share
             error.everywhere, error.rank = True, local_rank or 0

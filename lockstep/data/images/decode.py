@@ -72,7 +72,10 @@ def cut_image(data: Encoded, box: tuple[int, int, int, int], out: Pixels) -> Non
     top, left, height, width = box
     scale = _find_scale(height, width, rows, cols)
     pixels, scale = _decode(data, _measure_plain_jpeg(data), channels, scale, last_row=top + height)
-    resize_box(pixels, (top // scale, left // scale, height // scale, width // scale), out)
+    height, width = height // scale, width // scale
+    top = min((top + scale // 2) // scale, pixels.shape[0] - height)
+    left = min((left + scale // 2) // scale, pixels.shape[1] - width)
+    resize_box(pixels, (top, left, height, width), out)
 
 
 def resize_box(pixels: Pixels, box: tuple[int, int, int, int], out: Pixels) -> None:

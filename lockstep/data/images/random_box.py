@@ -7,7 +7,6 @@ the same boxes.
 
 from __future__ import annotations
 
-import math
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -19,6 +18,7 @@ from lockstep.data.store import Split
 from lockstep.kernels import random
 
 _RATIO = 3 / 4, 4 / 3
+_LOG = 0.2876820724517809  # of 4 / 3
 _TRIES = 10
 _TERMS = 14  # of the series of exp, enough for float64 where |x| < 0.3
 
@@ -63,20 +63,21 @@ def draw_boxes(ids: Tensor, sizes: Tensor, seed: int, epoch: int, scale: tuple[f
         return low + (high - low) * random.uniform(key, ids).double()
 
     rows, cols = sizes.double().unbind(1)
-    logs = math.log(_RATIO[0]), math.log(_RATIO[1])
     height, width = _widest(rows, cols)
     top, left = ((rows - height) / 2).floor(), ((cols - width) / 2).floor()
     boxes = torch.stack([top, left, height, width], 1)
     found = torch.zeros(len(ids), dtype=torch.bool)
     for turn in range(_TRIES):
         area = rows * cols * draw("area", turn, *scale)
-        ratio = _exp(draw("ratio", turn, *logs))
+        ratio = _exp(draw("ratio", turn, -_LOG, _LOG))
         height, width = (area / ratio).sqrt().round(), (area * ratio).sqrt().round()
         fits = (height > 0) & (height <= rows) & (width > 0) & (width <= cols) & ~found
         top = (draw("top", turn, 0.0, 1.0) * (rows - height + 1)).floor()
         left = (draw("left", turn, 0.0, 1.0) * (cols - width + 1)).floor()
         boxes = torch.where(fits[:, None], torch.stack([top, left, height, width], 1), boxes)
         found |= fits
+        if found.all():
+            break
     return boxes.long()
 
 

@@ -45,9 +45,7 @@ class Images(Protocol):
         """Stop reading ahead."""
 
 
-def place_images(
-    split: Split, order: Tensor, device: torch.device, augment: Augment | None = None
-) -> Images:
+def place_images(split: Split, order: Tensor, device: torch.device, augment: Augment | None = None) -> Images:
     """All images on the device if they fit, else two batches; `order` [steps, samples] is filled later.
 
     With `augment` they are for training.
