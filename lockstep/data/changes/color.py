@@ -32,29 +32,32 @@ def sharpness(images: Tensor, factors: Tensor) -> Tensor:
 def hue(images: Tensor, angles: Tensor) -> Tensor:
     """Turn the hue by angles from 0 to CIRCLE; value and saturation of HSV stay.
 
-    With v the largest channel and d its distance from the smallest, d times the hue is a whole number, so
-    nothing is divided. A channel is v − d · max(min(k, 4 − k, 1), 0), where k is its place on the circle.
+    With v the largest channel and d its distance from the smallest, d times the hue is a whole number, and so
+    is what a channel differs from v by: nothing is divided.
     """
     if images.shape[1] == 1:
         return images
     red, green, blue = images.int().unbind(1)
     value = torch.maximum(torch.maximum(red, green), blue)
     spread = value - torch.minimum(torch.minimum(red, green), blue)
-    second = torch.where(green == value, blue - red + 2 * spread, red - green + 4 * spread)
-    place = torch.where(red == value, green - blue, second) * ONE + spread * angles.int().view(-1, 1, 1)
+    place = _where_negative(green - value, red - green + 4 * spread, blue - red + 2 * spread)
+    place = _where_negative(red - value, place, green - blue)  # from −1 to 5 sextants
+    angles = (angles + 5 * ONE) % CIRCLE - 5 * ONE  # from −5 to below 1, so that one wrap is enough
+    place = place * ONE + spread * angles.int().view(-1, 1, 1)
     sextant = spread * ONE
-    channels = []
-    for start in (5, 3, 1):
-        distance = place + start * sextant
-        distance = _wrap(_wrap(distance, 12 * sextant), 6 * sextant)
-        part = torch.minimum(distance, 4 * sextant - distance).clamp_(min=0)
-        channels.append((value * ONE - torch.minimum(part, sextant) + ONE // 2) >> FACTOR_BITS)
-    return torch.stack(channels, 1).to(torch.uint8)
+    place = _where_negative(place, place + 6 * sextant, place)
+    lost = (
+        2 * sextant - (place - 3 * sextant).abs_(),
+        (place - 2 * sextant).abs_() - sextant,
+        (place - 4 * sextant).abs_() - sextant,
+    )
+    channels = [value * ONE - torch.minimum(part.clamp_(min=0), sextant) for part in lost]
+    return ((torch.stack(channels, 1) + ONE // 2) >> FACTOR_BITS).to(torch.uint8)
 
 
-def _wrap(distance: Tensor, circle: Tensor) -> Tensor:
-    """Bring distances from 0 to twice a circle into the circle."""
-    return torch.where(distance < circle, distance, distance - circle)
+def _where_negative(sign: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+    """Choose by the sign of an int32; `torch.where` takes ten times as long on a CPU."""
+    return no + ((yes - no) & (sign >> 31))
 
 
 def _blend(images: Tensor, base: Tensor, factors: Tensor) -> Tensor:

@@ -14,14 +14,17 @@ from lockstep.data.changes.sample_draw import SampleDraw
 _ORDERS = torch.tensor(list(permutations(range(4))))
 
 
-def color_jitter(images: Tensor, draw: SampleDraw, *most: float) -> Tensor:
-    """Change brightness, contrast and saturation by factors of 1 ± `most`, hue by ± `most` of a circle."""
+def color_jitter(
+    images: Tensor, draw: SampleDraw, brightness: float, contrast: float, saturation: float, hue: float
+) -> Tensor:
+    """Change the first three by factors of 1 ± their number, hue by ± `hue` of a circle, in any order."""
     changes: list[GroupChange] = []
-    for operation, number in zip((tone.brightness, tone.contrast, color.saturation), most[:3], strict=True):
+    factored = ((tone.brightness, brightness), (tone.contrast, contrast), (color.saturation, saturation))
+    for operation, number in factored:
         low, high = round(tone.ONE * max(1 - number, 0)), round(tone.ONE * (1 + number))
         factors = draw.integers(f"color_jitter-{operation.__name__}", low, high)
         changes.append((operation, factors) if number else None)
-    turn = round(color.CIRCLE * most[3])
+    turn = round(color.CIRCLE * hue)
     angles = draw.integers("color_jitter-hue", -turn, turn) % color.CIRCLE
     changes.append((color.hue, angles) if turn else None)
     orders = _ORDERS[draw.integers("color_jitter-order", 0, len(_ORDERS) - 1)]

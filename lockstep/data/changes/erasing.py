@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from lockstep.data.changes.sample_draw import SampleDraw
+from lockstep.kernels.structure import place
 
 _SCALE = (0.02, 0.33)  # share of the image's area
 _RATIO = (0.3, 3.3)  # of height to width, uniform in its logarithm
@@ -19,14 +21,15 @@ _PLACES = 1 << 30  # far more than an image has, so the rest of a division is as
 
 def random_erasing(images: Tensor, draw: SampleDraw, fill: tuple[int, ...], p: float) -> Tensor:
     """Erase a rectangle with probability `p`; the first of ten tries that fits into the image."""
-    top, left, rows, cols = (
-        side.to(images.device)[:, None] for side in _rectangles(draw, p, *images.shape[2:])
-    )
-    y = torch.arange(images.shape[2], device=images.device) - top
-    x = torch.arange(images.shape[3], device=images.device) - left
-    hole = ((y >= 0) & (y < rows))[:, None, :, None] & ((x >= 0) & (x < cols))[:, None, None, :]
-    color = torch.tensor(fill, dtype=torch.uint8).to(images.device).view(-1, 1, 1)
-    return torch.where(hole, color, images)
+    height, width = images.shape[2:]
+    top, left, rows, cols = (side[:, None] for side in _rectangles(draw, p, height, width))
+    y, x = torch.arange(height) - top, torch.arange(width) - left
+    in_rows, in_cols = (y >= 0) & (y < rows), (x >= 0) & (x < cols)
+    parts = in_rows[:, None, :, None], in_cols[:, None, None, :], torch.tensor(fill).view(1, -1, 1, 1)
+    down, across, color = place([part.to(torch.uint8) for part in parts], images.device)
+    hole: Tensor = down * across
+    erased: Tensor = color * hole
+    return images * (1 - hole) + erased
 
 
 def _rectangles(draw: SampleDraw, p: float, height: int, width: int) -> tuple[Tensor, ...]:
@@ -47,9 +50,10 @@ def _rectangles(draw: SampleDraw, p: float, height: int, width: int) -> tuple[Te
     return top, left, rows, cols
 
 
+@cache
 def _ratios() -> Tensor:
     """Ratios of a rectangle's sides, in 1/65536."""
     low, high = (math.log(ratio) for ratio in _RATIO)
-    steps = ((place + 0.5) / _RATIOS for place in range(_RATIOS))
+    steps = ((level + 0.5) / _RATIOS for level in range(_RATIOS))
     fixed = [round(math.exp(low + (high - low) * step) * 65536) for step in steps]
     return torch.tensor(fixed).double() / 65536

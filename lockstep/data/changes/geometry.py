@@ -23,7 +23,7 @@ def affine(images: Tensor, maps: Tensor) -> Tensor:
     near_col, near_row = col.clamp(0, width - 1), row.clamp(0, height - 1)
     inside = (near_col == col) & (near_row == row)
     index = (near_row * width + near_col).flatten(1)[:, None].expand(-1, images.shape[1], -1)
-    return images.flatten(2).gather(2, index).view_as(images) * inside[:, None]
+    return images.flatten(2).gather(2, index).view_as(images) * inside[:, None].to(images.dtype)
 
 
 def shear_x_map(slope: float) -> list[int]:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from lockstep.kernels.structure import place
+
 Operation = Callable[[Tensor, Tensor], Tensor]
 GroupChange = tuple[Operation, Tensor] | None
 _PIECE = 1 << 18  # pixels of a piece on a CPU, so that what an operation makes of them stays in the cache
@@ -21,12 +23,12 @@ def change_groups(images: Tensor, groups: Tensor, changes: Sequence[GroupChange]
     order = groups.argsort(stable=True)
     sizes = groups.bincount(minlength=len(changes)).tolist()
     most = len(images) if images.is_cuda else max(_PIECE // images[0].numel(), 1)
-    changed = images.index_select(0, order.to(device))
+    changed = images.index_select(0, place(order, device))
     for change, part, rows in zip(
         changes, torch.split(changed, sizes), torch.split(order, sizes), strict=True
     ):
         if change is not None and len(rows):
             operation, values = change
             for piece, few in zip(torch.split(part, most), torch.split(rows, most), strict=True):
-                piece.copy_(operation(piece, values[few].to(device)))
-    return changed.index_select(0, order.argsort().to(device))
+                piece.copy_(operation(piece, place(values[few], device)))
+    return changed.index_select(0, place(order.argsort(), device))

@@ -66,8 +66,8 @@ def equalize(images: Tensor, _values: Tensor) -> Tensor:
     num, channels = images.shape[:2]
     cells = torch.arange(num * channels, device=images.device).view(num, channels, 1) * 256
     cells = (images.flatten(2) + cells).flatten()
-    ones = torch.ones(1, dtype=torch.int64, device=images.device).expand_as(cells)
-    counts = cells.new_zeros(num * channels * 256).scatter_add_(0, cells, ones).view(num, channels, 256)
+    counts = cells.new_zeros(num * channels * 256).scatter_add_(0, cells, torch.ones_like(cells))
+    counts = counts.view(num, channels, 256)
     below = counts.cumsum(2) - counts
     lightest = images.flatten(2).amax(2, keepdim=True).long()
     step = below.gather(2, lightest) // 255
