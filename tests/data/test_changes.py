@@ -224,6 +224,7 @@ def test_erasing_fills_one_rectangle_with_the_mean(channels: int) -> None:
     holes = (out != 255).any(1)
     rows, cols = holes.any(2).sum(1), holes.any(1).sum(1)
     assert torch.equal(rows * cols, holes.sum((1, 2)))  # a full rectangle
+    assert rows.max() < 40 and cols.max() < 30
     assert abs(float((rows > 0).double().mean()) - 0.6) < 0.05
     share = (rows * cols)[rows > 0] / 1200
     assert 0.01 < share.min() < 0.04 and 0.28 < share.max() < 0.36
@@ -310,6 +311,13 @@ def test_a_chance_is_met_as_often_as_it_says(p: float, low: float, high: float) 
     images = torch.tensor([200, 100, 50], dtype=torch.uint8).view(1, 3, 1, 1).expand(8000, 3, 2, 2)
     out = make(f"grayscale:{p}").apply(images, torch.arange(8000), EPOCH)
     assert low <= float((out[:, 0] == out[:, 1]).all(-1).all(-1).double().mean()) <= high
+
+
+def test_blur_has_its_probability() -> None:
+    images = make_images(2, 3, 5, 5)[1:].expand(4000, -1, -1, -1)
+    out = make("gaussian_blur:0.3:2:2").apply(images, torch.arange(4000), EPOCH)
+    assert abs(float((out != images).flatten(1).any(1).double().mean()) - 0.3) < 0.03
+    assert len(out.unique(dim=0)) == 2  # with one sigma there is one blur
 
 
 def test_factors_and_sigmas_fill_their_ranges() -> None:

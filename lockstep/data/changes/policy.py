@@ -41,12 +41,12 @@ def _apply_one(images: Tensor, draw: SampleDraw, what: str, bins: Tensor, wide: 
 def _operations(wide: bool, height: int, width: int) -> list[GroupChange]:
     """Each operation with its value for each sign and bin; None is the identity."""
     bins = [*range(_LAST + 1)] * 2
-    signed = [place if half else -place for half in (1, 0) for place in range(_LAST + 1)]
-    slope, degrees, strength, lost_bits = (0.99, 135, 0.99, 6) if wide else (0.3, 30, 0.9, 4)
+    signed = [sign * place for sign in (1, -1) for place in range(_LAST + 1)]
+    steepest, degrees, strength, lost_bits = (0.99, 135, 0.99, 6) if wide else (0.3, 30, 0.9, 4)
     right, down = (32, 32) if wide else (150 / 331 * width, 150 / 331 * height)
-    slopes = [slope * place / _LAST for place in signed]
+    slopes = [steepest * place / _LAST for place in signed]
     factors = torch.tensor([tone.ONE + round(tone.ONE * strength * place / _LAST) for place in signed])
-    nothing = torch.tensor(bins)
+    unused = torch.tensor(bins)
     return [
         None,
         (affine, torch.tensor([shear_x_map(slope) for slope in slopes])),
@@ -60,6 +60,6 @@ def _operations(wide: bool, height: int, width: int) -> list[GroupChange]:
         (color.sharpness, factors),
         (tone.posterize, torch.tensor([8 - round(lost_bits * place / _LAST) for place in bins])),
         (tone.solarize, torch.tensor([-(-255 * (_LAST - place) // _LAST) for place in bins])),
-        (tone.autocontrast, nothing),
-        (tone.equalize, nothing),
+        (tone.autocontrast, unused),
+        (tone.equalize, unused),
     ]
