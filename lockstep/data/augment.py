@@ -1,25 +1,28 @@
-"""Augments a batch: random boxes, flip, crop, cutout, normalization, as functions of seed, epoch and sample.
+"""Augments a batch: random boxes, changes, flip, crop, cutout, normalization, by seed, epoch and sample.
 
-Data pipeline: store → order → augment → loader. A random box is all that is read of an image. Flip and crop
-only move pixels, so one gather over the raw images does both. Normalization then converts them to floats, and
-cutout zeroes a square of the result. Shapes: N images, C channels, H, W pixels.
+Data pipeline: store → order → augment → loader. A random box is all that is read of an image; `changes` then
+work on its bytes. Flip and crop only move pixels, so one gather over the raw images does both. Normalization
+converts them to floats, and cutout zeroes a square of the result. Shapes: N images, C channels, H, W pixels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lockstep.data.changes import Changes
 from lockstep.data.images.random_box import read_random_boxes
-from lockstep.data.store import Split
+from lockstep.data.sample_mix import SampleMix
+from lockstep.data.store import Split, Store
+from lockstep.errors import DataError
 from lockstep.kernels import random
 from lockstep.spec import Run
+from lockstep.spec.augmentation import CHANGES, CROPS, mixes, read_numbers
 
-_AREA = 0.08, 1.0
 _DRAWS = ("crop-row", "crop-col", "flip", "cutout-row", "cutout-col")
 
 
@@ -34,6 +37,8 @@ class Augment:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     box_area: tuple[float, float] | None = None  # least and largest share of an image in a random box
+    changes: Changes | None = None
+    mix: SampleMix | None = None
 
     @classmethod
     def parse(
@@ -44,23 +49,29 @@ class Augment:
         defaults = {"flip": 1, "crop": max(size // 8, 1), "cutout": max(size // 4, 1)}
         area = None
         for item in names:
-            name, *numbers = item.split(":")
-            if name == "random_resized_crop":
-                area = (float(numbers[0]), float(numbers[1])) if len(numbers) > 1 else _AREA
-            else:
-                pixels[name] = int(numbers[0]) if numbers else defaults[name]
-        return cls(seed, bool(pixels["flip"]), pixels["crop"], pixels["cutout"], mean, std, area)
+            name, _, number = item.partition(":")
+            if name in pixels:
+                pixels[name] = int(number) if number else defaults[name]
+            elif name in CROPS:
+                low, high = read_numbers(item)
+                area = low, high
+        moves = bool(pixels["flip"]), pixels["crop"], pixels["cutout"]
+        return cls(seed, *moves, mean, std, area, Changes.parse(names, seed, mean))
 
     @property
     def is_drawn_before(self) -> bool:
         """Whether images change from epoch to epoch already before flip, crop and cutout."""
-        return self.box_area is not None
+        return self.box_area is not None or self.changes is not None
 
     def read(self, split: Split, ids: Tensor, epoch: int) -> tuple[Tensor, Any]:
         """Training images, or random boxes of them, and their targets."""
         if self.box_area is None:
             return split.read(ids)
         return read_random_boxes(split, ids, self.seed, epoch, self.box_area)
+
+    def change(self, images: Tensor, ids: Tensor, epoch: int) -> Tensor:
+        """Change colours, geometry and regions of training images of bytes; `ids` are on the host."""
+        return self.changes.apply(images, ids, epoch) if self.changes else images
 
     def apply(self, images: Tensor, ids: Tensor, epoch: int) -> Tensor:
         """Flip and crop, then normalize, then cut out a batch of training images."""
@@ -121,8 +132,29 @@ class Augment:
         return random.integers(self._key(what, epoch), ids, bound)
 
 
+def check_augment(run: Run, store: Store) -> None:
+    """Refuse augmentations that the images or targets of a data set cannot have."""
+    items = ",".join(run.data.augment)
+    if items and store.has_masks:
+        raise DataError(
+            f"data.augment={items} moves the pixels of an image, and the targets of {store.name} lie on them "
+            "and would stay: leave data.augment empty"
+        )
+    if mixed := mixes(run.data.augment):
+        if not store.classes:
+            raise DataError(f"data.augment={mixed} mixes labels, and the targets of {store.name} are none")
+        if run.train.batch == run.train.lanes:
+            raise DataError(f"data.augment={mixed} needs two samples a lane: raise train.batch")
+    others = [item for item in run.data.augment if item.partition(":")[0] in {**CHANGES, **CROPS}]
+    if others and getattr(store.train, "dtype", torch.uint8) != torch.uint8:
+        raise DataError(
+            f"data.augment={others[0]} works on bytes, and the images of {store.name} are floats: give uint8"
+        )
+
+
 def make_augment(
     run: Run, shape: tuple[int, int, int], mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Augment:
     """The augmentation that a Run asks for, for images of `shape`."""
-    return Augment.parse(run.data.augment, run.seed, min(shape[1:]), mean, std)
+    augment = Augment.parse(run.data.augment, run.seed, min(shape[1:]), mean, std)
+    return replace(augment, mix=SampleMix.parse(run.data.augment, run.seed, shape[1:]))

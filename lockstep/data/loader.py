@@ -89,14 +89,14 @@ class TrainLoader:
         """The steps of one epoch from `first_step` on."""
         steps = range(first_step, len(self))
         if isinstance(self._split, MemorySplit) and not self._augment.is_drawn_before:  # a gather in memory
-            yield from (self._finish(epoch, *self._read(epoch, step)) for step in steps)
+            yield from (self._finish(epoch, step, *self._read(epoch, step)) for step in steps)
             return
         with ThreadPoolExecutor(1, "lockstep-read", self._choose_gpu) as pool:
             ahead: deque[Future[tuple[Tensor, Tensor, Any]]] = deque()
             for step in steps:
                 while len(ahead) <= feeding().ahead and step + len(ahead) < len(self):
                     ahead.append(pool.submit(self._read, epoch, step + len(ahead)))
-                yield self._finish(epoch, *ahead.popleft().result())
+                yield self._finish(epoch, step, *ahead.popleft().result())
 
     def _choose_gpu(self) -> None:
         """Move the prefetch thread from GPU 0 to the worker's GPU, on which a user's data set may compute."""
@@ -108,7 +108,10 @@ class TrainLoader:
         positions = every[self._own.start : self._own.stop].flatten()
         ids = sample_ids(self._augment.seed, epoch, positions, len(self._split))
         if self.needs.images:
-            return ids, *self._augment.read(self._split, ids, epoch)
+            images, targets = self._augment.read(self._split, ids, epoch)
+            if self._device.type == "cpu":  # beside the step
+                images = self._augment.change(images, ids, epoch)
+            return ids, images, targets
         known = getattr(self._split, "labels", None)
         if not self.needs.labels:
             labels: Any = torch.zeros(len(ids), dtype=torch.int64)
@@ -116,12 +119,16 @@ class TrainLoader:
             labels = known[ids] if isinstance(known, Tensor) else self._split.read(ids)[1]
         return ids, torch.zeros(len(ids), 0), labels
 
-    def _finish(self, epoch: int, ids: Tensor, images: Tensor, labels: Any) -> Lanes:
-        images = images.to(self._device)
+    def _finish(self, epoch: int, step: int, ids: Tensor, images: Tensor, labels: Any) -> Lanes:
+        images, labels = images.to(self._device), place(labels, self._device)
         if self.needs.images:
+            if self._device.type != "cpu":
+                images = self._augment.change(images, ids, epoch)
             images = self._augment.apply(images, ids.to(self._device), epoch)
-            images = images.contiguous(memory_format=self._memory_format)
-        return Lanes(images, place(labels, self._device), len(self._own), self._own.start)
+        if mix := self._augment.mix:
+            images, labels = mix.apply(images, labels, epoch, step, self._own)
+        images = images.contiguous(memory_format=self._memory_format)
+        return Lanes(images, labels, len(self._own), self._own.start)
 
 
 def eval_blocks(

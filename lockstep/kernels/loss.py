@@ -13,6 +13,7 @@ from lockstep.kernels.structure import as_float
 from lockstep.spec import Train
 
 Loss = Callable[[Any, Any], Tensor]  # of outputs and targets; for a classifier, of logits and labels
+WHOLE_SHARE = 1024  # of a sample in mixed labels [N, 3]: its label, its partner's, and its share
 
 
 def make_loss(train: Train) -> Loss:
@@ -48,13 +49,30 @@ def squared_error(logits: Tensor, labels: Tensor) -> Tensor:
     return (logits.softmax(1) - target).square().sum(1).mean()
 
 
+def label_loss(loss: Loss, logits: Tensor, labels: Tensor) -> Tensor:
+    """The loss for labels [N]; for mixed ones [N, 3], those of both labels by the lane's share."""
+    if labels.dim() == 1:
+        return loss(logits, labels)
+    own, partner, share = labels.unbind(1)
+    weight = share[0].float() / WHOLE_SHARE
+    return loss(logits, own) * weight + loss(logits, partner) * (1 - weight)
+
+
+def main_labels(labels: Tensor) -> Tensor:
+    """Labels [N], of mixed ones those with the larger share."""
+    if labels.dim() == 1:
+        return labels
+    own, partner, share = labels.unbind(1)
+    return own.where(2 * share >= WHOLE_SHARE, partner)
+
+
 def heads_loss(loss: Loss, outputs: Any, labels: Any, aux_weight: float) -> Tensor:
     """The main head's loss, plus `aux_weight` times the loss of each auxiliary head."""
     if isinstance(loss, WholeLoss):
         return loss(outputs, labels)
     if not isinstance(outputs, tuple):
-        return loss(outputs.float(), labels)
-    total = loss(outputs[0].float(), labels)
+        return label_loss(loss, outputs.float(), labels)
+    total = label_loss(loss, outputs[0].float(), labels)
     for output in outputs[1:]:
-        total = total + aux_weight * loss(output.float(), labels)
+        total = total + aux_weight * label_loss(loss, output.float(), labels)
     return total

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lockstep.comm.tree import LaneTree, subtrees
 from lockstep.data.loader import Lanes
 from lockstep.kernels import random
-from lockstep.kernels.loss import Loss
+from lockstep.kernels.loss import Loss, label_loss
 from lockstep.kernels.numerics import seed_stream
 from lockstep.kernels.stock.batched_conv import batched_conv2d
 from lockstep.kernels.stock.batched_linear import batched_linear
@@ -52,7 +52,7 @@ class BatchedLanes(LaneByLane):
         losses = []
         for lane, (part, labels) in enumerate(pairs, lanes.first):
             seed_stream(part.device, random.key("lane", self._seed, step, lane))  # if the loss draws
-            losses.append(self.loss(part.float(), labels))
+            losses.append(label_loss(self.loss, part.float(), labels))
         grads = self._gradients(losses, early)
         tree = LaneTree()
         for loss in losses:

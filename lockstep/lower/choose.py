@@ -24,6 +24,7 @@ from lockstep.lower.batched import BatchedLanes, chain_of, same_bits
 from lockstep.lower.lane_by_lane import LaneByLane
 from lockstep.lower.program import DeviceLowering
 from lockstep.spec import Run
+from lockstep.spec.augmentation import mixes
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,8 @@ def explain_stock(run: Run, loss: Loss, device: torch.device) -> str:
     """What to choose where `auto` found only stock kernels on a GPU; empty where nothing is faster."""
     if device.type != "cuda" or run.kernels.set != "auto" or not isinstance(loss, CrossEntropy):
         return ""
+    if mixed := mixes(run.data.augment):
+        return f"data.augment={mixed} runs lane by lane with stock kernels here: without it, far faster"
     faster = {
         "fp32": "train.precision=bf16, or tf32 for a chain of small layers, takes all lanes at once: far "
         "faster, and another run",
@@ -134,6 +137,8 @@ def _find_lowering(
         raise ModelError(f"its kernels do not run on {device.type}")
     if not isinstance(loss, CrossEntropy):
         raise ModelError("it has no loss but cross_entropy")
+    if mixed := mixes(run.data.augment):
+        raise ModelError(f"its loss takes no mixed labels, as of data.augment={mixed}")
     kernel_set = import_module(f"lockstep.lower.{kernels}")  # a folder for each
     found: DeviceLowering = kernel_set.find_lowering(run, model, shape, device, trains)
     return found

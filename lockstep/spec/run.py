@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep.errors import SpecError, unknown
+from lockstep.spec.augmentation import check_item
 from lockstep.spec.field import accept_number, check_fields
 from lockstep.spec.learning_rate import CURVES, find_rate
 from lockstep.spec.optimizer_rule import RULES
@@ -22,7 +23,6 @@ LOSSES = ("cross_entropy", "squared_error")
 KERNEL_SETS = ("auto", "stock", "fused", "compiled")
 _WHILE_TRAINING = 3  # checkpoints that are kept: if the newest is damaged, there are others
 _MOST_CELLS = 64  # of a grid
-AUGMENTATIONS = ("flip", "crop", "cutout")
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,7 @@ class Data:
     def __post_init__(self) -> None:
         check_fields(self, "data")
         for item in self.augment:
-            name, _, pixels = item.partition(":")
-            if name == "random_resized_crop":
-                continue
-            if name not in AUGMENTATIONS:
-                raise SpecError(f"data.augment: {unknown('augmentation', name, AUGMENTATIONS)}")
-            if pixels and not (name != "flip" and pixels.isdecimal() and 0 < int(pixels) < 10_000):
-                raise SpecError(f"data.augment: '{item}' must be like crop:4 or cutout:8, in pixels")
+            check_item(item)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import nn
 
 from lockstep.comm.group import Group
 from lockstep.data import Store, open_data
-from lockstep.data.augment import Augment, make_augment
+from lockstep.data.augment import Augment, check_augment, make_augment
 from lockstep.data.loader import Lanes
 from lockstep.data.map_style import from_map_style
 from lockstep.errors import DataError, ModelError
@@ -167,11 +167,7 @@ def set_up(
             f"train.batch={run.train.batch} is more than the {len(store.train)} training images of "
             f"{store.name}: lower train.batch"
         )
-    if store.has_masks and run.data.augment:
-        raise DataError(
-            f"data.augment={','.join(run.data.augment)} moves the pixels of an image, and the targets of "
-            f"{store.name} lie on them and would stay: leave data.augment empty"
-        )
+    check_augment(run, store)
     source: dict[str, Any] = {}
     notices = list(store.notices)
     if model is None:

@@ -17,7 +17,7 @@ from lockstep.comm.mesh import Mesh
 from lockstep.comm.reducer import BUCKET_MB
 from lockstep.data.loader import Lanes
 from lockstep.errors import NumericsError
-from lockstep.kernels.loss import WholeLoss
+from lockstep.kernels.loss import WholeLoss, main_labels
 from lockstep.kernels.numerics import check_allocations, failed_allocations
 from lockstep.lanes.step_reduction import Buckets, Means, StepReduction, read_finite
 from lockstep.lower.lane_by_lane import LaneByLane, OnGradient
@@ -93,7 +93,7 @@ class Step:
             if not isinstance(self._lowered.loss, WholeLoss):
                 labels = lanes.labels[seen : seen + len(output.logits)]
                 seen += len(labels)
-                correct = (output.logits.argmax(1) == labels).sum().float()
+                correct = (output.logits.argmax(1) == main_labels(labels)).sum().float()
             if audit:
                 audit.watch(self._state.step, lane, output)
             lane += 1 << output.height

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from functools import partial
 from typing import Protocol
@@ -123,14 +124,22 @@ class PrefetchedImages:
         """Provide the images of a step that is about to be started."""
         batch, half = self._wait(step), step % 2
         self._read()
+        ids = self._ids[step]
         if self._side:
             self._side.wait_for_copy(half)
         for tensor, pinned in zip(batch, self._parts(self._pinned[half]), strict=True):
             pinned.copy_(tensor)
         if self._side:
-            self._side.copy(half, self._there, self._pinned)
+            self._side.copy(half, self._there, self._pinned, partial(self._change, half, ids))
         else:
             self._there[half].copy_(self._pinned[half])
+            self._change(half, ids)
+
+    def _change(self, half: int, ids: Tensor) -> None:
+        """Change colours, geometry and regions of a batch that lies on the device."""
+        if self._augment and self._augment.changes:
+            images = self._parts(self._there[half])[0]
+            images.copy_(self._augment.change(images, ids, self._epoch))
 
     def _wait(self, step: int) -> _Batch:
         """The batch that was read ahead; on a GPU only the GPU's idle time counts as waiting."""
@@ -196,13 +205,14 @@ class _Side:
         """Block the host until the pinned buffer may be written again."""
         self._copied[half].synchronize()
 
-    def copy(self, half: int, there: Tensor, pinned: Tensor) -> None:
-        """Send a batch once the step that last used its buffer is done; make the next step wait for it."""
+    def copy(self, half: int, there: Tensor, pinned: Tensor, change: Callable[[], None]) -> None:
+        """Send and change a batch once the step that last used its buffer is done; the next one waits."""
         self._stream.wait_event(self._used)  # recorded after the last step that used this buffer
         with torch.cuda.stream(self._stream):
             there[half].copy_(pinned[half], non_blocking=True)
             self._copied[half].record(self._stream)
+            change()
         current = torch.cuda.current_stream(self._device)
         self._used.record(current)
-        current.wait_event(self._copied[half])
+        current.wait_stream(self._stream)
         self._begun[half].record(current)
