@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from lockstep.spec import Run
 _PERIOD = 65537  # values after which a large tensor repeats them; a prime, so that no two rows are alike
 _MOST_WORK = 2 << 30  # multiplications of a forward pass: well below a second on one core
 _BF16_COST = 16  # times as much as fp32, on a CPU without bf16 of its own
+_FEW = 4096  # values: more are drawn for a whole period, which serves tensors of all sizes
 _FEWEST = 2  # samples: a batch norm after a global pooling needs two
 
 
@@ -80,9 +81,15 @@ def fixed_weights(model: nn.Module) -> Iterator[None]:
 def fixed_values(name: str, like: Tensor) -> Tensor:
     """Fixed values in [−1, 1) of the shape of `like`."""
     count = like.numel()
-    counter = torch.arange(min(count, _PERIOD), device=like.device)
-    values = random.symmetric(random.key("together", name), counter)
-    return values.repeat(-(-count // _PERIOD))[:count].view(like.shape)
+    values = _draw_values(name, _PERIOD if count > _FEW else count, like.device)
+    return values.repeat(-(-count // max(len(values), 1)))[:count].view(like.shape)
+
+
+@lru_cache(maxsize=64)
+def _draw_values(name: str, count: int, device: torch.device) -> Tensor:
+    """The first values for tensors of a name; probes ask for the same ones many times."""
+    counter = torch.arange(count, device=device)
+    return random.symmetric(random.key("together", name), counter)
 
 
 def fixed_samples(model: nn.Module, image: Tensor, lane_size: int, bf16: bool) -> int:

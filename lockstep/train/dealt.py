@@ -215,7 +215,7 @@ def _split(setup: Setup, plan: Plan, bucket_mb: float, world: Group) -> Dealt:
     train, images = setup.run.train, fixed_images(setup.run, setup.store.shape, setup.device)
     if plan.splits_layers and not setup.lowering:
         axes = Axes(train.bands, train.slices, mesh.channel, mesh.spatial)
-        dealt.split = split_model(setup.model, axes, images, setup.bf16)
+        dealt.split = split_model(setup.model, axes, images, setup.bf16, setup.grid)
     if plan.layers:
         check_slices(plan, plan.data, setup.run)
         assert setup.grid

@@ -16,11 +16,17 @@ from lockstep.parallel.split.probes.plan_probe import PlanProbe, compute_layers
 from lockstep.parallel.split.split_graph import SplitGraph
 
 
-def split_model(model: nn.Module, axes: Axes, images: Tensor, half: bool) -> SplitGraph:
-    """The calls of a model in training mode, dealt out; `images` are shaped as a lane. A collective."""
+def split_model(
+    model: nn.Module, axes: Axes, images: Tensor, half: bool, alone: SplitGraph | None = None
+) -> SplitGraph:
+    """The calls of a model in training mode, dealt out; `images` are shaped as a lane. A collective.
+
+    `alone` is the same by one worker, if that is known already.
+    """
     model.train()
     with buffers_kept(model):
-        alone = SplitGraph(model, axes.alone(), images, CellProbe(half, images.device).check, half)
+        if alone is None:
+            alone = SplitGraph(model, axes.alone(), images, CellProbe(half, images.device).check, half)
         if axes.is_one_worker:
             return alone
         with torch.enable_grad():
