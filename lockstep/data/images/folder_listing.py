@@ -6,10 +6,13 @@ train, or only `DIR/CLASS/*`, a hash of each file name decides whether it is hel
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from lockstep.data.images.image_file import SUFFIXES, ImageFile
@@ -28,7 +31,7 @@ class Listing:
     files: dict[str, list[ImageFile]] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
 
-    @property
+    @cached_property
     def classes(self) -> tuple[str, ...]:
         return tuple(sorted({file.label for file in self.files["train"]}))
 
@@ -126,32 +129,47 @@ def list_files(root: Path, left_out: Counter[str]) -> list[ImageFile]:
     if not classes:
         raise DataError(f"{root}: holds no class folders: expected {root}/CLASS/*.png or *.jpg")
     files: list[ImageFile] = []
-    for path in classes:
-        found = list(_images_in(path, str(root), left_out))
-        if not found:
-            raise DataError(f"{path}: class folder without images (.png, .jpg, .jpeg): fill or remove it")
-        files += sorted(found)
+    with _without_collection():
+        for path in classes:
+            found = sorted(_images_in(path, str(root), left_out))
+            if not found:
+                raise DataError(f"{path}: class folder without images (.png, .jpg, .jpeg): fill or remove it")
+            files += found
     return files
 
 
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Python's garbage collector would look at a million files again and again, and find nothing."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
 def _images_in(path: Path, root: str, left_out: Counter[str]) -> Iterator[ImageFile]:
-    """The images of a class folder."""
+    """The images of a class folder; there may be millions, so every call counts."""
+    label = path.name
     with os.scandir(path) as entries:
         for entry in entries:
-            suffix = os.path.splitext(entry.name)[1].lower()  # noqa: PTH122  (there may be millions)
-            if suffix not in SUFFIXES:
-                if not entry.name.startswith("."):
-                    left_out["folder" if entry.is_dir() else suffix or "without suffix"] += 1
+            if entry.name.startswith("."):
                 continue
-            name = f"{path.name}/{entry.name}"
+            if not entry.name.lower().endswith(SUFFIXES):
+                kind = "folder" if entry.is_dir() else Path(entry.name).suffix.lower() or "without suffix"
+                left_out[kind] += 1
+                continue
+            name = f"{label}/{entry.name}"
             if not (name.isascii() or _is_utf8(name)):
                 raise DataError(f"{root}: the name {name!a} is not UTF-8: rename it")
             try:
                 status = entry.stat()
             except OSError:  # a link to nowhere, found when its header is read
-                yield ImageFile(root, name, 0, 0)
+                yield ImageFile(root, name, label, 0, 0)
             else:
-                yield ImageFile(root, name, status.st_size, status.st_mtime_ns)
+                yield ImageFile(root, name, label, status.st_size, status.st_mtime_ns)
 
 
 def _is_utf8(name: str) -> bool:

@@ -29,16 +29,13 @@ class ImageFile(NamedTuple):
 
     root: str
     name: str
+    label: str
     num_bytes: int
     changed_ns: int
 
     @property
     def path(self) -> Path:
         return Path(self.root, self.name)
-
-    @property
-    def label(self) -> str:
-        return self.name.partition("/")[0]
 
 
 class FileSource:
