@@ -1,4 +1,4 @@
-"""`lockstep data`: downloads a published data set, prints what a data set holds, or checks its files."""
+"""`lockstep data`: downloads a published data set, shows what a data set holds, or checks its files."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.cli.flag import add_json
+from lockstep.cli.show import add_show
 from lockstep.data.catalog import data_names
 from lockstep.errors import SpecError
 from lockstep.spec import Run
@@ -24,8 +25,8 @@ _WORDS = {"train": "training", "val": "validation", "test": "test"}
 
 def add_parser(verbs: Verbs) -> None:
     """Add the verb, its actions and their flags."""
-    parser = verbs.add_parser("data", help="fetch data sets, say what is there, or check it")
-    actions = parser.add_subparsers(dest="action", metavar="get|info|check", required=True)
+    parser = verbs.add_parser("data", help="fetch data sets, show what is there, or check it")
+    actions = parser.add_subparsers(dest="action", metavar="get|show|info|check", required=True)
     get = actions.add_parser("get", help="fetch a published data set, with checksum and resume")
     get.add_argument("name", metavar="NAME", help=_names(fetchable=True))
     get.add_argument("--dir", type=Path, metavar="DIR", help="default: data/NAME")
@@ -33,6 +34,7 @@ def add_parser(verbs: Verbs) -> None:
         "--mirror", metavar="URL", help="a folder that holds the same files: http, https or file"
     )
     get.set_defaults(handler=get_data)
+    add_show(actions)
     for name, text, handler in (
         ("info", "what a data set holds", show_info),
         ("check", "read all of a data set; exit code 1 if a file is bad", check_files),
