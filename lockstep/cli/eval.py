@@ -7,12 +7,19 @@ import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from lockstep.cli.flag import add_device, add_eval_workers, add_json, add_trained_run, eval_launch
+from lockstep.cli.flag import (
+    add_device,
+    add_eval_workers,
+    add_json,
+    add_trained_run,
+    check_new_file,
+    eval_launch,
+)
 from lockstep.cli.launch import start_users
 from lockstep.cli.trained_run import joined_run, open_part, open_run
-from lockstep.errors import DataError
+from lockstep.errors import BadInput, DataError
 
 if TYPE_CHECKING:
     from lockstep.data import Split
@@ -38,6 +45,14 @@ def add_parser(verbs: Verbs) -> None:
         metavar="DIR",
         help="evaluate on other images: DIR, or its val/ and test/, has a folder for each class of the run",
     )
+    parser.add_argument(
+        "--by-class",
+        action="store_true",
+        help="also top-5 accuracy, and of each class its accuracy and what it is most often taken for",
+    )
+    parser.add_argument(
+        "--confusion", type=Path, metavar="FILE.png", help="also draw which classes are taken for which"
+    )
     add_json(parser)
     add_eval_workers(parser)
     parser.set_defaults(handler=evaluate)
@@ -45,7 +60,11 @@ def add_parser(verbs: Verbs) -> None:
 
 def evaluate(options: argparse.Namespace) -> int:
     """Evaluate, alone or as one of several workers, and print loss and accuracy."""
+    if options.confusion:
+        check_new_file(options.confusion, "--confusion")
     launch = start_users(eval_launch(options))
+    if launch.world and (options.by_class or options.confusion):
+        raise BadInput("--by-class and --confusion are for one process: leave --workers and --plan out")
     opens = _open_other if options.other_data else _open_own
     if launch.world:
         with joined_run(launch, partial(open_part, options)) as joined:
@@ -58,11 +77,30 @@ def evaluate(options: argparse.Namespace) -> int:
 
     trained = open_run(options, options.device)
     name, split = opens(trained, options)
-    _tell(trained, name, evaluate_trained(trained, split), options)
+    result = evaluate_trained(trained, split)
+    if not (options.by_class or options.confusion):
+        _tell(trained, name, result, options)
+        return 0
+    from lockstep.train.evaluation.confusion import count_confusions
+
+    found = count_confusions(trained, split)
+    rows = found.rows(trained.classes)
+    _tell(trained, name, result, options, {"top5_accuracy": found.in_top5 / found.samples, "classes": rows})
+    if options.confusion:
+        from lockstep.report.confusion_picture import draw_confusion
+
+        title = f"{trained.directory.name}, {name}: {found.samples:,} images"
+        draw_confusion(found.counts.numpy(), trained.classes, title, options.confusion)
     return 0
 
 
-def _tell(trained: Trained, name: str, result: Evaluation, options: argparse.Namespace) -> None:
+def _tell(
+    trained: Trained,
+    name: str,
+    result: Evaluation,
+    options: argparse.Namespace,
+    more: dict[str, Any] | None = None,
+) -> None:
     row = {
         "run": str(trained.directory),
         "step": trained.step,
@@ -74,7 +112,7 @@ def _tell(trained: Trained, name: str, result: Evaluation, options: argparse.Nam
         "samples": result.samples,
     }
     if options.json:
-        print(json.dumps(row))
+        print(json.dumps({**row, **(more or {})}))
     else:
         assert result.accuracy is not None, "a model by name is a classifier"
         what = f"accuracy on other data, {name}:" if options.other_data else f"{name} accuracy"
@@ -82,6 +120,18 @@ def _tell(trained: Trained, name: str, result: Evaluation, options: argparse.Nam
             f"{trained.directory} step {trained.step}: {what} {100 * result.accuracy:.2f} % "
             f"({result.correct:,} of {result.samples:,}), loss {result.loss:.4f}"
         )
+        if more:
+            _print_classes(more)
+
+
+def _print_classes(more: dict[str, Any]) -> None:
+    """The top-5 accuracy and a line for each class, the worst first."""
+    print(f"top-5 accuracy {100 * more['top5_accuracy']:.2f} %")
+    width = max(len(row["class"]) for row in more["classes"])
+    for row in sorted(more["classes"], key=lambda row: 1.0 if row["accuracy"] is None else row["accuracy"]):
+        share = "     –" if row["accuracy"] is None else f"{100 * row['accuracy']:5.1f} %"
+        mistaken = f", most often taken for {row['mistaken_for']}" if row["mistaken_for"] else ""
+        print(f"  {row['class']:{width}}  {share} of {row['samples']:,}{mistaken}")
 
 
 def _open_own(trained: Trained, options: argparse.Namespace) -> tuple[str, Split]:

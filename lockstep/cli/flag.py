@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from lockstep.errors import BadInput
 from lockstep.spec.launch import BACKENDS, DEVICES, Launch
 from lockstep.spec.plan import read_plan
 
@@ -181,6 +182,14 @@ def add_trained_run(parser: argparse.ArgumentParser) -> None:
         "--checkpoint", default="last", metavar="last|best|PATH", help="which weights; default: last"
     )
     add_runs_dir(parser)
+
+
+def check_new_file(path: Path, flag: str) -> None:
+    """Refuse a file to write that is there already, or whose folder is not."""
+    if path.exists():
+        raise BadInput(f"{flag} {path}: there is such a file: remove it, or name another")
+    if not path.parent.is_dir():
+        raise BadInput(f"{flag} {path}: there is no folder {path.parent}")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

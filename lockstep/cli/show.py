@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.cli.flag import add_run_keys
+from lockstep.cli.flag import add_run_keys, check_new_file
 from lockstep.cli.train import named_file, resolve
 from lockstep.errors import BadInput
 from lockstep.spec import Launch
@@ -47,10 +47,7 @@ def show_images(options: argparse.Namespace) -> int:
     """Read the images, draw them, and say where they are."""
     if options.epoch < 0 or not 1 <= options.images <= 1024:
         raise BadInput("--epoch counts from 0, and --images is from 1 to 1024")
-    if options.output.exists():
-        raise BadInput(f"--output {options.output}: there is such a file: remove it, or name another")
-    if not options.output.parent.is_dir():
-        raise BadInput(f"--output {options.output}: there is no folder {options.output.parent}")
+    check_new_file(options.output, "--output")
     run, _ = resolve(options, Launch())
     from itertools import islice
 
