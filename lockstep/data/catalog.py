@@ -74,7 +74,7 @@ def find_files(name: str, dir: Path | None) -> Path | None:
 def open_store(name: str, dir: Path | None, options: Mapping[str, Any]) -> Store:
     """Open a data set by name; its files lie in `dir`, by default in data/NAME below the current folder."""
     found = _find(name)
-    checked = _check_options(name, found.options, options)
+    checked = _check_options(found.options, options)
     if found.generate is not None:
         return found.generate(checked)
     assert found.read is not None, "a data set is generated or read"
@@ -89,7 +89,7 @@ def open_data(run: Run) -> Store:
 def check_data(run: Run, on_progress: Count) -> list[str]:
     """Read a Run's whole data set, and return a line for each bad file."""
     found = _find(run.data.name)
-    options = _check_options(found.name, found.options, run.data.options)
+    options = _check_options(found.options, run.data.options)
     if found.read is None:
         return []  # a generated data set has no files
     folder = _find_folder(found, Path(run.data.dir) if run.data.dir else None)
@@ -109,13 +109,12 @@ def _find(name: str) -> DataSet:
     return next(each for each in sets if each.name == name)
 
 
-def _check_options(name: str, kind: type, options: Mapping[str, Any]) -> Any:
+def _check_options(kind: type, options: Mapping[str, Any]) -> Any:
     """Make the options' dataclass; refuse unknown keys, and values of another type than the default's."""
     defaults = {field.name: field.default for field in fields(kind)}
     for option, value in options.items():
         if option not in defaults:
-            own = unknown("key", option, [*_KEYS, *defaults])
-            raise DataError(f"data.{option}: {own}{'' if defaults else f'; {name} has none of its own'}")
+            raise DataError(f"data.{option}: {unknown('key', option, [*_KEYS, *defaults])}")
         wanted = type(defaults[option])
         allowed = (int, float) if wanted is float else (wanted,)
         if isinstance(value, bool) or not isinstance(value, allowed):

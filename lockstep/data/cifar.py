@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lockstep.data.data_set import DataSet, find_place
 from lockstep.data.fetch import Archive, Published
+from lockstep.data.hold_out import HoldOut
 from lockstep.data.store import MemorySplit, Store, check_labels, content_sha256
 from lockstep.errors import DataError
 
@@ -103,7 +104,8 @@ def _read_batch(path: Path) -> tuple[Tensor, Tensor]:
 DATA_SETS = (
     DataSet(
         "cifar10",
-        read=lambda _, folder: open_cifar10(folder),
+        options=HoldOut,
+        read=lambda options, folder: options.apply(open_cifar10(folder)),
         find=_look_for,
         published=Published(
             "https://www.cs.toronto.edu/~kriz/",

@@ -18,16 +18,11 @@ Count = Callable[[int, int], None]  # (done, total)
 
 
 @dataclass(frozen=True)
-class NoOptions:
-    """The options of a data set that has none."""
-
-
-@dataclass(frozen=True)
 class DataSet:
     """One data set; it has either `generate` or `read`, which reads it from a folder."""
 
     name: str
-    options: type = NoOptions
+    options: type  # a dataclass of what a user may set under `data.`
     generate: Callable[[Any], Store] | None = None  # from its options
     read: Callable[[Any, Path], Store] | None = None
     find: Callable[[Path], Path | None] | None = None  # finds its files at or below a folder

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lockstep.data.data_set import DataSet, find_place
 from lockstep.data.fetch import Archive, Published
+from lockstep.data.hold_out import HoldOut
 from lockstep.data.store import MemorySplit, Store, check_labels, content_sha256
 from lockstep.errors import DataError
 
@@ -188,7 +189,8 @@ def _define(kind: Idx, base: str, *md5: str) -> DataSet:
     names = [f"{part}-{what}-ubyte.gz" for part in _PARTS.values() for what in _NUM_DIMS]
     return DataSet(
         kind.name,
-        read=lambda _, folder: open_idx(kind, folder),
+        options=HoldOut,
+        read=lambda options, folder: options.apply(open_idx(kind, folder)),
         find=partial(_look_for, kind),
         published=Published(base, tuple(map(Archive, names, md5))),
         files=f"where the {kind.name} files are",

@@ -20,7 +20,7 @@ from lockstep.errors import DataError
 def test_names_and_options() -> None:
     assert data_names() == ("shapes", "mnist", "fashion", "cifar10", "folder")
     assert data_options("shapes") == ("size", "channels", "classes", "num_train", "num_test", "seed")
-    assert data_options("mnist") == ()
+    assert data_options("mnist") == ("val_fraction", "seed")
     assert data_names(fetchable=True) == tuple(name for name in data_names() if _find(name).published)
 
 
@@ -40,7 +40,7 @@ def test_options_reach_the_set() -> None:
     [
         ("shape", {}, "unknown data set 'shape': did you mean 'shapes'"),
         ("shapes", {"clases": 3}, "data.clases: unknown key 'clases': did you mean 'classes'"),
-        ("mnist", {"size": 3}, "data.size: unknown key 'size': choose .*; mnist has none of its own"),
+        ("mnist", {"size": 3}, "data.size: unknown key 'size': .*choose from augment, dir, name, seed"),
         ("shapes", {"size": "big"}, "data.size='big': must be an int, not a str; the default is 28"),
         ("shapes", {"size": 28.5}, "data.size=28.5: must be an int, not a float"),
         ("shapes", {"seed": True}, "data.seed=True: must be an int, not a bool"),
