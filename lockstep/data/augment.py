@@ -22,6 +22,7 @@ from lockstep.errors import DataError
 from lockstep.kernels import random
 from lockstep.spec import Run
 from lockstep.spec.augmentation import CHANGES, CROPS, mixes, read_numbers
+from lockstep.spec.sample_order import find_block
 
 _DRAWS = ("crop-row", "crop-col", "flip", "cutout-row", "cutout-col")
 
@@ -39,6 +40,7 @@ class Augment:
     box_area: tuple[float, float] | None = None  # least and largest share of an image in a random box
     changes: Changes | None = None
     mix: SampleMix | None = None
+    block: int = 0  # neighbours that are shuffled together: see `sample_ids`
 
     @classmethod
     def parse(
@@ -157,4 +159,5 @@ def make_augment(
 ) -> Augment:
     """The augmentation that a Run asks for, for images of `shape`."""
     augment = Augment.parse(run.data.augment, run.seed, min(shape[1:]), mean, std)
-    return replace(augment, mix=SampleMix.parse(run.data.augment, run.seed, shape[1:]))
+    mix = SampleMix.parse(run.data.augment, run.seed, shape[1:])
+    return replace(augment, mix=mix, block=find_block(run.data.order))

@@ -106,7 +106,7 @@ class TrainLoader:
     def _read(self, epoch: int, step: int) -> tuple[Tensor, Tensor, Any]:
         every = lane_positions(step, self._batch, self._lanes)
         positions = every[self._own.start : self._own.stop].flatten()
-        ids = sample_ids(self._augment.seed, epoch, positions, len(self._split))
+        ids = sample_ids(self._augment.seed, epoch, positions, len(self._split), self._augment.block)
         if self.needs.images:
             images, targets = self._augment.read(self._split, ids, epoch)
             if self._device.type == "cpu":  # beside the step

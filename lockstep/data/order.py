@@ -7,23 +7,54 @@ a shuffled list, and the cursor of a run is two integers.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from lockstep.kernels import random
 
 _ROUNDS = 6
+_WINDOW = 16  # blocks that are read at about the same time
 
 
-def sample_ids(seed: int, epoch: int, positions: Tensor, length: int) -> Tensor:
-    """The sample id at each position of `epoch`, for a set of `length` samples."""
-    half_bits, keys = half_width(length), order_keys(seed, epoch)
+def sample_ids(seed: int, epoch: int, positions: Tensor, length: int, block: int = 0) -> Tensor:
+    """The sample id at each position of `epoch`, for a set of `length` samples.
+
+    With `block`, samples are shuffled by blocks of so many neighbours, and then within windows of blocks.
+    """
+    keys = order_keys(seed, epoch)
+    if not block:
+        return _shuffle(positions, length, keys)
+    ids = _shuffle_blocks(positions, length, block, keys)
+    while len(outside := torch.nonzero(ids >= length).flatten()):  # the last block may be short
+        ids[outside] = _shuffle_blocks(ids[outside], length, block, keys)
+    return ids
+
+
+def _shuffle(
+    positions: Tensor, length: int | Tensor, keys: list[int] | list[Tensor], most: int = 0
+) -> Tensor:
+    """A permutation of 0 to `length` - 1, at some positions; each may have a length, up to `most`."""
+    half_bits = half_width(most or int(length))
     ids = _permute(positions, half_bits, keys)
     outside = torch.nonzero(ids >= length).flatten()
     while len(outside):  # cycle walking: apply the permutation again until it lands inside
-        ids[outside] = _permute(ids[outside], half_bits, keys)
-        outside = outside[ids[outside] >= length]
+        some: Any = [key[outside] if isinstance(key, Tensor) else key for key in keys]
+        ids[outside] = _permute(ids[outside], half_bits, some)
+        lengths = length[outside] if isinstance(length, Tensor) else length
+        outside = outside[ids[outside] >= lengths]
     return ids
+
+
+def _shuffle_blocks(positions: Tensor, length: int, block: int, keys: list[int]) -> Tensor:
+    """The same by blocks: a permutation of whole blocks, of which the last may reach past the end."""
+    blocks, window = -(-length // block), _WINDOW * block
+    number = positions // window
+    size = (blocks * block - number * window).clamp(max=window)  # the last window may be short
+    of_window = [random.bits(key, number) for key in keys]
+    slot = number * window + _shuffle(positions % window, size, of_window, window)
+    return _shuffle(slot // block, blocks, keys) * block + slot % block
 
 
 def half_width(length: int) -> int:
@@ -36,7 +67,7 @@ def order_keys(seed: int, epoch: int) -> list[int]:
     return [random.key("order", seed, epoch, turn) for turn in range(_ROUNDS)]
 
 
-def _permute(x: Tensor, half_bits: int, keys: list[int]) -> Tensor:
+def _permute(x: Tensor, half_bits: int, keys: list[int] | list[Tensor]) -> Tensor:
     mask = (1 << half_bits) - 1
     left, right = x >> half_bits, x & mask
     for key in keys:

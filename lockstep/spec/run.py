@@ -14,6 +14,7 @@ from lockstep.spec.augmentation import check_item
 from lockstep.spec.field import accept_number, check_fields
 from lockstep.spec.learning_rate import CURVES, find_rate
 from lockstep.spec.optimizer_rule import RULES
+from lockstep.spec.sample_order import find_block
 
 OPTIMIZERS: dict[str, Mapping[str, float]] = {name: rule.keys for name, rule in RULES.items()}
 SCHEDULES: dict[str, Mapping[str, float]] = {name: curve.keys for name, curve in CURVES.items()}
@@ -45,11 +46,13 @@ class Data:
     dir: str | None = None
     augment: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
+    order: str = "shuffled"  # or blocks:N: blocks of N neighbours, then within windows of 16 blocks
 
     def __post_init__(self) -> None:
         check_fields(self, "data")
         for item in self.augment:
             check_item(item)
+        find_block(self.order)
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,11 @@ def test_options_reach_the_set() -> None:
     [
         ("shape", {}, "unknown data set 'shape': did you mean 'shapes'"),
         ("shapes", {"clases": 3}, "data.clases: unknown key 'clases': did you mean 'classes'"),
-        ("mnist", {"size": 3}, "data.size: unknown key 'size': .*choose from augment, dir, name, seed"),
+        (
+            "mnist",
+            {"size": 3},
+            "data.size: unknown key 'size': .*choose from augment, dir, name, order",
+        ),
         ("shapes", {"size": "big"}, "data.size='big': must be an int, not a str; the default is 28"),
         ("shapes", {"size": 28.5}, "data.size=28.5: must be an int, not a float"),
         ("shapes", {"seed": True}, "data.seed=True: must be an int, not a bool"),

@@ -4,6 +4,8 @@ import itertools
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lockstep.data.order import lane_positions, sample_ids
 
@@ -59,3 +61,22 @@ def test_sample_j_of_a_batch_is_in_lane_j_mod_v(batch: int, lanes: int) -> None:
     assert tuple(table.shape) == (lanes, batch // lanes)
     for j in range(batch):
         assert int(table[j % lanes, j // lanes]) == 3 * batch + j
+
+
+@given(st.integers(1, 3000), st.integers(1, 40), st.integers(0, 5))
+def test_blocks_are_a_permutation_of_neighbours(length: int, block: int, epoch: int) -> None:
+    ids = sample_ids(3, epoch, torch.arange(length), length, block)
+    assert sorted(ids.tolist()) == list(range(length))
+    part = torch.arange(length // 3, length // 2 + 1)
+    assert sample_ids(3, epoch, part, length, block).equal(ids[part])
+
+
+def test_a_window_reads_whole_blocks() -> None:
+    length, block = 64_000, 100
+    ids = sample_ids(0, 0, torch.arange(length), length, block)
+    for window in ids.view(-1, 16 * block):
+        assert len((window // block).unique()) == 16 and not window.sort().values.equal(window)
+    blocks = (ids.view(-1, 16 * block) // block).float().mean(1)  # of all parts of the set
+    assert blocks.std() < 150
+    other = sample_ids(0, 1, torch.arange(length), length, block)
+    assert (other != ids).float().mean() > 0.99

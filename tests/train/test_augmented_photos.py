@@ -12,7 +12,14 @@ ITEMS = (
     "random_resized_crop:0.3:1,rand_augment:1:9,trivial_augment,color_jitter,grayscale,gaussian_blur:0.3,"
     "random_erasing,flip,crop,cutout,mixup,cutmix"
 )
-KEYS = ("train.epochs=2", "train.batch=8", "train.lanes=4", "data.size=16", "checkpoint.every_steps=1")
+KEYS = (
+    "train.epochs=2",
+    "train.batch=8",
+    "train.lanes=4",
+    "data.size=16",
+    "checkpoint.every_steps=1",
+    "data.order=blocks:3",
+)
 pytestmark = pytest.mark.gloo
 
 

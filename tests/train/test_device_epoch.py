@@ -146,7 +146,7 @@ def test_images_that_do_not_fit_are_fed_two_batches_in_turn(tmp_path, monkeypatc
 
 def test_random_boxes_and_changed_colours_are_those_of_the_host(tmp_path):
     drawn = "data.augment=random_resized_crop:0.5:1,rand_augment,random_erasing,flip,crop:1"
-    keys, given = (drawn, "train.epochs=2", TWO_STEPS), {"model": small}
+    keys, given = (drawn, "train.epochs=2", TWO_STEPS, "data.order=blocks:2"), {"model": small}
     whole, _ = through_host(tmp_path, *keys, **given, launch={"name": "whole"})
     fed, _ = fused(tmp_path, *keys, **given, launch={"name": "fed"})
     assert hashes(fed) == hashes(whole)

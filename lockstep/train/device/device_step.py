@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lockstep.data.augment import Augment
-from lockstep.data.order import half_width, lane_positions, order_keys
+from lockstep.data.order import half_width, lane_positions, order_keys, sample_ids
 from lockstep.data.store import Split
 from lockstep.kernels.triton.batch_gather import Move, gather_batch
 from lockstep.kernels.triton.epoch_order import order
@@ -117,8 +117,12 @@ class DeviceStep:
         """Fill the tables with the order, keys and rates of the epoch."""
         run, state, train = self.run, self.state, self.run.train
         self._epoch = state.epoch
-        keys = torch.tensor(order_keys(run.seed, state.epoch), device=self.device)
-        order(self._positions, keys, self._order, self._length, half_width(self._length))
+        if block := self._augment.block:
+            ids = sample_ids(run.seed, state.epoch, self._positions.cpu().flatten(), self._length, block)
+            self._order.copy_(ids.view_as(self._order))
+        else:
+            keys = torch.tensor(order_keys(run.seed, state.epoch), device=self.device)
+            order(self._positions, keys, self._order, self._length, half_width(self._length))
         self._augment_keys.copy_(torch.tensor(self._augment.keys(state.epoch)))
         steps = range(state.step - state.step_in_epoch, state.step - state.step_in_epoch + self.steps)
         done = state.epoch * self.steps  # not `state.step`: see `step.py`
