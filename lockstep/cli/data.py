@@ -1,4 +1,4 @@
-"""`lockstep data`: downloads a published data set, prints what a data set holds, or checks its files."""
+"""`lockstep data`: downloads a published data set; prints what one holds; checks or packs its files."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.cli.flag import add_json
+from lockstep.cli.pack import add_pack
 from lockstep.data.catalog import data_names
 from lockstep.errors import SpecError
 from lockstep.spec import Run
@@ -24,8 +25,8 @@ _WORDS = {"train": "training", "val": "validation", "test": "test"}
 
 def add_parser(verbs: Verbs) -> None:
     """Add the verb, its actions and their flags."""
-    parser = verbs.add_parser("data", help="fetch data sets, say what is there, or check it")
-    actions = parser.add_subparsers(dest="action", metavar="get|info|check", required=True)
+    parser = verbs.add_parser("data", help="fetch data sets, say what is there, check or pack it")
+    actions = parser.add_subparsers(dest="action", metavar="get|info|check|pack", required=True)
     get = actions.add_parser("get", help="fetch a published data set, with checksum and resume")
     get.add_argument("name", metavar="NAME", help=_names(fetchable=True))
     get.add_argument("--dir", type=Path, metavar="DIR", help="default: data/NAME")
@@ -50,6 +51,7 @@ def add_parser(verbs: Verbs) -> None:
         )
         add_json(action)
         action.set_defaults(handler=handler)
+    add_pack(actions)
 
 
 def _names(fetchable: bool = False) -> str:

@@ -18,7 +18,7 @@ from lockstep.errors import DataError
 
 
 def test_names_and_options() -> None:
-    assert data_names() == ("shapes", "mnist", "fashion", "cifar10", "folder")
+    assert data_names() == ("shapes", "mnist", "fashion", "cifar10", "folder", "pack")
     assert data_options("shapes") == ("size", "channels", "classes", "num_train", "num_test", "seed")
     assert data_options("mnist") == ()
     assert data_names(fetchable=True) == tuple(name for name in data_names() if _find(name).published)

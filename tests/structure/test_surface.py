@@ -25,6 +25,8 @@ FLAGS = {
     "data get": "NAME --dir --mirror",
     "data info": "NAME --dir --json --override -o",
     "data check": "NAME --dir --json --override -o",
+    "data pack": "SOURCE DEST --as --classes --override --quality --raw --shard-mb --size --skip-bad "
+    "--threads -o",
     "doctor": "--comm --data-dir --json",
     "bench tune": "RECIPE --config --output --override -c -o",
     "bench lanes": "--config --override -c -o RECIPE",
@@ -35,7 +37,7 @@ def test_exported_names():
     assert lockstep.__all__ == sorted(lockstep.__all__)
     assert set(lockstep.__all__) == {
         "Data", "Launch", "LockstepError", "Model", "Optimizer", "Run", "Schedule", "Train",
-        "evaluate", "export", "is_main", "load", "predictor", "recipe", "train",
+        "evaluate", "export", "is_main", "load", "pack", "predictor", "recipe", "train",
     }  # fmt: skip
     assert len(lockstep.__all__) <= 16 and all(hasattr(lockstep, name) for name in lockstep.__all__)
 
