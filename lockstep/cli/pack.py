@@ -76,9 +76,14 @@ def pack(options: argparse.Namespace) -> int:
         source = find_source(options.source, _data_keys(options.override), options.classes)
         for text in source.warnings:
             console.print(f"warning: {text}", markup=False, soft_wrap=True)
-        result = write_pack(
-            source, options.dest, plan, lambda done, total: bar.update(task, completed=done, total=total)
-        )
+        try:
+            result = write_pack(
+                source, options.dest, plan, lambda done, total: bar.update(task, completed=done, total=total)
+            )
+        except KeyboardInterrupt:
+            text = f"{options.dest}.part keeps the shards that are whole: the same command goes on"
+            console.print(text, markup=False, soft_wrap=True)
+            raise
     if result.bad and not result.is_done:
         print("\n".join(result.bad))
         print(f"lockstep: {bad_images(result, options.dest)}", file=sys.stderr)

@@ -103,7 +103,7 @@ def check_data(run: Run, on_progress: Count) -> list[str]:
     return []
 
 
-def check_options(name: str, options: Mapping[str, Any]) -> Any:
+def make_options(name: str, options: Mapping[str, Any]) -> Any:
     """The options of a data set, from keys that a user gave."""
     return _check_options(name, _find(name).options, options)
 

@@ -118,4 +118,4 @@ DATA_SETS = (DataSet("tiny", ShapesOptions, generate=open_shapes),)
     assert "tiny" in data_names() and len(open_store("tiny", None, {"num_train": 5}).train) == 5
     action = next(a for a in make_parser()._actions if isinstance(a, argparse._SubParsersAction))
     info = next(a for a in action.choices["data"]._actions if isinstance(a, argparse._SubParsersAction))
-    assert "folder or tiny" in info.choices["info"].format_help()
+    assert "pack or tiny" in info.choices["info"].format_help()

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.data.catalog import check_options, data_names, open_store
+from lockstep.data.catalog import data_names, make_options, open_store
 from lockstep.errors import DataError
 
 if TYPE_CHECKING:
@@ -82,11 +82,15 @@ def find_source(name: str, options: Mapping[str, Any], classes: Path | None = No
         raise DataError(f"{name}: is no folder, and names no .tar or .parquet file: name a SOURCE")
     from lockstep.data.pack.from_folder import pack_folder
 
-    return pack_folder(check_options("folder", keys), path)
+    return pack_folder(make_options("folder", keys), path)
 
 
 def _from_files(files: list[Path], classes: Path | None) -> Packable:
+    from lockstep.data.pack.pack_facts import read_facts
+
     names = None
+    if (files[0].parent / "pack.json").is_file():  # a pack of ours, whose classes have names
+        names = read_facts(files[0].parent).classes
     if classes:
         try:
             names = tuple(classes.read_text(encoding="utf-8").splitlines())

@@ -34,7 +34,7 @@ def write_indexes(
             index=hash_file(part / f"{name}.index.npy"),
             names=_write_file(part / f"{name}.names.jsonl", texts.encode()),
             shards=tuple(line.shard for line in lines if line.shard),
-            names_sha256=_names_sha256(names, index) if source.is_folder and keeps_files else "",
+            names_sha256=_names_sha256(names, index) if source.folder and keeps_files else "",
         )
         skipped += [f"{name}\t{split.names[i]}\n" for i in sorted(bad)]
     if skipped:

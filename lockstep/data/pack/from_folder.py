@@ -28,7 +28,6 @@ def pack_folder(options: FolderOptions, folder: Path) -> Packable:
         identity=identity,
         state=digest_lines([identity, *times]),
         folder=folder,
-        is_folder=True,
         channels=options.channels,
         warnings=tuple(listing.warnings()),
     )

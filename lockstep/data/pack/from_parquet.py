@@ -42,7 +42,6 @@ def pack_parquet(files: list[Path], names: tuple[str, ...] | None) -> Packable:
         splits=splits,
         identity=identity,
         state=state,
-        folder=files[0].parent,
     )
 
 

@@ -62,7 +62,6 @@ def pack_tars(files: list[Path], names: tuple[str, ...] | None) -> Packable:
         splits=splits,
         identity=identity,
         state=state,
-        folder=files[0].parent,
     )
 
 

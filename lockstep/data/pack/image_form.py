@@ -18,7 +18,7 @@ from lockstep.data.pack.packable import Packable
 from lockstep.data.store import check_size
 from lockstep.errors import DataError
 
-_SUFFIXES = {"JPEG": "jpg", "MPO": "jpg"}  # other formats are their own suffix
+_JPEG = b"\xff\xd8"
 _GREY = ("1", "L", "LA", "I", "I;16", "I;16B", "I;16L", "F")
 
 
@@ -85,23 +85,31 @@ class ImageForm:
             pixels = np.empty((channels, self.size, self.size), np.uint8)
             fit_image(image, pixels)
             return PackedImage(pixels.transpose(1, 2, 0).tobytes(), "npy", self.size, self.size)
-        height, width = measure(image)
-        if self.kind == "jpeg" and min(height, width) > self.size:
-            with Image.open(io.BytesIO(image)) as file:
-                return self._shrink(ImageOps.exif_transpose(file))
-        fit_image(image, np.empty((3, 1, 1), np.uint8))  # all of it is decoded, at the smallest scale
-        return PackedImage(image, _suffix(image), height, width)
+        if image.startswith(_JPEG):
+            height, width = measure(image)
+            if not self._is_larger(height, width):
+                fit_image(image, np.empty((3, 1, 1), np.uint8))  # decodes all of it, at the smallest scale
+                return PackedImage(image, "jpg", height, width)
+        with Image.open(io.BytesIO(image)) as file:
+            upright = ImageOps.exif_transpose(file)
+            if self._is_larger(*upright.size):
+                return self._shrink(upright)
+            as_mode(upright, "RGB")
+            return PackedImage(image, (file.format or "").lower(), upright.height, upright.width)
 
     def _encode_pixels(self, pixels: Pixels) -> PackedImage:
         if self.kind == "raw" and not self.size:
             return PackedImage(pixels.tobytes(), "npy", *pixels.shape[:2])
         image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
-        if self.kind == "jpeg" and min(image.size) > self.size:
+        if self._is_larger(*image.size):
             return self._shrink(image)
         if self.kind != "raw":
             return PackedImage(_save(image, "PNG"), "png", image.height, image.width)
         fitted = ImageOps.fit(image, (self.size, self.size), Image.Resampling.BILINEAR)
         return PackedImage(np.asarray(fitted).tobytes(), "npy", self.size, self.size)
+
+    def _is_larger(self, one_side: int, other: int) -> bool:
+        return self.kind == "jpeg" and min(one_side, other) > self.size
 
     def _shrink(self, image: Image.Image) -> PackedImage:
         """A JPEG whose shorter side has `size` pixels."""
@@ -110,13 +118,6 @@ class ImageForm:
         width, height = (round(side * self.size / shorter) for side in plain.size)
         small = plain.resize((width, height), Image.Resampling.BILINEAR)
         return PackedImage(_save(small, "JPEG", quality=self.quality), "jpg", height, width)
-
-
-def _suffix(image: bytes) -> str:
-    """The kind of an image, whatever its file was called."""
-    with Image.open(io.BytesIO(image)) as file:
-        format = file.format or ""
-    return _SUFFIXES.get(format, format.lower())
 
 
 def _save(image: Image.Image, format: str, **options: Any) -> bytes:

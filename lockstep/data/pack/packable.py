@@ -35,8 +35,7 @@ class Packable:
     splits: dict[str, PackableSplit]
     identity: str
     state: str
-    folder: Path | None = None  # that holds the source
-    is_folder: bool = False  # whether it is one of class folders, whose names and sizes identify it
+    folder: Path | None = None  # of class folders, whose names and sizes identify it
     pixels: tuple[int, int, int] | None = None  # H W C, if samples are pixels
     channels: int = 3  # of raw pixels
     mean: tuple[float, ...] | None = None

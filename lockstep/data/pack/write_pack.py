@@ -130,7 +130,7 @@ def _check_space(
     free = shutil.disk_usage(part).free
     if need > free:
         raise DataError(
-            f"{part}: needs about {need / 1e9:,.1f} GB more, and {free / 1e9:,.1f} GB are free there: "
+            f"{part}: needs about {need / 1e6:,.0f} MB more, and {free / 1e6:,.0f} MB are free there: "
             "free some, or choose another DEST"
         )
 
