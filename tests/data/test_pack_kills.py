@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,11 @@ from forked import Forked, call
 from photos import take_photos
 from small import command
 
+from lockstep.data.images.folder import FolderOptions
+from lockstep.data.pack.from_folder import pack_folder
 from lockstep.data.pack.pack_set import PackOptions, check_pack
+from lockstep.data.pack.shard_file import ShardFile
+from lockstep.data.pack.write_pack import PackPlan, write_pack
 
 KILLS = 8
 
@@ -86,3 +93,41 @@ def test_killed_when_all_but_the_name_is_done(photos: Path, whole: dict[str, byt
     assert other.returncode == 2 and "was begun with form=" in other.stderr
     assert call(pack_command(photos, dest)).returncode == 0
     assert tree(dest) == whole
+
+
+def test_stopped_at_every_single_step_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every sync, rename and removal is once the last thing that happens."""
+    source = pack_folder(FolderOptions(), take_photos(tmp_path / "photos", train=3, val=1))
+    plan = PackPlan(shard_mb=0.02)
+    write_pack(source, tmp_path / "whole", plan)
+    whole, steps = tree(tmp_path / "whole"), 0
+
+    class Killed(BaseException):
+        pass
+
+    def stopping(work: Callable[..., object]) -> Callable[..., object]:
+        def step(*arguments: object, **options: object) -> object:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise Killed
+            return work(*arguments, **options)
+
+        return step
+
+    for last in range(1000):
+        dest, left = tmp_path / f"pack{last}", last
+        with monkeypatch.context() as patched:
+            for owner, name in ((os, "fsync"), (Path, "replace"), (Path, "rename"), (shutil, "rmtree")):
+                patched.setattr(owner, name, stopping(getattr(owner, name)))
+            patched.setattr(ShardFile, "abandon", lambda shard: shard._stream.close())  # its file stays
+            try:
+                write_pack(source, dest, plan)
+            except Killed:
+                steps += 1
+        if not dest.exists():
+            assert write_pack(source, dest, plan).is_done
+        assert tree(dest) == whole and not dest.with_name(f"{dest.name}.part").exists()
+        if left >= 0:
+            break
+    assert steps > 20

@@ -48,9 +48,6 @@ class ShardFile:
             self._write_npy_header()
             self.num_bytes = self._stream.tell()
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
     def add(self, key: int, image: PackedImage, label: int) -> None:
         """Append a sample; in a tar file, `key` is its name."""
         if not self._shape:

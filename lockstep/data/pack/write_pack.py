@@ -29,7 +29,7 @@ from lockstep.data.pack.shard_file import ShardFile, sync_names
 from lockstep.errors import DataError
 
 SHARD_MB = 256
-THREADS = min(8, os.cpu_count() or 1)  # Pillow and reading release the lock of Python
+THREADS = min(8, len(os.sched_getaffinity(0)))  # decoding and reading release the lock of Python
 _BATCH = 8  # samples that a thread takes at once
 _TOLD_EVERY = 64
 _TAR_BYTES = 2048  # of a sample beside its image, at most
