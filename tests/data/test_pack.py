@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import struct
 import tarfile
 from pathlib import Path
 
@@ -281,4 +282,20 @@ def test_a_published_set(tmp_path: Path) -> None:
         write_pack(source, tmp_path / kind, PackPlan(ImageForm(kind)))
         two = open_store("pack", tmp_path / kind, {})
         assert (one.shape, one.classes, one.mean, one.std) == (two.shape, two.classes, two.mean, two.std)
+        assert all(map(torch.equal, read_all(one), read_all(two)))
+
+
+def test_mnist_by_name(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 9, 9), dtype=np.uint8)
+    for part, count in (("train", 12), ("t10k", 5)):
+        head = struct.pack(">4I", 0x0803, count, 9, 9)
+        (tmp_path / f"{part}-images-idx3-ubyte").write_bytes(head + pixels[:count].tobytes())
+        labels = bytes(i % 10 for i in range(count))
+        (tmp_path / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">2I", 0x0801, count) + labels)
+    one = open_store("mnist", tmp_path, {})
+    for words in ([], ["--raw"]):
+        dest = tmp_path / f"pack{len(words)}"
+        assert run(["data", "pack", "mnist", str(dest), "-o", f"data.dir={tmp_path}", *words]) == 0
+        two = open_store("pack", dest, {})
+        assert (one.shape, one.classes, one.mean) == (two.shape, two.classes, two.mean)
         assert all(map(torch.equal, read_all(one), read_all(two)))
