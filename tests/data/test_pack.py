@@ -133,6 +133,13 @@ def test_raw_pixels_are_those_that_a_folder_gives(photos: Path, tmp_path: Path) 
         DataError, match=r"data.size=32: .* holds raw pixels, 3 × 16 × 16: leave data.size out"
     ):
         open_store("pack", dest, {"size": 32})
+    index = np.load(dest / "train.index.npy")
+    index["offset"][3] += 7
+    np.save(dest / "train.index.npy", index)
+    with pytest.raises(
+        DataError, match=r"train.index.npy: sample 3 is no image of \(16, 16, 3\) in its shard"
+    ):
+        open_store("pack", dest, {})
     grey = pack(photos, tmp_path / "grey", PackPlan(ImageForm("raw", 16)), channels=1)
     assert torch.equal(
         read_all(open_store("pack", grey, {}))[0],
@@ -248,6 +255,16 @@ def test_damage_is_told_at_opening_or_by_the_check(photos: Path, tmp_path: Path)
     table["splits"]["train"]["shards"][0]["file"] = "../elsewhere"
     (dest / "pack.json").write_text(json.dumps(table))
     refused(r"pack.json: damaged \(ValueError: '../elsewhere' is no name of a file\)")
+    for key, value, told in (
+        ("splits", {}, r"has splits : needs train, and val or test"),
+        ("form", {"kind": "raw"}, r"damaged \(ValueError: shape None\)"),
+        ("shape", [8, 8], r"damaged \(ValueError: shape \(8, 8\)\)"),
+        ("other", 1, r"damaged \(TypeError: .*'other'\)"),
+        ("classes", None, r"damaged \(TypeError: .*NoneType"),
+    ):
+        table["splits"]["train"]["shards"][0]["file"] = "train-000000.tar"
+        (dest / "pack.json").write_text(json.dumps({**table, key: value}))
+        refused(told)
     (dest / "pack.json").write_text("{")
     refused(r"pack.json: damaged")
     (dest / "pack.json").unlink()

@@ -109,12 +109,14 @@ def read_facts(folder: Path) -> PackFacts:
                 "use the Lockstep that made it, or pack again"
             )
         facts = _facts(table)
-        if facts.is_raw and facts.shape is None:
-            raise ValueError("raw pixels without a shape")
+        if len(facts.shape or ()) != 3 and (facts.shape or facts.is_raw):
+            raise ValueError(f"shape {facts.shape}")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"{path}: damaged ({type(error).__name__}: {error}): {_AGAIN}") from error
-    if "train" not in facts.splits or not {"val", "test"} & set(facts.splits):
-        raise DataError(f"{path}: has splits {', '.join(facts.splits)}: needs train, and val or test")
+    if set(facts.splits) not in ({"train", "val"}, {"train", "test"}, {"train", "val", "test"}):
+        raise DataError(
+            f"{path}: has splits {', '.join(facts.splits)}: needs train, and val or test: {_AGAIN}"
+        )
     return facts
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +24,17 @@ class RawSplit:
         self._shape = shape  # H W C
         self._arrays: dict[int, npt.NDArray[np.uint8]] = {}
         self._shard = index["shard"].astype(np.int64)
-        first = np.searchsorted(self._shard, np.arange(len(self._paths)))  # of each shard: they are in order
-        self._row = np.arange(len(index)) - first[self._shard]
+        self._counts = np.bincount(self._shard, minlength=len(self._paths))
+        pixels = math.prod(shape)
+        starts = np.array([file.bytes for file in split.shards]) - self._counts * pixels  # after a header
+        self._row, rest = np.divmod(index["offset"].astype(np.int64) - starts[self._shard], pixels)
+        wrong = (rest != 0) | (self._row < 0) | (self._row >= self._counts[self._shard])
+        wrong |= index["length"] != pixels
+        if wrong.any():
+            raise DataError(
+                f"{folder / split.index.file}: sample {int(wrong.argmax())} is no image of {shape} there: "
+                "copy the pack again or make it anew"
+            )
         self.labels = torch.from_numpy(index["label"].astype(np.int64))
 
     def __len__(self) -> int:
@@ -41,7 +51,7 @@ class RawSplit:
 
     def _array(self, shard: int) -> npt.NDArray[np.uint8]:
         if shard not in self._arrays:
-            path, count = self._paths[shard], int((self._shard == shard).sum())
+            path, count = self._paths[shard], int(self._counts[shard])
             try:
                 array = np.load(path, mmap_mode="r")
             except (OSError, ValueError, EOFError) as error:
