@@ -136,9 +136,7 @@ def test_raw_pixels_are_those_that_a_folder_gives(photos: Path, tmp_path: Path) 
     index = np.load(dest / "train.index.npy")
     index["offset"][3] += 7
     np.save(dest / "train.index.npy", index)
-    with pytest.raises(
-        DataError, match=r"train.index.npy: sample 3 is no image of \(16, 16, 3\) in its shard"
-    ):
+    with pytest.raises(DataError, match=r"train.index.npy: sample 3 is no image of \(16, 16, 3\) there"):
         open_store("pack", dest, {})
     grey = pack(photos, tmp_path / "grey", PackPlan(ImageForm("raw", 16)), channels=1)
     assert torch.equal(
