@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -155,10 +156,7 @@ def check_files(folder: Path, facts: PackFacts) -> None:
 def open_index(folder: Path, facts: PackFacts, split: SplitFacts) -> npt.NDArray[np.void]:
     """Map a split's index into memory and check all of it; nothing here is done sample by sample."""
     path = folder / split.index.file
-    try:
-        index = np.load(path, mmap_mode="r")
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path}: no index ({error}): {_AGAIN}") from error
+    index = map_array(path)
     if index.dtype != INDEX_TYPE or index.shape != (split.count,):
         raise DataError(
             f"{path}: an index of {index.shape} {index.dtype}, {FILE} says {split.count:,} samples: {_AGAIN}"
@@ -176,7 +174,16 @@ def open_index(folder: Path, facts: PackFacts, split: SplitFacts) -> npt.NDArray
     for what, where in faults.items():
         if where.any():
             raise DataError(f"{path}: sample {int(where.argmax())} {what}: {_AGAIN}")
-    return index  # type: ignore[no-any-return]
+    return index
+
+
+def map_array(path: Path) -> npt.NDArray[Any]:
+    """Map a NumPy file into memory."""
+    try:
+        array: npt.NDArray[Any] = np.load(path, mmap_mode="r")
+    except (OSError, ValueError, EOFError, SyntaxError, TokenError) as error:  # of a damaged header too
+        raise DataError(f"{path}: no array ({error}): {_AGAIN}") from error
+    return array
 
 
 def hash_file(path: Path) -> PackFile:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lockstep.data.pack.pack_facts import SplitFacts
+from lockstep.data.pack.pack_facts import SplitFacts, map_array
 from lockstep.errors import DataError
 
 
@@ -52,10 +52,7 @@ class RawSplit:
     def _array(self, shard: int) -> npt.NDArray[np.uint8]:
         if shard not in self._arrays:
             path, count = self._paths[shard], int(self._counts[shard])
-            try:
-                array = np.load(path, mmap_mode="r")
-            except (OSError, ValueError, EOFError) as error:
-                raise DataError(f"{path}: no array ({error}): copy the pack again or make it anew") from error
+            array = map_array(path)
             if array.shape != (count, *self._shape) or array.dtype != np.uint8:
                 raise DataError(
                     f"{path}: an array of {array.shape} {array.dtype}, its index says {count} images of "
