@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import io
 import os
+import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import simplejpeg
@@ -23,10 +25,11 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+import lockstep
+from lockstep.data.catalog import open_store
 from lockstep.data.images.encoded_split import EncodedSplit
 from lockstep.data.images.random_box import draw_boxes, read_random_boxes
-from lockstep.data.store import MemorySplit
-from lockstep.spec.record import write_records
+from lockstep.spec.record import Record, write_records
 
 HEIGHT, WIDTH, SIZE, RAW = 375, 500, 224, 256
 COUNT, DISTINCT = 512, 32
@@ -73,24 +76,25 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     records = []
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool, tempfile.TemporaryDirectory() as folder:
         for quality in (95, 98):
-            records += compare(quality, options.rounds, pool)
+            records += compare(quality, options.rounds, pool, folder)
     write_records(options.output, records)
 
 
-def compare(quality: int, rounds: int, pool: ThreadPoolExecutor) -> list:
+def compare(quality: int, rounds: int, pool: ThreadPoolExecutor, folder: str) -> list[Record]:
     """The records of one kind of image."""
     source, ids = Made(quality), torch.arange(COUNT)
     boxes = draw_boxes(ids, source.sizes(ids), 0, 0, SCALE).tolist()
     split = EncodedSplit(source, ids, (3, SIZE, SIZE), "")
-    small = [np.asarray(Image.open(io.BytesIO(each)).resize((RAW, RAW))) for each in source.files]
-    pixels = torch.from_numpy(np.stack(small)).permute(0, 3, 1, 2).contiguous()
-    raw = RawPixels(pixels, ids % DISTINCT)
+    pictures = [np.asarray(Image.open(io.BytesIO(data)).resize((RAW, RAW))) for data in source.files]
+    samples, place = [(pictures[i % DISTINCT], i % 2) for i in range(COUNT)], Path(folder, f"pack-{quality}")
+    lockstep.pack((samples, samples[:2]), place, raw=True)
+    raw = open_store("pack", place, {"size": SIZE}).train
     loader = DataLoader(WithPillow(source), 64, num_workers=len(os.sched_getaffinity(0)))
     cases: dict[str, Callable[[], object]] = {
-        "full decode alone": lambda: list(pool.map(lambda i: simplejpeg.decode_jpeg(source.read(i)), range(COUNT))),
-        "Pillow": lambda: list(pool.map(lambda i: crop_by_pillow(source.read(i), boxes[i]), range(COUNT))),
+        "full decode alone": lambda: list(pool.map(simplejpeg.decode_jpeg, map(source.read, range(COUNT)))),
+        "Pillow": lambda: list(pool.map(crop_by_pillow, map(source.read, range(COUNT)), boxes)),
         "Lockstep": lambda: [read_random_boxes(split, part, 0, 0, SCALE) for part in ids.split(64)],
         "Lockstep, raw pixels of 256": lambda: [
             read_random_boxes(raw, part, 0, 0, SCALE) for part in ids.split(64)
@@ -109,7 +113,9 @@ def compare(quality: int, rounds: int, pool: ThreadPoolExecutor) -> list:
         "kilobytes": round(sum(map(len, source.files)) / DISTINCT / 1000, 1),
         "threads": len(os.sched_getaffinity(0)),
     }
-    found = [make_record(f"{name}, quality {quality}", values, "img/s", **about) for name, values in rates.items()]
+    found = [
+        make_record(f"{name}, quality {quality}", values, "img/s", **about) for name, values in rates.items()
+    ]
     for name, over in (
         ("Lockstep", "Pillow"),
         ("Lockstep", "full decode alone"),
@@ -119,7 +125,9 @@ def compare(quality: int, rounds: int, pool: ThreadPoolExecutor) -> list:
         ratios = [a / b for a, b in zip(rates[name], rates[over], strict=True)]
         found.append(make_record(f"{name} over {over}, quality {quality}", ratios, "ratio", **about))
     for record in found:
-        print(f"{record.name}: {record.value:.2f} {record.unit} ({record.spread[0]:.2f}–{record.spread[1]:.2f})")
+        print(
+            f"{record.name}: {record.value:.2f} {record.unit} ({record.spread[0]:.2f}–{record.spread[1]:.2f})"
+        )
     return found
 
 

@@ -38,6 +38,8 @@ TIMING = ["gpu_step", "case", "timing", "time_job", "peers", "own_step", "flax_p
 PIECES = ["conv_piece", "window", "row_buffer", "channel_segment", "pointwise"]
 # records by name → the files of lockstep/ and the scripts of benchmarks/ that they depend on
 DEPENDS_ON: dict[str, tuple[list[str], list[str]]] = {
+    "pack-open-*": (["data/pack/pack_facts.py", "data/pack/pack_set.py"], ["pack_open"]),
+    "pack-kills-*": (["data/pack"], ["pack_kills"]),
     "pipeline-timm.json": (["parallel"], ["pipeline_timm"]),
     "pipeline-cpu.json": (["parallel", "comm", "train"], ["pipeline"]),
     "plans-gpu.json": ([*TRAINING, "parallel"], ["gpu_plans"]),

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from lockstep.data.pack.find_source import pack_data as pack
 from lockstep.errors import LockstepError
 from lockstep.recipes import recipe
 from lockstep.spec import Data, Launch, Model, Optimizer, Run, Schedule, Train
@@ -42,6 +43,7 @@ __all__ = [
     "export",
     "is_main",
     "load",
+    "pack",
     "predictor",
     "recipe",
     "train",

@@ -1,4 +1,4 @@
-"""`lockstep data`: downloads a published data set, shows what a data set holds, or checks its files."""
+"""`lockstep data`: downloads a published data set; shows what one holds; checks or packs its files."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lockstep.cli.data_action.pack import add_pack
+from lockstep.cli.data_action.show import add_show
 from lockstep.cli.flag import add_json
-from lockstep.cli.show import add_show
 from lockstep.data.catalog import data_names
 from lockstep.errors import SpecError
 from lockstep.spec import Run
@@ -25,8 +26,8 @@ _WORDS = {"train": "training", "val": "validation", "test": "test"}
 
 def add_parser(verbs: Verbs) -> None:
     """Add the verb, its actions and their flags."""
-    parser = verbs.add_parser("data", help="fetch data sets, show what is there, or check it")
-    actions = parser.add_subparsers(dest="action", metavar="get|show|info|check", required=True)
+    parser = verbs.add_parser("data", help="fetch data sets, show what is there, check or pack it")
+    actions = parser.add_subparsers(dest="action", metavar="get|show|info|check|pack", required=True)
     get = actions.add_parser("get", help="fetch a published data set, with checksum and resume")
     get.add_argument("name", metavar="NAME", help=_names(fetchable=True))
     get.add_argument("--dir", type=Path, metavar="DIR", help="default: data/NAME")
@@ -52,6 +53,7 @@ def add_parser(verbs: Verbs) -> None:
         )
         add_json(action)
         action.set_defaults(handler=handler)
+    add_pack(actions)
 
 
 def _names(fetchable: bool = False) -> str:

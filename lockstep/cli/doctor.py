@@ -27,6 +27,8 @@ _EXTRAS = {
     "tensorboard": ("tensorboard",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "mpi": ("mpi4py",),
+    "images": ("simplejpeg", "cv2"),
+    "parquet": ("pyarrow",),
     "fused": ("triton",),
     "lightning": ("lightning",),
 }

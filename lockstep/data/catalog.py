@@ -39,6 +39,7 @@ _ENTRIES = {
     "fashion": _Entry("idx", fetchable=True),
     "cifar10": _Entry("cifar", fetchable=True),
     "folder": _Entry("images.folder"),
+    "pack": _Entry("pack.pack_set"),
 }
 
 
@@ -100,6 +101,11 @@ def check_data(run: Run, on_progress: Count) -> list[str]:
     except DataError as error:
         return [str(error)]
     return []
+
+
+def make_options(name: str, options: Mapping[str, Any]) -> Any:
+    """The options of a data set, from keys that a user gave."""
+    return _check_options(_find(name).options, options)
 
 
 def _find(name: str) -> DataSet:

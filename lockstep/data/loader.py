@@ -127,7 +127,8 @@ class TrainLoader:
             images = self._augment.apply(images, ids.to(self._device), epoch)
         if mix := self._augment.mix:
             images, labels = mix.apply(images, labels, epoch, step, self._own)
-        images = images.contiguous(memory_format=self._memory_format)
+        if self.needs.images:
+            images = images.contiguous(memory_format=self._memory_format)
         return Lanes(images, labels, len(self._own), self._own.start)
 
 

@@ -54,6 +54,8 @@ def make_identity(
         **flatten("kernels", kernels),
         "numerics.version": VERSION,
     }
+    if whole["data.name"] == "pack":  # of a folder's files: the images are those of the folder
+        whole["data.name"] = data["name"]
     left_out = {*_NOT_IDENTITY, *(key for key, value in _ADDED.items() if whole[key] == value)}
     return {key: whole[key] for key in sorted(whole) if key not in left_out}
 

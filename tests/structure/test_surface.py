@@ -12,19 +12,23 @@ from lockstep.cli.main import VERBS, make_parser
 from lockstep.recipes import RECIPES
 
 FLAGS = {
-    "train": "RECIPE --audit --backend --bucket-mb --config --data-changed --device --fork --min-workers "
-    "--name --no-graph --no-overlap --nodes --or --override --plan --print-config --quiet --rdzv "
-    "--replicas --restarts --resume --runs-dir --tensorboard --trace --wait --workers -c -o",
+    "train": "RECIPE --audit --backend --bucket-mb --config --data-changed --decode-threads --device --fork "
+    "--min-workers --name --no-graph --no-overlap --nodes --or --override --plan --print-config --quiet "
+    "--rdzv --read-ahead --replicas --restarts --resume --runs-dir --tensorboard --trace --wait --workers "
+    "-c -o",
     "launch": "SCRIPT … --min-workers --nodes --rdzv --restarts --wait --workers",
     "eval": "RUN --backend --checkpoint --data-dir --device --json --other-data --plan --runs-dir --split "
-    "--workers",
+    "--workers --by-class --confusion",
     "predict": "RUN IMAGE --backend --checkpoint --device --json --plan --runs-dir --workers",
     "export": "RUN --checkpoint --format --output --runs-dir",
     "verify": "RUN_A RUN_B --json --runs-dir",
     "layers": "RECIPE --config --override --plan -c -o",
     "data get": "NAME --dir --mirror",
+    "data show": "RECIPE --config --epoch --images --output --override -c -o",
     "data info": "NAME --dir --json --override -o",
     "data check": "NAME --dir --json --override -o",
+    "data pack": "SOURCE DEST --as --classes --override --quality --raw --shard-mb --size --skip-bad "
+    "--threads -o",
     "doctor": "--comm --data-dir --json",
     "bench tune": "RECIPE --config --output --override -c -o",
     "bench lanes": "--config --override -c -o RECIPE",
@@ -35,7 +39,7 @@ def test_exported_names():
     assert lockstep.__all__ == sorted(lockstep.__all__)
     assert set(lockstep.__all__) == {
         "Data", "Launch", "LockstepError", "Model", "Optimizer", "Run", "Schedule", "Train",
-        "evaluate", "export", "is_main", "load", "predictor", "recipe", "train",
+        "evaluate", "export", "is_main", "load", "pack", "predictor", "recipe", "train",
     }  # fmt: skip
     assert len(lockstep.__all__) <= 16 and all(hasattr(lockstep, name) for name in lockstep.__all__)
 

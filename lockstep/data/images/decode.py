@@ -164,7 +164,7 @@ def _decode(
         whole = file.size
         file.draft(mode, (file.width // scale, file.height // scale))  # of a JPEG only
         done = 1 if file.size == whole else scale
-        image = _as_mode(ImageOps.exif_transpose(file), mode)
+        image = as_mode(ImageOps.exif_transpose(file), mode)
     return np.asarray(image).reshape(image.height, image.width, channels), done
 
 
@@ -192,7 +192,7 @@ def _cut_rows(data: Encoded, height: int, last_row: int) -> tuple[int, bytearray
     return None
 
 
-def _as_mode(image: Image.Image, mode: str) -> Image.Image:
+def as_mode(image: Image.Image, mode: str) -> Image.Image:
     """Convert any mode to grey or RGB; 16-bit greys are scaled, since Pillow would clip them at 255."""
     if image.mode.startswith("I"):
         image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))

@@ -78,12 +78,20 @@ def _manifest(options: FolderOptions, files: dict[str, list[ImageFile]], last: s
     """What identifies the images; here `test` is the split that judges the run, whatever its folder is."""
     both = {"test": files[last], **({"val": files["val"]} if len(files) == 3 else {})}
     parts = {"train": files["train"], **both}
+    counts = {name: len(part) for name, part in parts.items()}
+    return images_manifest("folder", options.shape, counts, {k: _names_sha256(v) for k, v in parts.items()})
+
+
+def images_manifest(
+    name: str, shape: tuple[int, int, int], counts: dict[str, int], hashes: dict[str, str]
+) -> dict[str, object]:
+    """What identifies encoded images: number and hash of each split, size, and what decodes them."""
     return {
-        "name": "folder",
-        "size": options.size,
-        "channels": options.channels,
-        **{f"num_{name}": len(part) for name, part in parts.items()},
-        **{f"{name}_sha256": _names_sha256(part) for name, part in parts.items()},
+        "name": name,
+        "size": shape[1],
+        "channels": shape[0],
+        **{f"num_{split}": count for split, count in counts.items()},
+        **{f"{split}_sha256": sha256 for split, sha256 in hashes.items()},
         "decoder": decode_fingerprint(),
     }
 

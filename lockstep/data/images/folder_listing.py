@@ -19,7 +19,7 @@ from lockstep.data.images.image_file import SUFFIXES, ImageFile
 from lockstep.errors import DataError
 from lockstep.kernels.random import key
 
-_SPLITS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
+SPLITS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
 _NAMED = 5  # most classes that a warning lists
 
 
@@ -79,7 +79,7 @@ def find_roots(folder: Path) -> dict[str, Path]:
     Without train/, a folder called val or test may be a class: it is a split only if it holds folders.
     """
     found: dict[str, Path] = {}
-    for split, names in _SPLITS.items():
+    for split, names in SPLITS.items():
         there = [folder / name for name in names if (folder / name).is_dir()]
         if split != "train" and "train" not in found:
             there = [path for path in there if _class_folders(path)]

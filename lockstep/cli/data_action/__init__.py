@@ -1,0 +1,1 @@
+"""Actions of `lockstep data` that have much to say for themselves: pack and show."""
