@@ -7,6 +7,7 @@ the same boxes.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -58,27 +59,28 @@ def read_random_boxes(
 def draw_boxes(ids: Tensor, sizes: Tensor, seed: int, epoch: int, scale: tuple[float, float]) -> Tensor:
     """A box of each image: int64 [N, 4], top, left, height and width; `sizes` [N, 2] are of the images."""
 
-    def draw(what: str, turn: int, low: float, high: float) -> Tensor:
-        key = random.key("augment", seed, epoch, f"box-{what}", turn)
-        return low + (high - low) * random.uniform(key, ids).double()
+    def draw(what: str, low: float, high: float) -> Tensor:
+        return low + (high - low) * random.uniform(_keys(what, seed, epoch), ids).double()  # [tries, N]
 
     rows, cols = sizes.double().unbind(1)
+    area, ratio = rows * cols * draw("area", *scale), _exp(draw("ratio", -_LOG, _LOG))
+    height, width = (area / ratio).sqrt().round(), (area * ratio).sqrt().round()
+    fits = (height > 0) & (height <= rows) & (width > 0) & (width <= cols)
+    first = fits.int().argmax(0, keepdim=True)  # the first try that fits
+    height, width = height.gather(0, first)[0], width.gather(0, first)[0]
+    top = (draw("top", 0.0, 1.0).gather(0, first)[0] * (rows - height + 1)).floor()
+    left = (draw("left", 0.0, 1.0).gather(0, first)[0] * (cols - width + 1)).floor()
+    drawn = torch.stack([top, left, height, width], 1)
     height, width = _widest(rows, cols)
-    top, left = ((rows - height) / 2).floor(), ((cols - width) / 2).floor()
-    boxes = torch.stack([top, left, height, width], 1)
-    found = torch.zeros(len(ids), dtype=torch.bool)
-    for turn in range(_TRIES):
-        area = rows * cols * draw("area", turn, *scale)
-        ratio = _exp(draw("ratio", turn, -_LOG, _LOG))
-        height, width = (area / ratio).sqrt().round(), (area * ratio).sqrt().round()
-        fits = (height > 0) & (height <= rows) & (width > 0) & (width <= cols) & ~found
-        top = (draw("top", turn, 0.0, 1.0) * (rows - height + 1)).floor()
-        left = (draw("left", turn, 0.0, 1.0) * (cols - width + 1)).floor()
-        boxes = torch.where(fits[:, None], torch.stack([top, left, height, width], 1), boxes)
-        found |= fits
-        if found.all():
-            break
-    return boxes.long()
+    middle = torch.stack([((rows - height) / 2).floor(), ((cols - width) / 2).floor(), height, width], 1)
+    return torch.where(fits.any(0)[:, None], drawn, middle).long()
+
+
+@lru_cache(maxsize=16)
+def _keys(what: str, seed: int, epoch: int) -> Tensor:
+    """The keys of all tries, [tries, 1]."""
+    keys = [random.key("augment", seed, epoch, f"box-{what}", turn) for turn in range(_TRIES)]
+    return torch.tensor(keys)[:, None]
 
 
 def _widest(rows: Tensor, cols: Tensor) -> tuple[Tensor, Tensor]:
