@@ -38,6 +38,11 @@ TIMING = ["gpu_step", "case", "timing", "time_job", "peers", "own_step", "flax_p
 PIECES = ["conv_piece", "window", "row_buffer", "channel_segment", "pointwise"]
 # records by name → the files of lockstep/ and the scripts of benchmarks/ that they depend on
 DEPENDS_ON: dict[str, tuple[list[str], list[str]]] = {
+    "decode-*": (["data/images/decode.py", "data/images/random_box.py", "data/pack/raw_split.py"], ["decode"]),
+    "folder-open-*": (
+        [f"data/images/{name}.py" for name in ("folder", "folder_listing", "size_cache", "image_file")],
+        ["folder_open"],
+    ),
     "pack-open-*": (["data/pack/pack_facts.py", "data/pack/pack_set.py"], ["pack_open"]),
     "pack-kills-*": (["data/pack"], ["pack_kills"]),
     "pipeline-timm.json": (["parallel"], ["pipeline_timm"]),

@@ -160,7 +160,7 @@ def _open_splits(
 
 def _names_sha256(files: Sequence[ImageFile]) -> str:
     """A hash of names and sizes: cheap, and it changes when files are added, removed or resized."""
-    lines = (f"{file.name}\t{file.num_bytes}\n" for file in files)
+    lines = [f"{file.name}\t{file.num_bytes}\n" for file in files]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from lockstep.data.images.image_file import SUFFIXES, ImageFile
@@ -152,24 +152,25 @@ def _without_collection() -> Iterator[None]:
 
 def _images_in(path: Path, root: str, left_out: Counter[str]) -> Iterator[ImageFile]:
     """The images of a class folder; there may be millions, so every call counts."""
-    label = path.name
+    label, make = path.name, partial(tuple.__new__, ImageFile)
     with os.scandir(path) as entries:
         for entry in entries:
-            if entry.name.startswith("."):
+            own = entry.name
+            if own[0] == ".":
                 continue
-            if not entry.name.lower().endswith(SUFFIXES):
-                kind = "folder" if entry.is_dir() else Path(entry.name).suffix.lower() or "without suffix"
+            if not own.endswith(SUFFIXES) and not own.lower().endswith(SUFFIXES):
+                kind = "folder" if entry.is_dir() else Path(own).suffix.lower() or "without suffix"
                 left_out[kind] += 1
                 continue
-            name = f"{label}/{entry.name}"
+            name = f"{label}/{own}"
             if not (name.isascii() or _is_utf8(name)):
                 raise DataError(f"{root}: the name {name!a} is not UTF-8: rename it")
             try:
                 status = entry.stat()
             except OSError:  # a link to nowhere, found when its header is read
-                yield ImageFile(root, name, label, 0, 0)
+                yield make((root, name, label, 0, 0))
             else:
-                yield ImageFile(root, name, label, status.st_size, status.st_mtime_ns)
+                yield make((root, name, label, status.st_size, status.st_mtime_ns))
 
 
 def _is_utf8(name: str) -> bool:

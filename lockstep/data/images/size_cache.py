@@ -29,7 +29,7 @@ _UNKNOWN = -1
 
 def find_sizes(files: Sequence[ImageFile], folder: Path) -> Tensor:
     """Height and width of every file, int64 [N, 2]; DataError if the header of one cannot be read."""
-    names = np.frombuffer("\n".join(file.name for file in files).encode(), np.uint8)
+    names = np.frombuffer("\n".join([file.name for file in files]).encode(), np.uint8)
     stats = np.empty((len(files), 2), np.int64)
     stats[:, 0] = [file.num_bytes for file in files]
     stats[:, 1] = [file.changed_ns for file in files]
