@@ -1,4 +1,4 @@
-"""`lockstep bench`: `tune` measures a model's fastest tiles, `lanes` which layers take all lanes at once."""
+"""`lockstep bench`: a model's fastest tiles, layers that take all lanes at once, how fast images are read."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lockstep.cli.data_action.reading import IO as _IO
+from lockstep.cli.data_action.reading import add_reading, show_reading
 from lockstep.cli.flag import add_run_keys
 from lockstep.cli.train import resolve
 from lockstep.errors import BadInput, ModelError
@@ -46,6 +48,7 @@ def add_parser(verbs: Verbs) -> None:
     each = {
         "tune": ("tiles for the fused kernels", _TUNE, tune_tiles),
         "lanes": ("which convolutions of a compiled model take all lanes at once", _LANES, show_lanes),
+        "io": ("how fast a run's images are read", _IO, show_reading),
     }
     for name, (text, description, handler) in each.items():
         one = what.add_parser(
@@ -55,6 +58,7 @@ def add_parser(verbs: Verbs) -> None:
         one.set_defaults(handler=handler)
     output = what.choices["tune"]
     output.add_argument("--output", type=Path, required=True, metavar="FILE.toml", help="must not exist yet")
+    add_reading(what.choices["io"])
 
 
 def tune_tiles(options: argparse.Namespace) -> int:

@@ -134,6 +134,6 @@ def test_pillow_alone_gives_nearly_the_same_and_another_fingerprint(monkeypatch:
     monkeypatch.setattr(decode, "find_libraries", lambda: (None, None))
     monkeypatch.setattr("lockstep.data.images.decode_fingerprint.find_libraries", lambda: (None, None))
     assert np.abs(cut(encoded, box, (3, 50, 64)).astype(int) - ours).mean() < 6
-    assert np.array_equal(fit(encoded, (3, 50, 64)), fitted)
+    assert np.abs(fit(encoded, (3, 50, 64)).astype(int) - fitted).max() <= 3  # two libjpegs
     alone = decode_fingerprint.__wrapped__()
     assert "simplejpeg" not in alone and alone.rpartition(" ")[2] != told.rpartition(" ")[2]

@@ -45,6 +45,9 @@ class ImageSource(Protocol):
     def sizes(self, ids: Tensor) -> Tensor:
         """Height and width of images, int64 [N, 2]."""
 
+    def forget(self, ids: Tensor) -> None:
+        """Ask the system to drop images from its cache, so that they are read from the disk next."""
+
 
 class EncodedSplit:
     """Decodes images when they are read, and keeps their pixels if they fit into 1 GiB."""
@@ -52,22 +55,22 @@ class EncodedSplit:
     def __init__(self, source: ImageSource, labels: Tensor, shape: tuple[int, int, int], fix: str) -> None:
         """`fix` ends the error about an image that cannot be read."""
         self.labels = labels
-        self._source, self._shape, self._fix = source, shape, fix
+        self.source, self._shape, self._fix = source, shape, fix
         self._kept: Tensor | None = None
         if len(source) * math.prod(shape) <= IN_MEMORY_BYTES:
             self._kept = torch.empty((len(source), *shape), dtype=torch.uint8)
         self._is_kept = torch.zeros(len(source), dtype=torch.bool)
 
     def __len__(self) -> int:
-        return len(self._source)
+        return len(self.source)
 
     def read(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Images that are fitted to the shape, and their labels."""
         if self._kept is None:
-            return self._decode(ids), self.labels[ids]
+            return self.decode(ids), self.labels[ids]
         absent = torch.tensor(sorted(set(ids[~self._is_kept[ids]].tolist())), dtype=torch.int64)
         if len(absent):
-            self._kept[absent] = self._decode(absent)
+            self._kept[absent] = self.decode(absent)
             self._is_kept[absent] = True  # set last: another thread must not read a half-written image
         return self._kept[ids], self.labels[ids]
 
@@ -82,13 +85,14 @@ class EncodedSplit:
 
     def sizes(self, ids: Tensor) -> Tensor:
         """Height and width of images in their files, int64 [N, 2]."""
-        return self._source.sizes(ids)
+        return self.source.sizes(ids)
 
     def read_boxes(self, ids: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
         """A box of each image (int64 [N, 4]: top, left, height, width), resized to the shape."""
-        return self._decode(ids, boxes.tolist()), self.labels[ids]
+        return self.decode(ids, boxes.tolist()), self.labels[ids]
 
-    def _decode(self, ids: Tensor, boxes: Sequence[tuple[int, int, int, int]] | None = None) -> Tensor:
+    def decode(self, ids: Tensor, boxes: Sequence[tuple[int, int, int, int]] | None = None) -> Tensor:
+        """Images, or a box of each, anew from their bytes."""
         numbers = ids.tolist()
         images = torch.empty((len(numbers), *self._shape), dtype=torch.uint8)
         pixels: Pixels = images.numpy()
@@ -103,13 +107,13 @@ class EncodedSplit:
 
     def _fill(self, index: int, box: tuple[int, int, int, int] | None, out: Pixels) -> None:
         try:
-            data = self._source.read(index)
+            data = self.source.read(index)
             if box:
                 cut_image(data, box, out)
             else:
                 fit_image(data, out)
         except UNREADABLE as error:
-            raise DataError(f"{unreadable(self._source.where(index), error)}; {self._fix}") from error
+            raise DataError(f"{unreadable(self.source.where(index), error)}; {self._fix}") from error
 
 
 def unreadable(where: object, error: Exception) -> str:

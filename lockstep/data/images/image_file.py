@@ -57,6 +57,10 @@ class FileSource:
     def sizes(self, ids: Tensor) -> Tensor:
         return self._sizes[ids]
 
+    def forget(self, ids: Tensor) -> None:
+        for index in ids.tolist():
+            drop_from_cache(self.where(index))
+
 
 def read_bytes(path: str, most: int = -1) -> bytes:
     """The bytes of a file, or its first ones; a pipe or a device, which may never end, is refused."""
@@ -70,6 +74,15 @@ def read_bytes(path: str, most: int = -1) -> bytes:
         while len(data) < size and (more := os.read(fd, size - len(data))):
             data += more
         return data
+    finally:
+        os.close(fd)
+
+
+def drop_from_cache(path: str) -> None:
+    """Ask the system to drop a file's pages, if they are written."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(fd)
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from lockstep.data.images.image_file import drop_from_cache
 from lockstep.data.pack.pack_facts import SplitFacts
 
 _HEADER, _NAME = 512, 100  # bytes of a tar member's header, and of the name that it begins with
@@ -44,6 +45,15 @@ class PackSource:
         """Height and width of images after EXIF rotation, int64 [N, 2]."""
         rows = self._index[ids.numpy()]
         return torch.from_numpy(np.stack([rows["height"], rows["width"]], 1).astype(np.int64))
+
+    def forget(self, ids: Tensor) -> None:
+        """Ask the system to drop the shards that hold these images."""
+        for shard in np.unique(self._index["shard"][ids.numpy()]).tolist():
+            if shard in self._maps:
+                mapped = self._maps[shard].obj
+                assert isinstance(mapped, mmap.mmap)
+                mapped.madvise(mmap.MADV_DONTNEED)
+            drop_from_cache(str(self._paths[shard]))
 
     def _shard(self, number: int) -> memoryview:
         if number not in self._maps:

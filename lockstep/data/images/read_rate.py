@@ -1,0 +1,69 @@
+"""How fast images are read here: their bytes from a cold and a warm cache, and as training reads them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from lockstep.data.augment import Augment
+from lockstep.data.feeding import choose_feeding
+from lockstep.data.images.encoded_split import EncodedSplit, ImageSource, cut_range, in_parallel
+from lockstep.data.order import sample_ids
+from lockstep.data.store import Split
+from lockstep.spec.launch import Launch
+
+_AT_ONCE = 256  # samples, as of a step
+
+
+@dataclass(frozen=True)
+class ReadRate:
+    """A way of reading by some threads: images a second, and megabytes of files where they are read."""
+
+    what: str
+    threads: int
+    images_s: float
+    mb_s: float | None
+
+
+def measure_rates(split: Split, augment: Augment, threads: Sequence[int], most: int) -> Iterator[ReadRate]:
+    """Read up to `most` images in an epoch's order, by each number of threads."""
+    ids = sample_ids(augment.seed, 0, torch.arange(min(most, len(split))), len(split), augment.block)
+    for number in threads:
+        choose_feeding(Launch(decode_threads=number))
+        if isinstance(split, EncodedSplit):
+            split.source.forget(ids)
+            for what in ("files, cold cache", "files, warm cache"):
+                seconds, num_bytes = _time(partial(_read_bytes, split.source), ids)
+                yield ReadRate(what, number, len(ids) / seconds, num_bytes / seconds / 1e6)
+        seconds, _ = _time(partial(_read_pixels, split, augment), ids)
+        yield ReadRate("as training reads", number, len(ids) / seconds, None)
+
+
+def _read_bytes(source: ImageSource, ids: Tensor) -> int:
+    numbers = ids.tolist()
+
+    def count(part: range) -> int:
+        return sum(len(bytes(source.read(numbers[place]))) for place in part)
+
+    return sum(in_parallel(count, cut_range(len(numbers))))
+
+
+def _read_pixels(split: Split, augment: Augment, ids: Tensor) -> int:
+    if augment.box_area is None and isinstance(split, EncodedSplit):
+        split.decode(ids)  # not what it keeps
+    else:
+        augment.read(split, ids, 0)
+    return 0
+
+
+def _time(read: Callable[[Tensor], int], ids: Tensor) -> tuple[float, int]:
+    """Seconds, and what the calls for each part of the ids give together."""
+    start, total = time.perf_counter(), 0
+    for part in ids.split(_AT_ONCE):  # type: ignore[no-untyped-call]
+        total += read(part)
+    return time.perf_counter() - start, total
