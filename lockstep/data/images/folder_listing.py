@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from operator import itemgetter
 from pathlib import Path
 
 from lockstep.data.images.image_file import SUFFIXES, ImageFile
@@ -21,6 +22,7 @@ from lockstep.kernels.random import key
 
 SPLITS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
 _NAMED = 5  # most classes that a warning lists
+_BY_NAME = itemgetter(ImageFile._fields.index("name"))
 
 
 @dataclass
@@ -131,7 +133,7 @@ def list_files(root: Path, left_out: Counter[str]) -> list[ImageFile]:
     files: list[ImageFile] = []
     with _without_collection():
         for path in classes:
-            found = sorted(_images_in(path, str(root), left_out))
+            found = sorted(_images_in(path, str(root), left_out), key=_BY_NAME)
             if not found:
                 raise DataError(f"{path}: class folder without images (.png, .jpg, .jpeg): fill or remove it")
             files += found
