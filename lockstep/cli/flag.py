@@ -185,7 +185,9 @@ def add_trained_run(parser: argparse.ArgumentParser) -> None:
 
 
 def check_new_file(path: Path, flag: str) -> None:
-    """Refuse a file to write that is there already, or whose folder is not."""
+    """Refuse a picture to write that is there already, whose folder is not, or that is no PNG file."""
+    if path.suffix.lower() != ".png":
+        raise BadInput(f"{flag} {path}: pictures are PNG files: name it {path.stem}.png")
     if path.exists():
         raise BadInput(f"{flag} {path}: there is such a file: remove it, or name another")
     if not path.parent.is_dir():

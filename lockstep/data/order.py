@@ -23,7 +23,7 @@ def sample_ids(seed: int, epoch: int, positions: Tensor, length: int, block: int
 
     With `block`, samples are shuffled by blocks of so many neighbours, and then within windows of blocks.
     """
-    keys = order_keys(seed, epoch)
+    keys, block = order_keys(seed, epoch), min(block, length)
     if not block:
         return _shuffle(positions, length, keys)
     ids = _shuffle_blocks(positions, length, block, keys)
@@ -49,7 +49,8 @@ def _shuffle(
 
 def _shuffle_blocks(positions: Tensor, length: int, block: int, keys: list[int]) -> Tensor:
     """The same by blocks: a permutation of whole blocks, of which the last may reach past the end."""
-    blocks, window = -(-length // block), _WINDOW * block
+    blocks = -(-length // block)
+    window = min(_WINDOW, blocks) * block
     number = positions // window
     size = (blocks * block - number * window).clamp(max=window)  # the last window may be short
     of_window = [random.bits(key, number) for key in keys]

@@ -74,8 +74,9 @@ def check_allocations(device: torch.device, before: int) -> None:
 
 
 def memory_format(run: Run) -> torch.memory_format:
-    """The memory format of images and weights."""
-    return torch.channels_last if run.train.channels_last else torch.contiguous_format
+    """The memory format of images and weights; with a grid contiguous, in which its kernels are asked."""
+    is_last = run.train.channels_last and run.train.bands == run.train.slices == 1
+    return torch.channels_last if is_last else torch.contiguous_format
 
 
 def to_device(model: nn.Module, device: torch.device, run: Run) -> nn.Module:

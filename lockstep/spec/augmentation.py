@@ -58,6 +58,8 @@ def check_item(item: str) -> None:
         read_numbers(item)
     elif name not in MOVES:
         raise SpecError(f"data.augment: {unknown('augmentation', name, (*MOVES, *AUGMENTATIONS))}")
+    elif name == "flip" and numbers:
+        raise SpecError(f"data.augment: '{item}' must be flip alone, without numbers")
     elif numbers and not (name != "flip" and numbers.isdecimal() and 0 < int(numbers) < 10_000):
         raise SpecError(f"data.augment: '{item}' must be like crop:4 or cutout:8, in pixels")
 

@@ -46,5 +46,7 @@ def find_numerics(
     images, failed = fixed_images(run, store.shape, device), failed_allocations(device)
     grid = split_model(model, Axes(train.bands, train.slices), images, half)
     facts = grid_facts(grid, half)
+    if train.channels_last:
+        facts["memory_format"] = "contiguous"  # see `memory_format`
     check_allocations(device, failed)
     return grid, facts

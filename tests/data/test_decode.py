@@ -137,3 +137,22 @@ def test_pillow_alone_gives_nearly_the_same_and_another_fingerprint(monkeypatch:
     assert np.abs(fit(encoded, (3, 50, 64)).astype(int) - fitted).max() <= 3  # two libjpegs
     alone = decode_fingerprint.__wrapped__()
     assert "simplejpeg" not in alone and alone.rpartition(" ")[2] != told.rpartition(" ")[2]
+
+
+def test_a_marker_may_be_repeated() -> None:
+    encoded = encode(picture(), quality=90)
+    at = encoded.index(b"\xff\xdb")
+    odd = encoded[:at] + b"\xff" + encoded[at:]
+    assert np.array_equal(cut(odd, (5, 5, 20, 20), (3, 20, 20)), cut(encoded, (5, 5, 20, 20), (3, 20, 20)))
+
+
+def test_a_box_outside_is_refused() -> None:
+    for form in ("JPEG", "PNG"):
+        with pytest.raises(ValueError, match="smaller than when its size was read"):
+            cut(encode(picture(), form), (0, 0, HEIGHT + 40, WIDTH), (3, 8, 8))
+
+
+def test_measuring_a_png_decodes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded = encode(picture(), "PNG")
+    monkeypatch.setattr(Image.Image, "load", None)
+    assert measure(encoded) == (HEIGHT, WIDTH)

@@ -80,3 +80,8 @@ def test_a_window_reads_whole_blocks() -> None:
     assert blocks.std() < 150
     other = sample_ids(0, 1, torch.arange(length), length, block)
     assert (other != ids).float().mean() > 0.99
+
+
+def test_a_block_may_be_larger_than_the_set() -> None:
+    ids = sample_ids(0, 0, torch.arange(53), 53, 1_000_000)
+    assert sorted(ids.tolist()) == list(range(53)) and ids.tolist() != list(range(53))

@@ -13,9 +13,18 @@ from small import summary, train_command
 
 GRID = ("train.bands=4", "train.slices=4", "train.ema=0.9", "train.clip=1.0", "train.epochs=1")
 SMALL = (*GRID, "train.batch=8", "train.lanes=2", "data.num_train=16", "data.num_test=9")
+NO_GRID = (
+    "train.epochs=1",
+    "data.num_train=16",
+    "data.num_test=9",
+    "data.size=32",
+    "train.channels_last=true",
+)
 MODELS = {
     "lenet5": (*GRID, "data.size=32", "data.num_train=96", "data.augment=flip,crop"),
     "resnet18": (*SMALL, "model.name=resnet18", "data.size=32"),
+    "channels last": (*SMALL, "data.size=32", "data.channels=3", "train.channels_last=true"),
+    "channels last, no grid": (*NO_GRID, "train.batch=8", "train.lanes=2", "model.name=resnet18"),
     "googlenet": (*SMALL, "model.name=googlenet", "data.size=32", "train.batch=4"),
 }
 COVERING = [
@@ -25,6 +34,8 @@ COVERING = [
     ("lenet5", "data=3,spatial=2"),
     ("lenet5", "pipeline=2,channel=2"),
     ("resnet18", "channel=2,spatial=2"),
+    ("channels last", "spatial=2"),
+    ("channels last, no grid", "channel=2"),
     ("googlenet", "channel=2"),
 ]
 U_SHAPED = Path(__file__).parent / "u_shaped.py"

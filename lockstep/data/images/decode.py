@@ -72,6 +72,8 @@ def cut_image(data: Encoded, box: tuple[int, int, int, int], out: Pixels) -> Non
     top, left, height, width = box
     scale = _find_scale(height, width, rows, cols)
     pixels, scale = _decode(data, _measure_plain_jpeg(data), channels, scale, last_row=top + height)
+    if top + height > scale * pixels.shape[0] or left + width > scale * pixels.shape[1]:
+        raise ValueError("smaller than when its size was read")
     height, width = height // scale, width // scale
     top = min((top + scale // 2) // scale, pixels.shape[0] - height)
     left = min((left + scale // 2) // scale, pixels.shape[1] - width)
@@ -122,7 +124,7 @@ def _measure_plain_jpeg(data: Encoded) -> tuple[int, int] | None:
         return None
     if b"Exif\0\0" in start:
         with Image.open(BytesIO(data)) as file:
-            if file.getexif().get(_ORIENTATION, 1) != 1:
+            if _orientation(file) != 1:
                 return None
     if height * width > _MOST_PIXELS:
         raise Image.DecompressionBombError(f"{height} x {width} pixels are too many")
@@ -131,8 +133,15 @@ def _measure_plain_jpeg(data: Encoded) -> tuple[int, int] | None:
 
 def _measure_any(data: Encoded) -> tuple[int, int]:
     with Image.open(BytesIO(data)) as file:
-        turned = file.getexif().get(_ORIENTATION, 1) >= 5
+        turned = _orientation(file) >= 5
         return (file.width, file.height) if turned else (file.height, file.width)
+
+
+def _orientation(file: Image.Image) -> int:
+    """How an image is turned, as EXIF counts it; what stands behind a PNG's pixels is not looked for."""
+    if file.format == "PNG" and "exif" not in file.info:
+        return 1
+    return int(file.getexif().get(_ORIENTATION, 1))
 
 
 def _decode(
@@ -164,7 +173,9 @@ def _decode(
         whole = file.size
         file.draft(mode, (file.width // scale, file.height // scale))  # of a JPEG only
         done = 1 if file.size == whole else scale
-        image = as_mode(ImageOps.exif_transpose(file), mode)
+        is_turned = _orientation(file) != 1
+        file.load()
+        image = as_mode(ImageOps.exif_transpose(file) if is_turned else file, mode)
     return np.asarray(image).reshape(image.height, image.width, channels), done
 
 
@@ -178,8 +189,11 @@ def _cut_rows(data: Encoded, height: int, last_row: int) -> tuple[int, bytearray
     if rows >= height or bytes(data[-2:]) != _END:
         return None
     place, frame = 2, 0
-    while data[place] == 0xFF and place + 10 < len(data):
+    while place + 10 < len(data) and data[place] == 0xFF:
         marker, length = data[place + 1], data[place + 2] << 8 | data[place + 3]
+        if marker == 0xFF:  # it may be repeated
+            place += 1
+            continue
         if marker in (0xC0, 0xC1):  # sequential; others are progressive or arithmetic
             frame = place
         elif marker == 0xDA:

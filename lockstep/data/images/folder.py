@@ -145,7 +145,7 @@ def _open_splits(
     """Read the header of every file, so that a bad one is found before training starts."""
     finds = f"`lockstep data check folder --dir {folder}` finds all such files"
     try:
-        sizes = find_sizes([file for part in files.values() for file in part], folder)
+        sizes = find_sizes([file for part in files.values() for file in part])
     except DataError as error:
         raise DataError(f"{error}; {finds}") from error
     number, splits = {name: i for i, name in enumerate(classes)}, {}

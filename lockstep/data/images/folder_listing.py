@@ -172,7 +172,7 @@ def _images_in(path: Path, root: str, left_out: Counter[str]) -> Iterator[ImageF
             except OSError:  # a link to nowhere, found when its header is read
                 yield make((root, name, label, 0, 0))
             else:
-                yield make((root, name, label, status.st_size, status.st_mtime_ns))
+                yield make((root, name, label, status.st_size, status.st_ctime_ns))
 
 
 def _is_utf8(name: str) -> bool:
