@@ -181,7 +181,7 @@ def test_augmentations_may_be_one_text_with_commas(text) -> None:
 @pytest.mark.parametrize("item", ["flip:2", "crop:0", "crop:-1", "cutout:x", "crop:1.5"])
 def test_the_pixels_of_an_augmentation_are_checked(item: str) -> None:
     with pytest.raises(
-        SpecError, match="must be (like crop:4 or cutout:8, in pixels|flip alone, without numbers)"
+        SpecError, match=r"must be (like crop:4 or cutout:8, in pixels|flip alone, without numbers)"
     ):
         Data(augment=(item,))
 
