@@ -148,6 +148,7 @@ THREADS = {
     ("cli/launch.py", "Thread"),
     ("data/loader.py", "ThreadPoolExecutor"),  # by its initializer
     ("data/images/encoded_split.py", "ThreadPoolExecutor"),  # files only
+    ("data/pack/write_pack.py", "ThreadPoolExecutor"),  # files only
     ("kernels/triton/compile_ahead.py", "ThreadPoolExecutor"),  # Triton compiles for a target, not on a GPU
 }
 
