@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from lockstep.data.data_set import Count, DataSet
-from lockstep.data.images.decode_fingerprint import decode_fingerprint
+from lockstep.data.images.decode_fingerprint import decode_fingerprint, explain_decoder
 from lockstep.data.images.encoded_split import EncodedSplit, in_parallel
 from lockstep.data.images.folder_listing import find_roots, list_files, list_splits
 from lockstep.data.images.image_file import STATISTICS, FileSource, ImageFile, read_image
@@ -69,7 +69,7 @@ def open_folder(options: FolderOptions, folder: Path) -> Store:
         manifest=_manifest(options, files, last),
         val=splits["val"] if last == "test" and "val" in splits else None,
         test_name=last,
-        notices=(str(listing),),
+        notices=(str(listing), *explain_decoder()),
         warnings=tuple(listing.warnings()),
     )
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from lockstep.data.data_set import Count, DataSet
+from lockstep.data.images.decode_fingerprint import explain_decoder
 from lockstep.data.images.encoded_split import EncodedSplit, in_parallel
 from lockstep.data.images.folder import FolderOptions, images_manifest
 from lockstep.data.images.image_file import STATISTICS
@@ -80,7 +81,7 @@ def open_pack(options: PackOptions, folder: Path) -> Store:
         manifest=_manifest(facts, shape, last),
         val=splits["val"] if last == "test" and "val" in splits else None,
         test_name=last,
-        notices=(f"images of {folder}: {counts}",),
+        notices=(f"images of {folder}: {counts}", *(() if facts.is_raw else explain_decoder())),
         warnings=_warnings(facts, folder),
     )
 
