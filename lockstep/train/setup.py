@@ -208,7 +208,7 @@ def set_up(
             run, model, chosen_loss, store, lowering, is_own=is_own, in_stages=in_stages
         )
     if grid and run.train.channels_last:
-        notices.append("train.channels_last has no effect with train.bands or train.slices: see docs/plans.md")
+        notices.append("train.channels_last has no effect with train.bands or train.slices: docs/plans.md")
     if not lowering and (text := explain_stock(run, chosen_loss, device)):
         notices.append(text)
     if isinstance(chosen_loss, WholeLoss):
