@@ -4,9 +4,9 @@ python benchmarks/layer_plans.py --cores 16
 
 Six models with train.bands=4 and train.slices=4, so that one worker follows the same grid, under plans of 2
 to 16 workers over channels, rows, data, pipeline and shares. 20 steps each on a CPU over gloo, with batch
-norm, dropout, averaged weights and clipping. With `--device cuda` the workers share one GPU. Fused or
-compiled kernels: --keys kernels.set=fused train.bands=1 train.slices=1 train.precision=bf16, with plans over
-channels.
+norm, dropout, averaged weights and clipping. `A then B` is a run that goes on under plan B at step 10 of a
+run under plan A. With `--device cuda` the workers share one GPU. Fused or compiled kernels, with plans over
+channels: --keys kernels.set=fused train.bands=1 train.slices=1 train.precision=bf16.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from lockstep.spec.record import write_records
 COMMON = ["train.bands=4", "train.slices=4", "train.lanes=4", "train.batch=8", "train.epochs=1"]
 COMMON += ["data.num_test=21", "train.ema=0.9", "train.clip=1.0", "data.augment=flip,crop"]
 COMMON += ["schedule.warmup_epochs=0", "data.channels=3", "kernels.set=stock"]
+COMMON += ["checkpoint.every_steps=10", "checkpoint.keep=9"]
 MODELS = {
     "alexnet": ["model.name=alexnet", "data.size=127", "optimizer.name=adam", "optimizer.lr=0.0003"],
     "googlenet": ["model.name=googlenet", "data.size=64"],
@@ -49,6 +50,7 @@ PLANS += [
 ]
 PLANS += ["data=2,pipeline=2,spatial=2", "pipeline=2,channel=2,spatial=2"]
 PLANS += ["data=2,pipeline=2,channel=2,spatial=2,shard=optimizer"]
+PLANS += ["spatial=2 then channel=2", "data=1 then data=2,spatial=2,shard=parameters"]
 
 
 def main() -> None:
@@ -63,11 +65,12 @@ def main() -> None:
     cores = Cores(max(options.cores, *(read_workers(plan) for plan in options.plans)))
     records = []
     for model in options.models:
-        every = ["data=1", *options.plans]
+        plans = [plan for plan in options.plans if MODELS[model] or " then " not in plan]
+        every = ["data=1", *plans]
         with ThreadPoolExecutor(options.cores) as pool:
             rows = list(pool.map(lambda plan, model=model: train(model, plan, cores, options), every))
         name = f"{model} ({' '.join(options.keys)})" if options.keys else model
-        alone, found = rows[0], dict(zip(options.plans, rows[1:], strict=True))
+        alone, found = rows[0], dict(zip(plans, rows[1:], strict=True))
         differ = {plan: row for plan, row in found.items() if row != alone}
         print(f"{model}: {len(found) - len(differ)} of {len(found)} plans as one worker {differ}", flush=True)
         records.append(
@@ -75,7 +78,7 @@ def main() -> None:
                 f"{name}: plans that give other bits than one worker, after {options.steps} steps",
                 [float(len(differ))],
                 "plans",
-                plans=options.plans,
+                plans=plans,
                 differ=list(differ),
                 one_worker=alone,
             )
@@ -85,26 +88,31 @@ def main() -> None:
 
 
 def train(model: str, plan: str, cores: Cores, options: Any) -> list[Any]:
-    """The hashes of a run under a plan; an error in their place."""
+    """The hashes of a run under a plan, or from step 10 under another; an error in their place."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(U_SHAPED), plan, str(80 * options.steps // 9 + 1), folder]
-        if MODELS[model]:
-            keys = [*COMMON, *MODELS[model], f"data.num_train={8 * options.steps}", *options.keys]
-            words = [word for key in keys for word in ("-o", key)]
-            words += ["--runs-dir", folder, "--name", "run", "--device", options.device, "--quiet"]
-            command = [sys.executable, "-m", "lockstep", "train", "shapes", *words, "--plan", plan]
-        try:
-            cores.run(read_workers(plan), command, {**os.environ})
-        except subprocess.CalledProcessError as error:
-            return [f"exit code {error.returncode}"]
-        summary = json.loads((Path(folder) / "run" / "summary.json").read_text())
+        run, start = Path(folder, "run"), ["--name", "run"]
+        for part in plan.split(" then "):
+            command = [sys.executable, str(U_SHAPED), part, str(80 * options.steps // 9 + 1), folder]
+            command += [options.device]
+            if MODELS[model]:
+                keys = [*COMMON, *MODELS[model], f"data.num_train={8 * options.steps}", *options.keys]
+                words = [word for key in keys for word in ("-o", key)]
+                words += ["--runs-dir", folder, "--device", options.device, "--quiet", *start]
+                command = [sys.executable, "-m", "lockstep", "train", "shapes", *words, "--plan", part]
+            try:
+                cores.run(read_workers(part), command, {**os.environ})
+            except subprocess.CalledProcessError as error:
+                return [f"exit code {error.returncode}"]
+            summary = json.loads((run / "summary.json").read_text())
+            start = ["--resume", str(run)]
+            for path in [*(run / "checkpoints").glob("step-*20*"), run / "summary.json"]:
+                path.unlink()
     assert summary["steps"] == options.steps, summary["steps"]
     return [summary.get(key) for key in HASHES]
 
 
 def read_workers(plan: str) -> int:
-    found = read_plan(plan)
-    return found.workers or found.least
+    return max(found.workers or found.least for found in map(read_plan, plan.split(" then ")))
 
 
 if __name__ == "__main__":

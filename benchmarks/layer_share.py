@@ -2,6 +2,8 @@
 
 python benchmarks/layer_share.py --cores 16
 python benchmarks/layer_share.py --device cuda --keys train.precision=bf16
+python benchmarks/layer_share.py --device cuda --models "emotion48 at 48" --keys kernels.set=fused \
+    train.precision=bf16 train.bands=1 train.slices=1 train.batch=64 data.num_train=64 --plans channel=2
 
 A run of one step for each model and plan, with train.bands=4 and train.slices=4, at sizes of images where no
 convolution has too few rows; the share is what its summary says. What is left is computed by every worker.
@@ -35,6 +37,7 @@ MODELS = {
     "resnet18, small stem, at 128": ["model.name=resnet18", "model.stem=cifar", "data.size=128"],
     "vgg11 at 256": ["model.name=vgg11", "data.size=256"],
     "u-shaped at 96 × 72": [],
+    "emotion48 at 48": ["model.name=emotion48", "data.size=48"],
 }
 PLANS = ["channel=2", "channel=4", "spatial=2", "spatial=4"]
 
@@ -42,7 +45,7 @@ PLANS = ["channel=2", "channel=4", "spatial=2", "spatial=4"]
 def main() -> None:
     parser = make_parser(__doc__, "layer-share-cpu.json")
     parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--models", nargs="+", default=list(MODELS))
+    parser.add_argument("--models", nargs="+", default=list(MODELS)[:-1])
     parser.add_argument("--plans", nargs="+", default=PLANS)
     parser.add_argument("--keys", nargs="*", default=[], help="more keys of the runs")
     parser.add_argument("--device", default="cpu")
@@ -58,7 +61,7 @@ def main() -> None:
 def measure(model: str, plan: str, cores: Cores, options: Any) -> Any:
     """One run; which layers are not wholly cut is in the details, with their share."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(U_SHAPED), plan, "10", folder]
+        command = [sys.executable, str(U_SHAPED), plan, "10", folder, options.device]
         if MODELS[model]:
             words = [word for key in [*COMMON, *MODELS[model], *options.keys] for word in ("-o", key)]
             words += ["--runs-dir", folder, "--name", "run", "--device", options.device, "--quiet"]
@@ -75,7 +78,8 @@ def measure(model: str, plan: str, cores: Cores, options: Any) -> Any:
         if row.get("work_mmac") and row["share"] < 1
     }
     print(f"{model}, {plan}: {found['share']}", flush=True)
-    name = f"{model}, {plan}: share of the multiplications that is cut"
+    keys = f" ({' '.join(options.keys)})" if options.keys else ""
+    name = f"{model}{keys}, {plan}: share of the multiplications that is cut"
     return make_record(name, [found["share"]], "of 1", limit=0.9, not_whole=less, cells=found["cells"])
 
 

@@ -1,4 +1,4 @@
-"""Trains a module with every kind of layer that can be cut; arguments: plan, number of images, folder."""
+"""Trains a module with every kind of layer that can be cut; arguments: plan, images, folder, device."""
 
 import sys
 from pathlib import Path
@@ -60,6 +60,6 @@ class Images:
 if __name__ == "__main__":
     torch.manual_seed(0)
     train = lockstep.Train(epochs=1, batch=8, lanes=4, clip=1.0, ema=0.9, bands=4, slices=4)
-    plan, count, folder = sys.argv[1:]
-    launch = lockstep.Launch(name="run", runs_dir=Path(folder), device="cpu", plan=plan, quiet=True)
+    plan, count, folder, device = [*sys.argv[1:], "cpu"][:4]
+    launch = lockstep.Launch(name="run", runs_dir=Path(folder), device=device, plan=plan, quiet=True)
     lockstep.train(lockstep.Run(train=train), UShaped(), Images(int(count)), launch=launch)
