@@ -80,7 +80,9 @@ def measure(model: str, plan: str, cores: Cores, options: Any) -> Any:
     print(f"{model}, {plan}: {found['share']}", flush=True)
     keys = f" ({' '.join(options.keys)})" if options.keys else ""
     name = f"{model}{keys}, {plan}: share of the multiplications that is cut"
-    return make_record(name, [found["share"]], "of 1", limit=0.9, not_whole=less, cells=found["cells"])
+    return make_record(
+        name, [found["share"]], "of 1", limit=0.9, not_whole=less, cells=found.get("cells", [])
+    )
 
 
 if __name__ == "__main__":
