@@ -20,7 +20,7 @@ Encoded = bytes | memoryview
 Pixels = npt.NDArray[np.uint8]
 UNREADABLE = (OSError, SyntaxError, ValueError, UnidentifiedImageError, Image.DecompressionBombError)
 _SCALES = (8, 4, 2)
-_BLOCK, _END = 16, b"\xff\xd9"
+_BLOCK, END = 16, b"\xff\xd9"  # rows of a block at most; what a JPEG ends with
 _START = 1 << 16  # bytes in which a JPEG says how it is rotated
 _ORIENTATION = 0x0112
 _MOST_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 0)  # as Pillow has it
@@ -122,13 +122,19 @@ def _measure_plain_jpeg(data: Encoded) -> tuple[int, int] | None:
         return None
     if space not in ("YCbCr", "Gray", "RGB"):
         return None
-    if b"Exif\0\0" in start:
-        with Image.open(BytesIO(data)) as file:
-            if _orientation(file) != 1:
-                return None
+    if not is_upright(data):
+        return None
     if height * width > _MOST_PIXELS:
         raise Image.DecompressionBombError(f"{height} x {width} pixels are too many")
     return height, width
+
+
+def is_upright(data: Encoded) -> bool:
+    """Whether a JPEG is to be seen as it is stored."""
+    if b"Exif\0\0" not in bytes(data[:_START]):
+        return True
+    with Image.open(BytesIO(data)) as file:
+        return _orientation(file) == 1
 
 
 def _measure_any(data: Encoded) -> tuple[int, int]:
@@ -186,7 +192,7 @@ def _cut_rows(data: Encoded, height: int, last_row: int) -> tuple[int, bytearray
     and end as it should: the decoder would not notice if it were truncated.
     """
     rows = -(-(last_row + 2) // _BLOCK) * _BLOCK  # a block is at most 16 rows; and two rows for blending
-    if rows >= height or bytes(data[-2:]) != _END:
+    if rows >= height or bytes(data[-2:]) != END:
         return None
     place, frame = 2, 0
     while place + 10 < len(data) and data[place] == 0xFF:

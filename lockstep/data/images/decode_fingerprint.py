@@ -15,10 +15,18 @@ import PIL
 from PIL import features
 
 from lockstep.data.images.decode import cut_image, find_libraries, fit_image
+from lockstep.errors import DataError, unknown
 
 _PROBES = ("probe.jpg", "probe_progressive.jpg")
 _SHAPES = ((3, 52, 70), (3, 20, 24), (1, 11, 17), (3, 9, 5))
+_DECODERS = ("cpu", "nvjpeg")
 _BOX = 3, 5, 45, 61  # top, left, height, width
+
+
+def check_decoder(name: str) -> None:
+    """Refuse a name of `data.decoder` that means nothing."""
+    if name not in _DECODERS:
+        raise DataError(f"data.decoder: {unknown('decoder', name, _DECODERS)}")
 
 
 def explain_decoder() -> tuple[str, ...]:
@@ -29,9 +37,10 @@ def explain_decoder() -> tuple[str, ...]:
 
 
 @cache
-def decode_fingerprint() -> str:
+def decode_fingerprint(decoder: str = "cpu") -> str:
     """Versions of the libraries, and the first digits of the hash."""
     digest = hashlib.sha256()
+    gpu = _hash_on_gpu(digest) if decoder == "nvjpeg" else []
     for name in _PROBES:
         data = files(__package__).joinpath(name).read_bytes()
         for shape in _SHAPES:
@@ -41,7 +50,23 @@ def decode_fingerprint() -> str:
             cut_image(data, _BOX, out)
             digest.update(out.data)
     simplejpeg, cv2 = find_libraries()
-    found = [f"pillow {PIL.__version__}", f"libjpeg {features.version('jpg')}"]
+    found = [*gpu, f"pillow {PIL.__version__}", f"libjpeg {features.version('jpg')}"]
     found += [f"simplejpeg {simplejpeg.__version__}"] if simplejpeg else []
     found += [f"opencv {cv2.__version__}"] if cv2 else []
     return f"{', '.join(found)}, pixels {digest.hexdigest()[:16]}"
+
+
+def _hash_on_gpu(digest: hashlib._Hash) -> list[str]:
+    """Add what nvJPEG makes of the first probe to the hash; returns its name."""
+    import torch
+
+    from lockstep.data.images.nvjpeg import find_nvjpeg
+
+    gpu = find_nvjpeg()
+    coded = gpu.parse(files(__package__).joinpath(_PROBES[0]).read_bytes())
+    if coded:
+        for shape in _SHAPES:
+            out = torch.empty((2, *shape), dtype=torch.uint8)
+            gpu.decode([coded, coded], [None, _BOX], out)
+            digest.update(out.numpy().data)
+    return [gpu.name]

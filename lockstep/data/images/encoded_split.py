@@ -52,9 +52,16 @@ class ImageSource(Protocol):
 class EncodedSplit:
     """Decodes images when they are read, and keeps their pixels if they fit into 1 GiB."""
 
-    def __init__(self, source: ImageSource, labels: Tensor, shape: tuple[int, int, int], fix: str) -> None:
+    def __init__(
+        self,
+        source: ImageSource,
+        labels: Tensor,
+        shape: tuple[int, int, int],
+        fix: str,
+        decoder: str = "cpu",
+    ) -> None:
         """`fix` ends the error about an image that cannot be read."""
-        self.labels = labels
+        self.labels, self._decoder = labels, decoder
         self.source, self._shape, self._fix = source, shape, fix
         self._kept: Tensor | None = None
         if len(source) * math.prod(shape) <= IN_MEMORY_BYTES:
@@ -96,14 +103,43 @@ class EncodedSplit:
         numbers = ids.tolist()
         images = torch.empty((len(numbers), *self._shape), dtype=torch.uint8)
         pixels: Pixels = images.numpy()
+        there = self._decode_on_gpu(numbers, boxes, images) if self._decoder == "nvjpeg" else set()
 
         def fill(part: range) -> None:
             for place in part:
-                self._fill(numbers[place], boxes[place] if boxes else None, pixels[place])
+                if place not in there:
+                    self._fill(numbers[place], boxes[place] if boxes else None, pixels[place])
 
         for _ in in_parallel(fill, cut_range(len(numbers))):
             pass
         return images
+
+    def _decode_on_gpu(
+        self, numbers: list[int], boxes: Sequence[tuple[int, int, int, int]] | None, images: Tensor
+    ) -> set[int]:
+        """Decode what a GPU can; returns which places of the batch are done."""
+        from lockstep.data.images.nvjpeg import Coded, find_nvjpeg
+
+        gpu = find_nvjpeg()
+
+        def parse(part: range) -> list[tuple[int, Coded]]:
+            found = ((place, gpu.parse(self._read(numbers[place]))) for place in part)
+            return [(place, coded) for place, coded in found if coded]
+
+        parts = list(in_parallel(parse, cut_range(len(numbers))))
+        places = [place for part in parts for place, _ in part]
+        own = [boxes[place] if boxes else None for place in places]
+        out = images if len(places) == len(images) else images[: len(places)].clone()
+        gpu.decode([coded for part in parts for _, coded in part], own, out)
+        if out is not images:
+            images[places] = out
+        return set(places)
+
+    def _read(self, index: int) -> bytes:
+        try:
+            return bytes(self.source.read(index))
+        except OSError:
+            return b""  # which is told when the host reads it
 
     def _fill(self, index: int, box: tuple[int, int, int, int] | None, out: Pixels) -> None:
         try:

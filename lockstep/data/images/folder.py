@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from lockstep.data.data_set import Count, DataSet
-from lockstep.data.images.decode_fingerprint import decode_fingerprint, explain_decoder
+from lockstep.data.images.decode_fingerprint import check_decoder, decode_fingerprint, explain_decoder
 from lockstep.data.images.encoded_split import EncodedSplit, in_parallel
 from lockstep.data.images.folder_listing import find_roots, list_files, list_splits
 from lockstep.data.images.image_file import STATISTICS, FileSource, ImageFile, read_image
@@ -36,6 +36,7 @@ class FolderOptions:
     channels: int = 3
     val_fraction: float = 0.1
     seed: int = 0
+    decoder: str = "cpu"
 
     def __post_init__(self) -> None:
         if self.size < 1:
@@ -45,6 +46,7 @@ class FolderOptions:
             raise DataError(f"data.channels={self.channels}: folder gives 1 (grey) or 3 (RGB) channels")
         if not 0 < self.val_fraction < 1:
             raise DataError(f"data.val_fraction={self.val_fraction}: must be between 0 and 1, such as 0.1")
+        check_decoder(self.decoder)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -55,7 +57,7 @@ def open_folder(options: FolderOptions, folder: Path) -> Store:
     """List, check and split the images below `folder`."""
     listing = list_splits(folder, options.val_fraction, options.seed)
     files, classes = listing.files, listing.classes
-    splits = _open_splits(files, classes, options.shape, folder)
+    splits = _open_splits(files, classes, options.shape, folder, options.decoder)
     last = "test" if "test" in splits else "val"
     mean, std = STATISTICS[options.channels]
     return Store(
@@ -79,11 +81,12 @@ def _manifest(options: FolderOptions, files: dict[str, list[ImageFile]], last: s
     both = {"test": files[last], **({"val": files["val"]} if len(files) == 3 else {})}
     parts = {"train": files["train"], **both}
     counts = {name: len(part) for name, part in parts.items()}
-    return images_manifest("folder", options.shape, counts, {k: _names_sha256(v) for k, v in parts.items()})
+    hashes = {k: _names_sha256(v) for k, v in parts.items()}
+    return images_manifest("folder", options.shape, counts, hashes, options.decoder)
 
 
 def images_manifest(
-    name: str, shape: tuple[int, int, int], counts: dict[str, int], hashes: dict[str, str]
+    name: str, shape: tuple[int, int, int], counts: dict[str, int], hashes: dict[str, str], decoder: str
 ) -> dict[str, object]:
     """What identifies encoded images: number and hash of each split, size, and what decodes them."""
     return {
@@ -92,7 +95,7 @@ def images_manifest(
         "channels": shape[0],
         **{f"num_{split}": count for split, count in counts.items()},
         **{f"{split}_sha256": sha256 for split, sha256 in hashes.items()},
-        "decoder": decode_fingerprint(),
+        "decoder": decode_fingerprint(decoder),
     }
 
 
@@ -140,7 +143,11 @@ def open_images(
 
 
 def _open_splits(
-    files: dict[str, list[ImageFile]], classes: Sequence[str], shape: tuple[int, int, int], folder: Path
+    files: dict[str, list[ImageFile]],
+    classes: Sequence[str],
+    shape: tuple[int, int, int],
+    folder: Path,
+    decoder: str = "cpu",
 ) -> dict[str, EncodedSplit]:
     """Read the header of every file, so that a bad one is found before training starts."""
     finds = f"`lockstep data check folder --dir {folder}` finds all such files"
@@ -154,7 +161,7 @@ def _open_splits(
         own, first = sizes[first : first + len(part)], first + len(part)
         labels = torch.tensor([number[file.label] for file in part])
         fix = f"{finds}; after a repair, --resume RUN --data-changed goes on"
-        splits[name] = EncodedSplit(FileSource(part, own), labels, shape, fix)
+        splits[name] = EncodedSplit(FileSource(part, own), labels, shape, fix, decoder)
     return splits
 
 

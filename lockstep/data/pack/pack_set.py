@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from lockstep.data.data_set import Count, DataSet
-from lockstep.data.images.decode_fingerprint import explain_decoder
+from lockstep.data.images.decode_fingerprint import check_decoder, explain_decoder
 from lockstep.data.images.encoded_split import EncodedSplit, in_parallel
 from lockstep.data.images.folder import FolderOptions, images_manifest
 from lockstep.data.images.image_file import STATISTICS
@@ -38,6 +38,10 @@ class PackOptions:
 
     size: int = 0
     channels: int = 0
+    decoder: str = "cpu"
+
+    def __post_init__(self) -> None:
+        check_decoder(self.decoder)
 
     def shape(self, facts: PackFacts, folder: Path) -> tuple[int, int, int]:
         """C H W of the images to be given."""
@@ -60,7 +64,10 @@ def open_pack(options: PackOptions, folder: Path) -> Store:
     facts = read_facts(folder)
     shape = options.shape(facts, folder)
     check_files(folder, facts)
-    splits = {name: _open_split(folder, facts, split, shape) for name, split in facts.splits.items()}
+    splits = {
+        name: _open_split(folder, facts, split, shape, options.decoder)
+        for name, split in facts.splits.items()
+    }
     last = "test" if "test" in splits else "val"
     statistics = STATISTICS.get(shape[0], ((0.5,) * shape[0], (0.25,) * shape[0]))
     own = facts.mean is not None and facts.std is not None and len(facts.mean) == shape[0]
@@ -78,7 +85,7 @@ def open_pack(options: PackOptions, folder: Path) -> Store:
         test=splits[last],
         mean=mean,
         std=std,
-        manifest=_manifest(facts, shape, last),
+        manifest=_manifest(facts, shape, last, options.decoder),
         val=splits["val"] if last == "test" and "val" in splits else None,
         test_name=last,
         notices=(f"images of {folder}: {counts}", *(() if facts.is_raw else explain_decoder())),
@@ -86,23 +93,27 @@ def open_pack(options: PackOptions, folder: Path) -> Store:
     )
 
 
-def _open_split(folder: Path, facts: PackFacts, split: SplitFacts, shape: tuple[int, int, int]) -> Split:
+def _open_split(
+    folder: Path, facts: PackFacts, split: SplitFacts, shape: tuple[int, int, int], decoder: str
+) -> Split:
     index = open_index(folder, facts, split)
     if facts.is_raw and facts.shape:
         return RawSplit(folder, split, index, facts.shape, shape)
     labels = torch.from_numpy(index["label"].astype(np.int64))
     fix = f"`lockstep data check pack --dir {folder}` finds every damaged file"
-    return EncodedSplit(PackSource(folder, split, index), labels, shape, fix)
+    return EncodedSplit(PackSource(folder, split, index), labels, shape, fix, decoder)
 
 
-def _manifest(facts: PackFacts, shape: tuple[int, int, int], last: str) -> dict[str, object]:
+def _manifest(facts: PackFacts, shape: tuple[int, int, int], last: str, decoder: str) -> dict[str, object]:
     """What identifies the images: a folder's names and sizes if its files were kept, else the content."""
     names = {"train": "train", "test": last, **({"val": "val"} if len(facts.splits) == 3 else {})}
     parts = {name: facts.splits[key] for name, key in names.items()}
     counts = {name: split.count for name, split in parts.items()}
     if all(split.names_sha256 for split in parts.values()):
-        return images_manifest("folder", shape, counts, {k: v.names_sha256 for k, v in parts.items()})
-    return images_manifest("pack", shape, counts, {k: v.content_sha256() for k, v in parts.items()})
+        hashes = {k: v.names_sha256 for k, v in parts.items()}
+        return images_manifest("folder", shape, counts, hashes, decoder)
+    hashes = {k: v.content_sha256() for k, v in parts.items()}
+    return images_manifest("pack", shape, counts, hashes, decoder)
 
 
 def _warnings(facts: PackFacts, folder: Path) -> tuple[str, ...]:
