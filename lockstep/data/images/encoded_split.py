@@ -21,10 +21,12 @@ from torch import Tensor
 
 from lockstep.data.feeding import feeding
 from lockstep.data.images.decode import UNREADABLE, Encoded, Pixels, cut_image, fit_image
+from lockstep.data.images.fill_processes import fill_in_processes, shared_empty
 from lockstep.data.store import MemorySplit
 from lockstep.errors import DataError
 
 IN_MEMORY_BYTES = 1 << 30
+_FOR_A_PROCESS = 1024  # images at least: a fork takes some milliseconds
 _CHUNKS = 4  # of a batch for every thread: images differ in size
 
 T = TypeVar("T")
@@ -65,7 +67,7 @@ class EncodedSplit:
         self.source, self._shape, self._fix = source, shape, fix
         self._kept: Tensor | None = None
         if len(source) * math.prod(shape) <= IN_MEMORY_BYTES:
-            self._kept = torch.empty((len(source), *shape), dtype=torch.uint8)
+            self._kept = shared_empty((len(source), *shape))
         self._is_kept = torch.zeros(len(source), dtype=torch.bool)
 
     def __len__(self) -> int:
@@ -87,8 +89,17 @@ class EncodedSplit:
         return self._kept is not None
 
     def in_memory(self) -> MemorySplit:
-        """The whole split, decoded."""
-        return MemorySplit(*self.read(torch.arange(len(self))))
+        """The whole split, decoded; its pixels must fit."""
+        assert self._kept is not None
+        if self._decoder == "cpu" and feeding().threads > 1:
+            kept: Pixels = self._kept.numpy()
+            absent = (~self._is_kept).nonzero().flatten().tolist()
+            count = min(feeding().threads, len(absent) // _FOR_A_PROCESS)
+            if count > 1:
+                fill_in_processes(lambda index: self._fill(index, None, kept[index]), absent, count)
+                self._is_kept[:] = True
+        self.read(torch.arange(len(self)))
+        return MemorySplit(self._kept, self.labels)
 
     def sizes(self, ids: Tensor) -> Tensor:
         """Height and width of images in their files, int64 [N, 2]."""
