@@ -212,6 +212,14 @@ def _cut_rows(data: Encoded, height: int, last_row: int) -> tuple[int, bytearray
     return None
 
 
+def explain_unreadable(error: Exception) -> str:
+    """Why an image cannot be read, in a few words."""
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image"
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return text.replace("\n", " ")
+
+
 def as_mode(image: Image.Image, mode: str) -> Image.Image:
     """Convert any mode to grey or RGB; 16-bit greys are scaled, since Pillow would clip them at 255."""
     if image.mode.startswith("I"):

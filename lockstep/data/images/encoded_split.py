@@ -12,21 +12,29 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
-from PIL import UnidentifiedImageError
 from torch import Tensor
 
 from lockstep.data.feeding import feeding
-from lockstep.data.images.decode import UNREADABLE, Encoded, Pixels, cut_image, fit_image
-from lockstep.data.images.fill_processes import fill_in_processes, shared_empty
+from lockstep.data.images.decode import (
+    UNREADABLE,
+    Encoded,
+    Pixels,
+    cut_image,
+    explain_unreadable,
+    fit_image,
+)
+from lockstep.data.images.decode_processes import BadImage, Place, find_decoders
 from lockstep.data.store import MemorySplit
 from lockstep.errors import DataError
 
 IN_MEMORY_BYTES = 1 << 30
-_FOR_A_PROCESS = 1024  # images at least: a fork takes some milliseconds
+_AT_ONCE = 4096  # images that are decoded together
+_FOR_PROCESSES = 2048  # images at least: processes take a third of a second to start
+_MANY_THREADS = 4  # which get in each other's way
 _CHUNKS = 4  # of a batch for every thread: images differ in size
 
 T = TypeVar("T")
@@ -51,6 +59,14 @@ class ImageSource(Protocol):
         """Ask the system to drop images from its cache, so that they are read from the disk next."""
 
 
+@runtime_checkable
+class LocatedSource(Protocol):
+    """Encoded images in files."""
+
+    def locate(self, index: int) -> Place:
+        """The file, and where in it the image begins and how long it is; -1: all of it."""
+
+
 class EncodedSplit:
     """Decodes images when they are read, and keeps their pixels if they fit into 1 GiB."""
 
@@ -67,7 +83,7 @@ class EncodedSplit:
         self.source, self._shape, self._fix = source, shape, fix
         self._kept: Tensor | None = None
         if len(source) * math.prod(shape) <= IN_MEMORY_BYTES:
-            self._kept = shared_empty((len(source), *shape))
+            self._kept = torch.empty((len(source), *shape), dtype=torch.uint8)
         self._is_kept = torch.zeros(len(source), dtype=torch.bool)
 
     def __len__(self) -> int:
@@ -91,14 +107,8 @@ class EncodedSplit:
     def in_memory(self) -> MemorySplit:
         """The whole split, decoded; its pixels must fit."""
         assert self._kept is not None
-        if self._decoder == "cpu" and feeding().threads > 1:
-            kept: Pixels = self._kept.numpy()
-            absent = (~self._is_kept).nonzero().flatten().tolist()
-            count = min(feeding().threads, len(absent) // _FOR_A_PROCESS)
-            if count > 1:
-                fill_in_processes(lambda index: self._fill(index, None, kept[index]), absent, count)
-                self._is_kept[:] = True
-        self.read(torch.arange(len(self)))
+        for first in range(0, len(self), _AT_ONCE):
+            self.read(torch.arange(first, min(first + _AT_ONCE, len(self))))
         return MemorySplit(self._kept, self.labels)
 
     def sizes(self, ids: Tensor) -> Tensor:
@@ -112,6 +122,8 @@ class EncodedSplit:
     def decode(self, ids: Tensor, boxes: Sequence[tuple[int, int, int, int]] | None = None) -> Tensor:
         """Images, or a box of each, anew from their bytes."""
         numbers = ids.tolist()
+        if self._by_processes():
+            return self._decode_by_processes(numbers, boxes)
         images = torch.empty((len(numbers), *self._shape), dtype=torch.uint8)
         pixels: Pixels = images.numpy()
         there = self._decode_on_gpu(numbers, boxes, images) if self._decoder == "nvjpeg" else set()
@@ -124,6 +136,21 @@ class EncodedSplit:
         for _ in in_parallel(fill, cut_range(len(numbers))):
             pass
         return images
+
+    def _by_processes(self) -> bool:
+        many = feeding().threads >= _MANY_THREADS and len(self) >= _FOR_PROCESSES
+        return many and self._decoder == "cpu" and isinstance(self.source, LocatedSource)
+
+    def _decode_by_processes(
+        self, numbers: list[int], boxes: Sequence[tuple[int, int, int, int]] | None
+    ) -> Tensor:
+        assert isinstance(self.source, LocatedSource)
+        places = [self.source.locate(number) for number in numbers]
+        try:
+            return find_decoders(os.getpid(), feeding().threads).decode(places, boxes, self._shape)
+        except BadImage as error:
+            where = self.source.where(numbers[error.slot])
+            raise DataError(f"{unreadable(where, str(error))}; {self._fix}") from error
 
     def _decode_on_gpu(
         self, numbers: list[int], boxes: Sequence[tuple[int, int, int, int]] | None, images: Tensor
@@ -160,13 +187,12 @@ class EncodedSplit:
             else:
                 fit_image(data, out)
         except UNREADABLE as error:
-            raise DataError(f"{unreadable(self.source.where(index), error)}; {self._fix}") from error
+            where = self.source.where(index)
+            raise DataError(f"{unreadable(where, explain_unreadable(error))}; {self._fix}") from error
 
 
-def unreadable(where: object, error: Exception) -> str:
+def unreadable(where: object, reason: str) -> str:
     """One line for an image that cannot be read."""
-    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    reason = "not an image" if isinstance(error, UnidentifiedImageError) else text.replace("\n", " ")
     return f"{where}: unreadable image ({reason}): repair or remove it"
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from stat import S_ISREG
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.data.images.decode import UNREADABLE, fit_image, measure
+from lockstep.data.images.decode import UNREADABLE, explain_unreadable, fit_image, measure
+from lockstep.data.images.decode_server import read_bytes
 from lockstep.data.images.encoded_split import unreadable
 from lockstep.errors import DataError
 
@@ -48,8 +48,11 @@ class FileSource:
         return len(self._files)
 
     def read(self, index: int) -> bytes:
+        return read_bytes(self.locate(index)[0])
+
+    def locate(self, index: int) -> tuple[str, int, int]:
         file = self._files[index]
-        return read_bytes(f"{file.root}/{file.name}")
+        return f"{file.root}/{file.name}", 0, -1
 
     def where(self, index: int) -> str:
         return str(self._files[index].path)
@@ -60,22 +63,6 @@ class FileSource:
     def forget(self, ids: Tensor) -> None:
         for index in ids.tolist():
             drop_from_cache(self.where(index))
-
-
-def read_bytes(path: str, most: int = -1) -> bytes:
-    """The bytes of a file, or its first ones; a pipe or a device, which may never end, is refused."""
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        status = os.fstat(fd)
-        if not S_ISREG(status.st_mode):
-            raise OSError("no file")
-        size = status.st_size if most < 0 else min(status.st_size, most)
-        data = os.read(fd, size)
-        while len(data) < size and (more := os.read(fd, size - len(data))):
-            data += more
-        return data
-    finally:
-        os.close(fd)
 
 
 def drop_from_cache(path: str) -> None:
@@ -98,7 +85,7 @@ def measure_file(path: str) -> tuple[int, int]:
                 raise
             return measure(read_bytes(path))  # much may stand before the size
     except UNREADABLE as error:
-        raise DataError(unreadable(path, error)) from error
+        raise DataError(unreadable(path, explain_unreadable(error))) from error
 
 
 def read_image(path: Path, shape: tuple[int, int, int]) -> tuple[Tensor, tuple[int, int]]:
@@ -111,4 +98,4 @@ def read_image(path: Path, shape: tuple[int, int, int]) -> tuple[Tensor, tuple[i
         fit_image(data, out)
         return torch.from_numpy(out), measure(data)
     except UNREADABLE as error:
-        raise DataError(unreadable(path, error)) from error
+        raise DataError(unreadable(path, explain_unreadable(error))) from error

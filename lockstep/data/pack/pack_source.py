@@ -34,6 +34,11 @@ class PackSource:
         start = int(row["offset"])
         return self._shard(int(row["shard"]))[start : start + int(row["length"])]
 
+    def locate(self, index: int) -> tuple[str, int, int]:
+        """The shard that holds an image, where it begins and how long it is."""
+        row: Any = self._index[index]
+        return str(self._paths[int(row["shard"])]), int(row["offset"]), int(row["length"])
+
     def where(self, index: int) -> str:
         """The shard and the member that hold an image."""
         row: Any = self._index[index]

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lockstep.data.images.decode import UNREADABLE
+from lockstep.data.images.decode import UNREADABLE, explain_unreadable
 from lockstep.data.images.encoded_split import unreadable
 from lockstep.data.pack.finish_pack import rename_part, write_facts, write_indexes
 from lockstep.data.pack.image_form import ImageForm, PackedImage
@@ -186,7 +186,7 @@ def _encode(split: PackableSplit, form: ImageForm, channels: int, i: int) -> Pac
     try:
         return form.encode(split.read(i), channels)
     except UNREADABLE as error:
-        return unreadable(split.where(i), error)
+        return unreadable(split.where(i), explain_unreadable(error))
 
 
 def _in_order(
