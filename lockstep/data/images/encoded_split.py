@@ -156,19 +156,19 @@ class EncodedSplit:
         self, numbers: list[int], boxes: Sequence[tuple[int, int, int, int]] | None, images: Tensor
     ) -> set[int]:
         """Decode what a GPU can; returns which places of the batch are done."""
-        from lockstep.data.images.nvjpeg import Coded, find_nvjpeg
+        from lockstep.data.images.nvjpeg import find_nvjpeg
 
         gpu = find_nvjpeg()
 
-        def parse(part: range) -> list[tuple[int, Coded]]:
-            found = ((place, gpu.parse(self._read(numbers[place]))) for place in part)
-            return [(place, coded) for place, coded in found if coded]
+        def read(part: range) -> list[bytes]:
+            return [self._read(numbers[place]) for place in part]
 
-        parts = list(in_parallel(parse, cut_range(len(numbers))))
-        places = [place for part in parts for place, _ in part]
+        files = [data for part in in_parallel(read, cut_range(len(numbers))) for data in part]
+        coded = {place: found for place, data in enumerate(files) if (found := gpu.parse(data))}
+        places = list(coded)
         own = [boxes[place] if boxes else None for place in places]
         out = images if len(places) == len(images) else images[: len(places)].clone()
-        gpu.decode([coded for part in parts for _, coded in part], own, out)
+        gpu.decode(list(coded.values()), own, out)
         if out is not images:
             images[places] = out
         return set(places)

@@ -53,7 +53,8 @@ class NvJpeg:
             raise DataError(
                 "data.decoder=nvjpeg needs an NVIDIA GPU, and there is none: set data.decoder=cpu"
             )
-        self._lib, self._lock = _load(), Lock()
+        self._lock, self._lib = Lock(), _load()
+        self._quick = ctypes.PyDLL(self._lib._name)  # for calls too short to give up the interpreter's lock
         self._device = torch.device("cuda", torch.cuda.current_device())
         torch.zeros(1, device=self._device)  # the library needs a CUDA context
         self._handle, self._state, self._header = c_void_p(), c_void_p(), c_void_p()
@@ -82,13 +83,13 @@ class NvJpeg:
         width, height = c_uint(), c_uint()
         with self._lock:
             args = self._handle, c_char_p(data), c_size_t(len(data)), self._header
-            if self._lib.nvjpegJpegStreamParseHeader(*args):
+            if self._quick.nvjpegJpegStreamParseHeader(*args):
                 return None
-            self._call("nvjpegJpegStreamGetComponentsNum", self._header, byref(count))
-            self._call("nvjpegJpegStreamGetJpegEncoding", self._header, byref(kind))
-            self._call("nvjpegJpegStreamGetFrameDimensions", self._header, byref(width), byref(height))
+            self._quick.nvjpegJpegStreamGetComponentsNum(self._header, byref(count))
+            self._quick.nvjpegJpegStreamGetJpegEncoding(self._header, byref(kind))
+            self._quick.nvjpegJpegStreamGetFrameDimensions(self._header, byref(width), byref(height))
             if self._backend == "engines":
-                self._call("nvjpegDecodeBatchedSupported", self._handle, self._header, byref(other))
+                self._quick.nvjpegDecodeBatchedSupported(self._handle, self._header, byref(other))
         if count.value not in _FORMATS or kind.value != _BASELINE or other.value:
             return None
         return Coded(data, height.value, width.value)
