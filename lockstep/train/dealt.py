@@ -207,6 +207,12 @@ def _split(setup: Setup, plan: Plan, bucket_mb: float, world: Group) -> Dealt:
             f"--plan {plan}: not with {setup.lowering.program.kernels} kernels, as metrics of your own need "
             "the outputs of stock kernels: use kernels.set=stock, which is another run"
         )
+    if setup.lowering and setup.store.eval_shape != setup.store.shape and in_parts:
+        raise ModelError(
+            f"--plan {plan}: not with data.eval_size={setup.store.eval_size} and "
+            f"{setup.lowering.program.kernels} kernels, whose parts are of one size: leave data.eval_size "
+            "out, or use kernels.set=stock, which is another run"
+        )
     if setup.lowering and plan.spatial > 1:
         raise ModelError(explain_kernels(plan, setup.lowering.program.kernels))
     mesh = make_mesh(world, plan)

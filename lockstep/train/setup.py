@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,14 +24,12 @@ from lockstep.lower.choose import Sample, explain_stock, lower_for_device, lower
 from lockstep.lower.lane_by_lane import LaneByLane
 from lockstep.lower.program import DeviceLowering
 from lockstep.measure.machine_fingerprint import fingerprint
-from lockstep.models import build_model, load_weights
-from lockstep.models.source_hash import describe_loss, describe_module
-from lockstep.models.tensors import model_tensors, tensors_sha256
+from lockstep.models.source_hash import describe_loss
 from lockstep.parallel.split.split_graph import SplitGraph
 from lockstep.runs.about import About
-from lockstep.runs.tensor_file import file_sha256
 from lockstep.spec import Run
 from lockstep.spec.identity import Identity, is_scripted, make_identity
+from lockstep.train.evaluation.eval_shape import check_eval_shape, lower_for_evaluation
 from lockstep.train.evaluation.evaluate import place_evaluator
 from lockstep.train.evaluation.host_evaluate import Evaluator
 from lockstep.train.evaluation.metric import Metrics, check_metrics
@@ -44,6 +41,7 @@ from lockstep.train.preflight import (
     explain_no_accuracy,
     warnings_of,
 )
+from lockstep.train.start_model import describe_own, make_model
 
 
 @dataclass(frozen=True)
@@ -138,7 +136,8 @@ class Setup:
 
     def evaluator(self, group: Group, graph: bool = True) -> Evaluator:
         """Evaluation after every epoch, in blocks of one lane, by all workers."""
-        return place_evaluator(self.stock_evaluator(group), self.lowering, graph)
+        lowering = lower_for_evaluation(self.run, self.model, self.loss, self.store, self.lowering)
+        return place_evaluator(self.stock_evaluator(group), lowering, graph)
 
     def stock_evaluator(self, group: Group) -> Evaluator:
         """The same through the host, with stock kernels."""
@@ -171,30 +170,16 @@ def set_up(
     source: dict[str, Any] = {}
     notices = list(store.notices)
     if model is None:
-        model = build_model(run, store.shape, len(store.classes))
-        if run.model.weights:
-            path = Path(run.model.weights)
-            if recorded and not path.exists():
-                source["weights_sha256"] = recorded.get("source.weights_sha256")
-            else:
-                notices += _start_from(model, path)
-                source["weights_sha256"] = file_sha256(path)
+        model = make_model(run, store, recorded, source, notices)
     else:
-        if not isinstance(model, nn.Module):
-            what = model.__name__ if isinstance(model, type) else type(model).__name__
-            raise ModelError(f"model: {what} is no module: give an instance of torch.nn.Module, as Net()")
-        source["model"] = describe_module(model)
-        source["model"]["weights_sha256"] = tensors_sha256(model_tensors(model))
-        if run.model.weights:
-            raise ModelError(
-                "model.weights is for models by name: load weights into your own module yourself"
-            )
+        describe_own(run, model, source)
     if loss is not None:
         source["loss"] = describe_loss(loss, len(store.classes))
     if not any(p.requires_grad for p in model.parameters()):
         raise ModelError("the model has no parameter that requires a gradient, so there is nothing to train")
     model = to_device(model, device, run)
     chosen_loss = choose_loss(model, loss, store, run.train, device)
+    check_eval_shape(model, chosen_loss, store, device)
     warnings = check_lane(model, chosen_loss, store, run, device)
     warnings += explain_no_accuracy(model, chosen_loss, store, device)
     check_metrics(given.metrics, model, store, device)
@@ -234,11 +219,3 @@ def set_up(
         metrics=given.metrics,
         grid=grid,
     )
-
-
-def _start_from(model: nn.Module, path: Path) -> list[str]:
-    renewed = load_weights(model, path)
-    notices = [f"starting from the weights of {path}"]
-    if renewed:
-        notices.append(f"the head has another size and starts anew: {', '.join(renewed)}")
-    return notices

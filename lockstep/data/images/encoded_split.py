@@ -52,10 +52,17 @@ class ImageSource(Protocol):
 class EncodedSplit:
     """Decodes images when they are read, and keeps their pixels if they fit into 1 GiB."""
 
-    def __init__(self, source: ImageSource, labels: Tensor, shape: tuple[int, int, int], fix: str) -> None:
-        """`fix` ends the error about an image that cannot be read."""
+    def __init__(
+        self,
+        source: ImageSource,
+        labels: Tensor,
+        shape: tuple[int, int, int],
+        fix: str,
+        share: float = 1.0,
+    ) -> None:
+        """`fix` ends the error about an image that cannot be read; `share` is that of `fit_image`."""
         self.labels = labels
-        self.source, self._shape, self._fix = source, shape, fix
+        self.source, self._shape, self._fix, self._share = source, shape, fix, share
         self._kept: Tensor | None = None
         if len(source) * math.prod(shape) <= IN_MEMORY_BYTES:
             self._kept = torch.empty((len(source), *shape), dtype=torch.uint8)
@@ -111,7 +118,7 @@ class EncodedSplit:
             if box:
                 cut_image(data, box, out)
             else:
-                fit_image(data, out)
+                fit_image(data, out, self._share)
         except UNREADABLE as error:
             raise DataError(f"{unreadable(self.source.where(index), error)}; {self._fix}") from error
 

@@ -26,10 +26,35 @@ from lockstep.data.store import Store, check_size
 from lockstep.errors import DataError
 
 _NAMED = 5  # most classes that an error lists
+View = tuple[tuple[int, int, int], float]  # how images are given: C H W, and the share of `fit_image`
 
 
 @dataclass(frozen=True)
-class FolderOptions:
+class EvalOptions:
+    """How images of val and test are given: pixels a side, 0 as for training, and the share of the box."""
+
+    eval_size: int = 0
+    crop_pct: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.eval_size < 0:
+            raise DataError(f"data.eval_size={self.eval_size}: must be 0 (as for training), or pixels a side")
+        check_size(self.eval_size, "eval_size")
+        if not 0 < self.crop_pct <= 1:
+            raise DataError(f"data.crop_pct={self.crop_pct}: must be above 0 and at most 1, such as 0.875")
+
+    def facts(self) -> dict[str, object]:
+        """What identifies them, beside the images."""
+        size = {"eval_size": self.eval_size} if self.eval_size else {}
+        return {**size, "crop_pct": float(self.crop_pct)} if self.crop_pct < 1 else {**size}
+
+    def view(self, split: str, shape: tuple[int, int, int], eval_shape: tuple[int, int, int]) -> View:
+        """The shape of a split's images, and the share of the box."""
+        return (shape, 1.0) if split == "train" else (eval_shape, self.crop_pct)
+
+
+@dataclass(frozen=True)
+class FolderOptions(EvalOptions):
     """What a user may set under `data.` for folder."""
 
     size: int = 64
@@ -38,6 +63,7 @@ class FolderOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.size < 1:
             raise DataError(f"data.size={self.size}: an image needs at least 1 pixel a side; try 64")
         check_size(self.size)
@@ -50,12 +76,17 @@ class FolderOptions:
     def shape(self) -> tuple[int, int, int]:
         return self.channels, self.size, self.size
 
+    @property
+    def eval_shape(self) -> tuple[int, int, int]:
+        return (self.channels, self.eval_size, self.eval_size) if self.eval_size else self.shape
+
 
 def open_folder(options: FolderOptions, folder: Path) -> Store:
     """List, check and split the images below `folder`."""
     listing = list_splits(folder, options.val_fraction, options.seed)
     files, classes = listing.files, listing.classes
-    splits = _open_splits(files, classes, options.shape, folder)
+    views = {name: options.view(name, options.shape, options.eval_shape) for name in files}
+    splits = _open_splits(files, classes, views, folder)
     last = "test" if "test" in splits else "val"
     mean, std = STATISTICS[options.channels]
     return Store(
@@ -71,6 +102,7 @@ def open_folder(options: FolderOptions, folder: Path) -> Store:
         test_name=last,
         notices=(str(listing), *explain_decoder()),
         warnings=tuple(listing.warnings()),
+        eval_size=options.eval_size,
     )
 
 
@@ -79,7 +111,8 @@ def _manifest(options: FolderOptions, files: dict[str, list[ImageFile]], last: s
     both = {"test": files[last], **({"val": files["val"]} if len(files) == 3 else {})}
     parts = {"train": files["train"], **both}
     counts = {name: len(part) for name, part in parts.items()}
-    return images_manifest("folder", options.shape, counts, {k: _names_sha256(v) for k, v in parts.items()})
+    hashes = {name: _names_sha256(part) for name, part in parts.items()}
+    return {**images_manifest("folder", options.shape, counts, hashes), **options.facts()}
 
 
 def images_manifest(
@@ -119,7 +152,7 @@ def check_folder(options: FolderOptions, folder: Path, on_progress: Count) -> li
 
 
 def open_images(
-    folder: Path, classes: Sequence[str], shape: tuple[int, int, int], split: str | None
+    folder: Path, classes: Sequence[str], shape: tuple[int, int, int], split: str | None, share: float = 1.0
 ) -> tuple[Path, EncodedSplit]:
     """Open the images of another folder, labelled with a run's classes; returns their folder too.
 
@@ -136,11 +169,11 @@ def open_images(
     if extra:
         known = ", ".join(classes[:_NAMED]) + (", …" if len(classes) > _NAMED else "")
         raise DataError(f"{root or folder}: class {', '.join(extra)} is not one of the run's: {known}")
-    return root or folder, _open_splits({"": files}, classes, shape, folder)[""]
+    return root or folder, _open_splits({"": files}, classes, {"": (shape, share)}, folder)[""]
 
 
 def _open_splits(
-    files: dict[str, list[ImageFile]], classes: Sequence[str], shape: tuple[int, int, int], folder: Path
+    files: dict[str, list[ImageFile]], classes: Sequence[str], views: dict[str, View], folder: Path
 ) -> dict[str, EncodedSplit]:
     """Read the header of every file, so that a bad one is found before training starts."""
     finds = f"`lockstep data check folder --dir {folder}` finds all such files"
@@ -154,7 +187,8 @@ def _open_splits(
         own, first = sizes[first : first + len(part)], first + len(part)
         labels = torch.tensor([number[file.label] for file in part])
         fix = f"{finds}; after a repair, --resume RUN --data-changed goes on"
-        splits[name] = EncodedSplit(FileSource(part, own), labels, shape, fix)
+        shape, share = views[name]
+        splits[name] = EncodedSplit(FileSource(part, own), labels, shape, fix, share)
     return splits
 
 
