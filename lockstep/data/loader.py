@@ -106,17 +106,19 @@ class TrainLoader:
     def _read(self, epoch: int, step: int) -> tuple[Tensor, Tensor, Any]:
         every = lane_positions(step, self._batch, self._lanes)
         positions = every[self._own.start : self._own.stop].flatten()
-        ids = sample_ids(self._augment.seed, epoch, positions, len(self._split), self._augment.block)
+        augment, length = self._augment, len(self._split)
+        ids = sample_ids(augment.seed, epoch, positions, length, augment.block, augment.repeats)
         if self.needs.images:
-            images, targets = self._augment.read(self._split, ids, epoch)
+            images, targets = augment.read(self._split, ids, epoch)
             if self._device.type == "cpu":  # beside the step
-                images = self._augment.change(images, ids, epoch)
+                images = augment.change(images, ids, epoch)
             return ids, images, targets
         known = getattr(self._split, "labels", None)
         if not self.needs.labels:
             labels: Any = torch.zeros(len(ids), dtype=torch.int64)
         else:
-            labels = known[ids] if isinstance(known, Tensor) else self._split.read(ids)[1]
+            places = ids % length
+            labels = known[places] if isinstance(known, Tensor) else self._split.read(places)[1]
         return ids, torch.zeros(len(ids), 0), labels
 
     def _finish(self, epoch: int, step: int, ids: Tensor, images: Tensor, labels: Any) -> Lanes:

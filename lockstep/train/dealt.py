@@ -230,7 +230,8 @@ def _split(setup: Setup, plan: Plan, bucket_mb: float, world: Group) -> Dealt:
         dealt.pipeline = cut_program(setup.model, setup.lowering, images, plan, mesh)
         stage = dealt.pipeline
     elif in_parts:
-        dealt.pipeline = cut_model(setup.model, images, setup.bf16, plan, mesh, dealt.split or setup.grid)
+        both = images, fixed_images(setup.run, setup.store.eval_shape, setup.device)
+        dealt.pipeline = cut_model(setup.model, both, setup.bf16, plan, mesh, dealt.split or setup.grid)
     if plan.splits_layers and setup.lowering:
         from lockstep.parallel.products.dealt_products import deal_products
 

@@ -15,6 +15,7 @@ from torch import nn
 from lockstep.comm.group import Group
 from lockstep.data import Store, open_data
 from lockstep.data.augment import Augment, check_augment, make_augment
+from lockstep.data.changes.own_change import OwnFunction
 from lockstep.data.loader import Lanes
 from lockstep.data.map_style import from_map_style
 from lockstep.errors import DataError, ModelError
@@ -41,17 +42,18 @@ from lockstep.train.preflight import (
     explain_no_accuracy,
     warnings_of,
 )
-from lockstep.train.start_model import describe_own, make_model
+from lockstep.train.start_model import describe_augment, describe_own, explain_host_path, make_model
 
 
 @dataclass(frozen=True)
 class Given:
-    """What a script gives in place of what the Run names: module, data set, loss; and its own metrics."""
+    """What a script gives in place of what the Run names, and its own metrics and augmentation."""
 
     model: nn.Module | None = None
     data: Any = None
     loss: Loss | None = None
     metrics: Metrics = field(default_factory=dict)
+    augment: OwnFunction | None = None
 
 
 @dataclass
@@ -72,6 +74,7 @@ class Setup:
     batched: dict[tuple[int, ...], bool] = field(default_factory=dict)  # see `Sample.known`
     grid: SplitGraph | None = None  # if sums over pixels or outputs follow train.bands, train.slices
     metrics: Metrics = field(default_factory=dict)
+    own_augment: OwnFunction | None = None
 
     @property
     def memory_format(self) -> torch.memory_format:
@@ -132,7 +135,8 @@ class Setup:
 
     def augment(self) -> Augment:
         """How images are changed on their way from the store to the model."""
-        return make_augment(self.run, self.store.shape, self.store.mean, self.store.std)
+        store = self.store
+        return make_augment(self.run, store.shape, store.mean, store.std, self.own_augment)
 
     def evaluator(self, group: Group, graph: bool = True) -> Evaluator:
         """Evaluation after every epoch, in blocks of one lane, by all workers."""
@@ -166,13 +170,16 @@ def set_up(
             f"train.batch={run.train.batch} is more than the {len(store.train)} training images of "
             f"{store.name}: lower train.batch"
         )
-    check_augment(run, store)
+    check_augment(run, store, given.augment)
     source: dict[str, Any] = {}
     notices = list(store.notices)
     if model is None:
         model = make_model(run, store, recorded, source, notices)
     else:
         describe_own(run, model, source)
+    if given.augment:
+        source["augment"] = describe_augment(given.augment, store)
+        notices += explain_host_path(given.augment, device)
     if loss is not None:
         source["loss"] = describe_loss(loss, len(store.classes))
     if not any(p.requires_grad for p in model.parameters()):
@@ -218,4 +225,5 @@ def set_up(
         lowering,
         metrics=given.metrics,
         grid=grid,
+        own_augment=given.augment,
     )

@@ -1,16 +1,18 @@
-"""The model that a run starts with, and its part of the identity: built by name, or a script's own."""
+"""What a run starts with, and its part of the identity: a model by name; a script's module, augmentation."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from lockstep.data import Store
+from lockstep.data.changes.own_change import OwnChange, OwnFunction
 from lockstep.errors import ModelError
 from lockstep.models import build_model, load_weights
-from lockstep.models.source_hash import describe_module
+from lockstep.models.source_hash import describe_callable, describe_module
 from lockstep.models.tensors import model_tensors, tensors_sha256
 from lockstep.runs.tensor_file import file_sha256
 from lockstep.spec import Run
@@ -44,6 +46,18 @@ def describe_own(run: Run, model: Any, source: dict[str, Any]) -> None:
     source["model"]["weights_sha256"] = tensors_sha256(model_tensors(model))
     if run.model.weights:
         raise ModelError("model.weights is for models by name: load weights into your own module yourself")
+
+
+def describe_augment(function: OwnFunction, store: Store) -> str:
+    """A name for a script's augmentation that changes with its source and its results; tries it out."""
+    return f"{describe_callable(function)} {OwnChange(function, 0).try_out(store.shape)}"
+
+
+def explain_host_path(function: OwnFunction, device: torch.device) -> list[str]:
+    """A line for a run on a GPU, where images would else stay."""
+    name = getattr(function, "__name__", type(function).__name__)
+    told = f"augment={name} runs on the host: images are read and sent for every step, none stay on the GPU"
+    return [told] if device.type == "cuda" else []
 
 
 def _start_from(model: nn.Module, path: Path) -> list[str]:

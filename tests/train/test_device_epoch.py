@@ -154,6 +154,19 @@ def test_random_boxes_and_changed_colours_are_those_of_the_host(tmp_path):
         fused(tmp_path, "data.augment=flip,mixup", **given)
 
 
+def mirror(image, generator):
+    return image[:: generator.integers(0, 2) * 2 - 1]
+
+
+@pytest.mark.parametrize("own", [None, mirror])
+def test_repeated_samples_are_those_of_the_host(tmp_path, own):
+    """They lie on the device once; with a function of the user's they are fed from the host."""
+    keys, given = (AUGMENT, "data.repeats=3", "train.epochs=2"), {"model": small, "augment": own}
+    whole, _ = through_host(tmp_path, *keys, **given, launch={"name": "whole"})
+    found, _ = fused(tmp_path, *keys, **given, launch={"name": "found"})
+    assert hashes(found) == hashes(whole)
+
+
 def storage(tensor):
     return tensor.untyped_storage().data_ptr()
 

@@ -12,11 +12,12 @@ from plan_runs import hashes
 from small import as_worker, command, summary, train
 
 import lockstep
-from lockstep.cli.main import main
+from lockstep.cli.main import run as call_lockstep
 from lockstep.data import open_data
 from lockstep.data.images.decode import fit_image
 from lockstep.data.pack.find_source import pack_data
 from lockstep.errors import DataError, ModelError
+from lockstep.spec.run_file import dump_toml
 
 RESNET = ("model.name=resnet18", "data.size=8", "data.eval_size=16", "data.crop_pct=0.8", "train.epochs=1")
 
@@ -26,18 +27,15 @@ def photos(tmp_path_factory):
     return take_photos(tmp_path_factory.mktemp("photos"), train=4, val=3)
 
 
-def words(photos, runs, *flags):
-    """`lockstep train` on them."""
-    given = ("data.name=folder", f"data.dir={photos}", "train.batch=8", "train.lanes=2", *RESNET)
-    keys = [word for key in given for word in ("-o", key)]
-    return ["train", "--runs-dir", str(runs), "--name", "run", "--device", "cpu", "--quiet", *keys, *flags]
+def start(runs, *flags):
+    """`lockstep train` of the run in runs/run.toml."""
+    options = ("--runs-dir", str(runs), "--name", "run", "--device", "cpu", "--quiet")
+    return command("train", "-c", str(runs / "run.toml"), *options, *flags)
 
 
 @pytest.fixture(scope="module")
 def trained(photos, tmp_path_factory):
-    runs = tmp_path_factory.mktemp("runs")
-    assert main(words(photos, runs)) == 0
-    return runs / "run"
+    return train(photo_run(photos, *RESNET), tmp_path_factory.mktemp("runs"))[0].directory
 
 
 def test_size_and_share(photos):
@@ -78,17 +76,19 @@ def test_packs(form, photos, trained, tmp_path):
 def test_use_of_the_run(photos, trained, capsys):
     loss = summary(trained)["loss"]
     assert lockstep.evaluate(trained, device="cpu").loss == pytest.approx(loss, rel=1e-6)
-    assert main(["eval", str(trained), "--other-data", str(photos), "--device", "cpu", "--json"]) == 0
+    assert (
+        call_lockstep(["eval", str(trained), "--other-data", str(photos), "--device", "cpu", "--json"]) == 0
+    )
     assert json.loads(capsys.readouterr().out)["loss"] == pytest.approx(loss, rel=1e-6)
     predict = lockstep.predictor(trained, device="cpu")
     assert predict(torch.zeros(2, 3, 16, 16, dtype=torch.uint8)).shape == (2, 3)
     image = sorted((photos / "val").rglob("*.jpg"))[0]
-    assert main(["predict", str(trained), str(image), "--device", "cpu"]) == 0
+    assert call_lockstep(["predict", str(trained), str(image), "--device", "cpu"]) == 0
     assert "to 16×16" in capsys.readouterr().err
 
 
 def test_training_is_the_same(photos, trained, tmp_path):
-    assert main(words(photos, tmp_path, "-o", "data.eval_size=8", "-o", "data.crop_pct=1.0")) == 0
+    train(photo_run(photos, *RESNET, "data.eval_size=8", "data.crop_pct=1.0"), tmp_path)
     same, other = summary(trained), summary(tmp_path / "run")
     assert same["weights_sha256"] == other["weights_sha256"] and same["loss"] != other["loss"]
 
@@ -96,7 +96,8 @@ def test_training_is_the_same(photos, trained, tmp_path):
 @pytest.mark.gloo
 @pytest.mark.parametrize("flags", [("--workers", "2"), ("--plan", "pipeline=2")], ids=" ".join)
 def test_one_result(flags, photos, trained, tmp_path):
-    done = forked.call(command(*words(photos, tmp_path, *flags)), launches=True)
+    (tmp_path / "run.toml").write_text(dump_toml(photo_run(photos, *RESNET)))
+    done = forked.call(start(tmp_path, *flags), launches=True)
     assert done.returncode == 0, done.stderr
     assert hashes(tmp_path / "run") == hashes(trained)
 
