@@ -7,7 +7,7 @@ step computes, so decoding overlaps training. That changes no bit, because a sam
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -78,6 +78,7 @@ class TrainLoader:
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
         self._memory_format, self.needs = memory_format, Needs()
+        self.stages: Callable[[int], tuple[Split, Augment]] | None = None  # if both depend on the epoch
         self._split, self._augment, self._device = split, augment, device
         self._batch, self._lanes, self._own = batch, lanes, range(lanes) if own is None else own
 
@@ -88,6 +89,8 @@ class TrainLoader:
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Lanes]:
         """The steps of one epoch from `first_step` on."""
         steps = range(first_step, len(self))
+        if self.stages:
+            self._split, self._augment = self.stages(epoch)
         if isinstance(self._split, MemorySplit) and not self._augment.is_drawn_before:  # a gather in memory
             yield from (self._finish(epoch, step, *self._read(epoch, step)) for step in steps)
             return

@@ -66,6 +66,13 @@ class Store:
     warnings: tuple[str, ...] = ()
     has_masks: bool = False  # whether a part of a target lies on the pixels of its image
     eval_size: int = 0  # pixels a side of val and test images; 0: as for training
+    sizes: tuple[tuple[int, int], ...] = ()  # of training images: from which epoch, and pixels a side
+
+    @property
+    def train_shapes(self) -> list[tuple[int, int, int]]:
+        """C H W of training images, at every size that they have; the last is `shape`."""
+        sizes = dict.fromkeys(size for _, size in self.sizes if size != self.shape[1])
+        return [*((self.shape[0], size, size) for size in sizes), self.shape]
 
     @property
     def chosen_by(self) -> tuple[str, Split]:

@@ -215,6 +215,11 @@ def _split(setup: Setup, plan: Plan, bucket_mb: float, world: Group) -> Dealt:
         )
     if setup.lowering and plan.spatial > 1:
         raise ModelError(explain_kernels(plan, setup.lowering.program.kernels))
+    if setup.store.sizes and (in_parts or plan.splits_layers):
+        raise ModelError(
+            f"--plan {plan}: not with data.sizes, as the parts of a model are cut for images of one size: "
+            "deal the data alone (--workers)"
+        )
     mesh = make_mesh(world, plan)
     dealt = Dealt(setup, mesh, plan, bucket_mb)
     stage: DevicePipeline | None = None

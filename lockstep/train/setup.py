@@ -16,6 +16,7 @@ from lockstep.comm.group import Group
 from lockstep.data import Store, open_data
 from lockstep.data.augment import Augment, check_augment, make_augment
 from lockstep.data.changes.own_change import OwnFunction
+from lockstep.data.images.size_stage import SizeStages
 from lockstep.data.loader import Lanes
 from lockstep.data.map_style import from_map_style
 from lockstep.errors import DataError, ModelError
@@ -30,7 +31,7 @@ from lockstep.parallel.split.split_graph import SplitGraph
 from lockstep.runs.about import About
 from lockstep.spec import Run
 from lockstep.spec.identity import Identity, is_scripted, make_identity
-from lockstep.train.evaluation.eval_shape import check_eval_shape, lower_for_evaluation
+from lockstep.train.evaluation.eval_shape import check_eval_shape, check_sizes, lower_for_evaluation
 from lockstep.train.evaluation.evaluate import place_evaluator
 from lockstep.train.evaluation.host_evaluate import Evaluator
 from lockstep.train.evaluation.metric import Metrics, check_metrics
@@ -114,7 +115,7 @@ class Setup:
             seed=run.seed,
             bf16=self.bf16,
             rounds=run.train.wire != "fp32",
-            sample=Sample(read, self.batched),
+            sample=None if self.store.sizes else Sample(read, self.batched),
         )
 
     def about(self) -> About:
@@ -135,8 +136,14 @@ class Setup:
 
     def augment(self) -> Augment:
         """How images are changed on their way from the store to the model."""
-        store = self.store
-        return make_augment(self.run, store.shape, store.mean, store.std, self.own_augment)
+        return self._make_augment(self.store.shape)
+
+    def stages(self) -> SizeStages | None:
+        """The training images of each epoch, if their size depends on it."""
+        return SizeStages(self.store, self._make_augment) if self.store.sizes else None
+
+    def _make_augment(self, shape: tuple[int, int, int]) -> Augment:
+        return make_augment(self.run, shape, self.store.mean, self.store.std, self.own_augment)
 
     def evaluator(self, group: Group, graph: bool = True) -> Evaluator:
         """Evaluation after every epoch, in blocks of one lane, by all workers."""
@@ -187,6 +194,7 @@ def set_up(
     model = to_device(model, device, run)
     chosen_loss = choose_loss(model, loss, store, run.train, device)
     check_eval_shape(model, chosen_loss, store, device)
+    check_sizes(model, chosen_loss, store, run, device)
     warnings = check_lane(model, chosen_loss, store, run, device)
     warnings += explain_no_accuracy(model, chosen_loss, store, device)
     check_metrics(given.metrics, model, store, device)

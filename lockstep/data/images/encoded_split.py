@@ -81,6 +81,10 @@ class EncodedSplit:
             self._is_kept[absent] = True  # set last: another thread must not read a half-written image
         return self._kept[ids], self.labels[ids]
 
+    def resized(self, size: int) -> EncodedSplit:
+        """The same images with so many pixels a side."""
+        return EncodedSplit(self.source, self.labels, (self._shape[0], size, size), self._fix, self._share)
+
     @property
     def is_kept(self) -> bool:
         """Whether pixels stay in memory once they are decoded."""

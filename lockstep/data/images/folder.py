@@ -22,39 +22,15 @@ from lockstep.data.images.encoded_split import EncodedSplit, in_parallel
 from lockstep.data.images.folder_listing import find_roots, list_files, list_splits
 from lockstep.data.images.image_file import STATISTICS, FileSource, ImageFile, read_image
 from lockstep.data.images.size_cache import find_sizes
+from lockstep.data.images.view_options import View, ViewOptions
 from lockstep.data.store import Store, check_size
 from lockstep.errors import DataError
 
 _NAMED = 5  # most classes that an error lists
-View = tuple[tuple[int, int, int], float]  # how images are given: C H W, and the share of `fit_image`
 
 
 @dataclass(frozen=True)
-class EvalOptions:
-    """How images of val and test are given: pixels a side, 0 as for training, and the share of the box."""
-
-    eval_size: int = 0
-    crop_pct: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.eval_size < 0:
-            raise DataError(f"data.eval_size={self.eval_size}: must be 0 (as for training), or pixels a side")
-        check_size(self.eval_size, "eval_size")
-        if not 0 < self.crop_pct <= 1:
-            raise DataError(f"data.crop_pct={self.crop_pct}: must be above 0 and at most 1, such as 0.875")
-
-    def facts(self) -> dict[str, object]:
-        """What identifies them, beside the images."""
-        size = {"eval_size": self.eval_size} if self.eval_size else {}
-        return {**size, "crop_pct": float(self.crop_pct)} if self.crop_pct < 1 else {**size}
-
-    def view(self, split: str, shape: tuple[int, int, int], eval_shape: tuple[int, int, int]) -> View:
-        """The shape of a split's images, and the share of the box."""
-        return (shape, 1.0) if split == "train" else (eval_shape, self.crop_pct)
-
-
-@dataclass(frozen=True)
-class FolderOptions(EvalOptions):
+class FolderOptions(ViewOptions):
     """What a user may set under `data.` for folder."""
 
     size: int = 64
@@ -74,7 +50,8 @@ class FolderOptions(EvalOptions):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        return self.channels, self.size, self.size
+        size = self.stages[-1][1] if self.stages else self.size
+        return self.channels, size, size
 
     @property
     def eval_shape(self) -> tuple[int, int, int]:
@@ -103,6 +80,7 @@ def open_folder(options: FolderOptions, folder: Path) -> Store:
         notices=(str(listing), *explain_decoder()),
         warnings=tuple(listing.warnings()),
         eval_size=options.eval_size,
+        sizes=options.stages,
     )
 
 

@@ -15,8 +15,9 @@ import torch
 from lockstep.data.data_set import Count, DataSet
 from lockstep.data.images.decode_fingerprint import explain_decoder
 from lockstep.data.images.encoded_split import EncodedSplit, in_parallel
-from lockstep.data.images.folder import EvalOptions, FolderOptions, View, images_manifest
+from lockstep.data.images.folder import FolderOptions, images_manifest
 from lockstep.data.images.image_file import STATISTICS
+from lockstep.data.images.view_options import View, ViewOptions
 from lockstep.data.pack.pack_facts import (
     PackFacts,
     PackFile,
@@ -33,7 +34,7 @@ from lockstep.errors import DataError
 
 
 @dataclass(frozen=True)
-class PackOptions(EvalOptions):
+class PackOptions(ViewOptions):
     """What a user may set under `data.` for pack; 0 is what the pack has, or a folder's default."""
 
     size: int = 0
@@ -41,13 +42,16 @@ class PackOptions(EvalOptions):
 
     def shape(self, facts: PackFacts, folder: Path, key: str = "size") -> tuple[int, int, int]:
         """C H W of the images to be given, whose size is under `key`."""
-        size = getattr(self, key) or self.size
+        last = self.stages[-1][1] if self.stages else 0
+        size = (self.eval_size if key == "eval_size" else 0) or last or self.size
         default = FolderOptions()
         height, width, channels = facts.shape or (default.size, default.size, default.channels)
         if not facts.is_raw:
             size = size or (height if height == width else default.size)
             return FolderOptions(size=size, channels=self.channels or channels).shape
-        fits = {key: 0 <= size <= min(height, width), "channels": self.channels in (0, channels)}
+        most = max((size, *(each for _, each in self.stages)))
+        key = "sizes" if self.stages and key == "size" else key
+        fits = {key: 0 <= most <= min(height, width), "channels": self.channels in (0, channels)}
         for bad in (name for name, holds in fits.items() if not holds):
             raise DataError(
                 f"data.{bad}={getattr(self, bad)}: {folder} holds raw pixels, {channels} × {height} × "
@@ -88,6 +92,7 @@ def open_pack(options: PackOptions, folder: Path) -> Store:
         notices=(f"images of {folder}: {counts}", *(() if facts.is_raw else explain_decoder())),
         warnings=_warnings(facts, folder),
         eval_size=options.eval_size,
+        sizes=options.stages,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import copy
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,12 @@ class RawSplit:
         rows, cols = (max(round(ratio * side), 1) for side in self._given[1:])
         middle = torch.tensor([(height - rows) // 2, (width - cols) // 2, rows, cols])
         return self.read_boxes(ids, middle.expand(len(ids), 4))
+
+    def resized(self, size: int) -> RawSplit:
+        """The same images with so many pixels a side."""
+        other = copy(self)
+        other._given = (self._given[0], size, size)
+        return other
 
     def sizes(self, ids: Tensor) -> Tensor:
         """Height and width of images, int64 [N, 2]."""
