@@ -154,7 +154,7 @@ def test_repeats_without_augmentation(tmp_path):
 def test_one_hash(photos, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     found = set()
-    for workers in (1, 2, 3):
+    for workers in (1, 2, 3, 4):
         words = [str(tmp_path / "script.py"), str(photos), str(tmp_path / str(workers)), str(workers)]
         done = forked.call([sys.executable, *words], launches=True)
         assert done.returncode == 0, done.stderr

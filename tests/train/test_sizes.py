@@ -110,7 +110,7 @@ def test_resumed(kept, photos, trained, tmp_path):
 
 
 @pytest.mark.gloo
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [2, 3, 4])
 def test_one_hash(workers, photos, trained, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     words = [str(tmp_path / "script.py"), str(photos), str(tmp_path), str(workers)]
