@@ -29,6 +29,7 @@ import lockstep
 from lockstep.data.catalog import open_store
 from lockstep.data.images.encoded_split import EncodedSplit
 from lockstep.data.images.random_box import draw_boxes, read_random_boxes
+from lockstep.data.images.view_options import View
 from lockstep.spec.record import Record, write_records
 
 HEIGHT, WIDTH, SIZE, RAW = 375, 500, 224, 256
@@ -86,7 +87,7 @@ def compare(quality: int, rounds: int, pool: ThreadPoolExecutor, folder: str) ->
     """The records of one kind of image."""
     source, ids = Made(quality), torch.arange(COUNT)
     boxes = draw_boxes(ids, source.sizes(ids), 0, 0, SCALE).tolist()
-    split = EncodedSplit(source, ids, (3, SIZE, SIZE), "")
+    split = EncodedSplit(source, ids, View((3, SIZE, SIZE)), "")
     pictures = [np.asarray(Image.open(io.BytesIO(data)).resize((RAW, RAW))) for data in source.files]
     samples, place = [(pictures[i % DISTINCT], i % 2) for i in range(COUNT)], Path(folder, f"pack-{quality}")
     lockstep.pack((samples, samples[:2]), place, raw=True)

@@ -23,6 +23,7 @@ from lockstep.spec.launch import check_system
 if TYPE_CHECKING:
     from torch import nn
 
+    from lockstep.data.changes.own_change import OwnFunction
     from lockstep.kernels.loss import Loss
     from lockstep.runs.event import Listener
     from lockstep.runs.predictor import Predictor
@@ -51,7 +52,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 
-def train(
+def train(  # noqa: PLR0913  (what a script may give)
     run: Run,
     model: nn.Module | None = None,
     data: Any = None,
@@ -60,12 +61,15 @@ def train(
     launch: Launch | None = None,
     *,
     metrics: Metrics | None = None,
+    augment: OwnFunction | None = None,
 ) -> Result:
     """Train a Run; `model` (any nn.Module), `data` (any map-style set, or a pair) and `loss` replace its own.
 
     With a loss of yours, outputs and targets may have any shape: masks, several labels, numbers, dicts.
     `metrics` are functions of outputs and targets by name, computed in every evaluation: each gives the mean
     over the samples it got, or a pair (numerators, denominators) to be summed over all of them first.
+    `augment` is a function of (image, generator) that gives an image like it: uint8 [H, W, C] in NumPy, and a
+    NumPy generator keyed by seed, epoch and sample. It changes training images, on the host.
 
     A progress bar is drawn unless `on_event` is given, which then gets every event instead. With several
     workers (`launch=Launch(workers=4)`, torchrun, mpirun) each one runs the whole script, and worker 0 tells.
@@ -77,7 +81,7 @@ def train(
     from lockstep.cli.listeners import train_with_listeners
     from lockstep.train.setup import Given
 
-    return train_with_listeners(run, launch, on_event, Given(model, data, loss, metrics or {}))
+    return train_with_listeners(run, launch, on_event, Given(model, data, loss, metrics or {}, augment))
 
 
 def is_main() -> bool:

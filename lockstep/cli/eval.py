@@ -161,5 +161,6 @@ def _open_other(trained: Trained, options: argparse.Namespace) -> tuple[str, Spl
             f"--other-data: {trained.directory} was trained on images of floats, which no image file gives: "
             "use lockstep.predictor in Python"
         )
-    place, split = open_images(Path(options.other_data), trained.classes, trained.shape, options.split)
+    folder, form = Path(options.other_data), (trained.classes, trained.shape)
+    place, split = open_images(folder, *form, options.split, trained.crop_pct)
     return str(place), split

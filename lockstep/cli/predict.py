@@ -65,7 +65,7 @@ def _read(trained: Trained, options: argparse.Namespace, tells: bool = True) -> 
     height, width = trained.shape[1:]
     pictures = []
     for path in options.images:
-        picture, size = read_image(path, trained.shape)
+        picture, size = read_image(path, trained.shape, trained.crop_pct)
         pictures.append(picture)
         if tells and size != (height, width):
             note = f"{path}: resized from {size[1]}×{size[0]} to {width}×{height}"

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lockstep.data.changes import Changes
+from lockstep.data.changes.own_change import OwnChange, OwnFunction
 from lockstep.data.images.random_box import read_random_boxes
 from lockstep.data.sample_mix import SampleMix
 from lockstep.data.store import Split, Store
@@ -41,6 +42,8 @@ class Augment:
     changes: Changes | None = None
     mix: SampleMix | None = None
     block: int = 0  # neighbours that are shuffled together: see `sample_ids`
+    repeats: int = 1  # of a sample in an epoch: see `sample_ids`
+    own: OwnChange | None = None
 
     @classmethod
     def parse(
@@ -63,13 +66,18 @@ class Augment:
     @property
     def is_drawn_before(self) -> bool:
         """Whether images change from epoch to epoch already before flip, crop and cutout."""
-        return self.box_area is not None or self.changes is not None
+        return any(part is not None for part in (self.box_area, self.changes, self.own))
 
     def read(self, split: Split, ids: Tensor, epoch: int) -> tuple[Tensor, Any]:
-        """Training images, or random boxes of them, and their targets."""
+        """Training images, or random boxes of them, changed by the user's function, and their targets.
+
+        Here and below, `ids` are the numbers of `sample_ids`.
+        """
         if self.box_area is None:
-            return split.read(ids)
-        return read_random_boxes(split, ids, self.seed, epoch, self.box_area)
+            images, targets = split.read(ids % len(split))
+        else:
+            images, targets = read_random_boxes(split, ids, self.seed, epoch, self.box_area)
+        return self.own.apply(images, ids, epoch) if self.own else images, targets
 
     def change(self, images: Tensor, ids: Tensor, epoch: int) -> Tensor:
         """Change colours, geometry and regions of training images of bytes; `ids` are on the host."""
@@ -134,30 +142,44 @@ class Augment:
         return random.integers(self._key(what, epoch), ids, bound)
 
 
-def check_augment(run: Run, store: Store) -> None:
+def check_augment(run: Run, store: Store, own: OwnFunction | None = None) -> None:
     """Refuse augmentations that the images or targets of a data set cannot have."""
-    items = ",".join(run.data.augment)
+    if own is not None and not callable(own):
+        raise DataError(f"augment={own!r}: give a function of (image, generator) that gives an image")
+    own_item = [f"augment={getattr(own, '__name__', type(own).__name__)}"] if own else []
+    named = ",".join(run.data.augment)
+    items = " and ".join([*([f"data.augment={named}"] if named else []), *own_item])
+    if run.data.repeats > 1 and not items:
+        raise DataError(
+            f"data.repeats={run.data.repeats} without data.augment gives the same images again: set "
+            "data.augment, or data.repeats=1"
+        )
     if items and store.has_masks:
         raise DataError(
-            f"data.augment={items} moves the pixels of an image, and the targets of {store.name} lie on them "
-            "and would stay: leave data.augment empty"
+            f"{items} moves the pixels of an image, and the targets of {store.name} lie on them and would "
+            "stay: leave it out"
         )
     if mixed := mixes(run.data.augment):
         if not store.classes:
             raise DataError(f"data.augment={mixed} mixes labels, and the targets of {store.name} are none")
         if run.train.batch == run.train.lanes:
             raise DataError(f"data.augment={mixed} needs two samples a lane: raise train.batch")
-    others = [item for item in run.data.augment if item.partition(":")[0] in {**CHANGES, **CROPS}]
+    changes = [item for item in run.data.augment if item.partition(":")[0] in {**CHANGES, **CROPS}]
+    others = [*(f"data.augment={item}" for item in changes), *own_item]
     if others and getattr(store.train, "dtype", torch.uint8) != torch.uint8:
-        raise DataError(
-            f"data.augment={others[0]} works on bytes, and the images of {store.name} are floats: give uint8"
-        )
+        raise DataError(f"{others[0]} works on bytes, and the images of {store.name} are floats: give uint8")
 
 
 def make_augment(
-    run: Run, shape: tuple[int, int, int], mean: tuple[float, ...], std: tuple[float, ...]
+    run: Run,
+    shape: tuple[int, int, int],
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    own: OwnFunction | None = None,
 ) -> Augment:
     """The augmentation that a Run asks for, for images of `shape`."""
     augment = Augment.parse(run.data.augment, run.seed, min(shape[1:]), mean, std)
     mix = SampleMix.parse(run.data.augment, run.seed, shape[1:])
-    return replace(augment, mix=mix, block=find_block(run.data.order))
+    change = OwnChange(own, run.seed) if own else None
+    block, repeats = find_block(run.data.order), run.data.repeats
+    return replace(augment, mix=mix, block=block, repeats=repeats, own=change)

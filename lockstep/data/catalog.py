@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lockstep.data.fetch import Published
     from lockstep.data.store import Store
 
-_KEYS = ("name", "dir", "augment", "order")  # keys that every data set has
+_KEYS = ("name", "dir", "augment", "order", "repeats")  # keys that every data set has
 _DATA = Path("data")  # default folder for data sets
 
 

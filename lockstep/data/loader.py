@@ -7,7 +7,7 @@ step computes, so decoding overlaps training. That changes no bit, because a sam
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -78,6 +78,7 @@ class TrainLoader:
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
         self._memory_format, self.needs = memory_format, Needs()
+        self.stages: Callable[[int], tuple[Split, Augment]] | None = None  # if both depend on the epoch
         self._split, self._augment, self._device = split, augment, device
         self._batch, self._lanes, self._own = batch, lanes, range(lanes) if own is None else own
 
@@ -88,6 +89,8 @@ class TrainLoader:
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Lanes]:
         """The steps of one epoch from `first_step` on."""
         steps = range(first_step, len(self))
+        if self.stages:
+            self._split, self._augment = self.stages(epoch)
         if isinstance(self._split, MemorySplit) and not self._augment.is_drawn_before:  # a gather in memory
             yield from (self._finish(epoch, step, *self._read(epoch, step)) for step in steps)
             return
@@ -106,17 +109,19 @@ class TrainLoader:
     def _read(self, epoch: int, step: int) -> tuple[Tensor, Tensor, Any]:
         every = lane_positions(step, self._batch, self._lanes)
         positions = every[self._own.start : self._own.stop].flatten()
-        ids = sample_ids(self._augment.seed, epoch, positions, len(self._split), self._augment.block)
+        augment, length = self._augment, len(self._split)
+        ids = sample_ids(augment.seed, epoch, positions, length, augment.block, augment.repeats)
         if self.needs.images:
-            images, targets = self._augment.read(self._split, ids, epoch)
+            images, targets = augment.read(self._split, ids, epoch)
             if self._device.type == "cpu":  # beside the step
-                images = self._augment.change(images, ids, epoch)
+                images = augment.change(images, ids, epoch)
             return ids, images, targets
         known = getattr(self._split, "labels", None)
         if not self.needs.labels:
             labels: Any = torch.zeros(len(ids), dtype=torch.int64)
         else:
-            labels = known[ids] if isinstance(known, Tensor) else self._split.read(ids)[1]
+            places = ids % length
+            labels = known[places] if isinstance(known, Tensor) else self._split.read(places)[1]
         return ids, torch.zeros(len(ids), 0), labels
 
     def _finish(self, epoch: int, step: int, ids: Tensor, images: Tensor, labels: Any) -> Lanes:

@@ -18,11 +18,20 @@ _ROUNDS = 6
 _WINDOW = 16  # blocks that are read at about the same time
 
 
-def sample_ids(seed: int, epoch: int, positions: Tensor, length: int, block: int = 0) -> Tensor:
+def sample_ids(
+    seed: int, epoch: int, positions: Tensor, length: int, block: int = 0, repeats: int = 1
+) -> Tensor:
     """The sample id at each position of `epoch`, for a set of `length` samples.
 
     With `block`, samples are shuffled by blocks of so many neighbours, and then within windows of blocks.
+    With `repeats`, so many neighbouring positions have the same sample; the r-th has the number
+    id + r · length, by which augmentation draws.
     """
+    turns, positions = positions % repeats, positions // repeats
+    return _shuffled_ids(seed, epoch, positions, length, block) + turns * length
+
+
+def _shuffled_ids(seed: int, epoch: int, positions: Tensor, length: int, block: int) -> Tensor:
     keys, block = order_keys(seed, epoch), min(block, length)
     if not block:
         return _shuffle(positions, length, keys)

@@ -65,11 +65,24 @@ class Store:
     notices: tuple[str, ...] = ()  # for the user: how the data was read
     warnings: tuple[str, ...] = ()
     has_masks: bool = False  # whether a part of a target lies on the pixels of its image
+    eval_size: int = 0  # pixels a side of val and test images; 0: as for training
+    sizes: tuple[tuple[int, int], ...] = ()  # of training images: from which epoch, and pixels a side
+
+    @property
+    def train_shapes(self) -> list[tuple[int, int, int]]:
+        """C H W of training images, at every size that they have; the last is `shape`."""
+        sizes = dict.fromkeys(size for _, size in self.sizes if size != self.shape[1])
+        return [*((self.shape[0], size, size) for size in sizes), self.shape]
 
     @property
     def chosen_by(self) -> tuple[str, Split]:
         """The split that every epoch is evaluated on and that chooses the best checkpoint, with its name."""
         return (self.test_name, self.test) if self.val is None else ("val", self.val)
+
+    @property
+    def eval_shape(self) -> tuple[int, int, int]:
+        """C H W of the images of `val` and `test`."""
+        return (self.shape[0], self.eval_size, self.eval_size) if self.eval_size else self.shape
 
     def eval_splits(self) -> dict[str, Split]:
         """The splits that a model can be evaluated on, by name."""
@@ -81,10 +94,10 @@ class Store:
         return {**self.manifest, **shown}
 
 
-def check_size(size: int) -> None:
+def check_size(size: int, key: str = "size") -> None:
     """Refuse images that are too large for any model or memory."""
     if size > _MOST_PIXELS:
-        raise DataError(f"data.size={size}: an image has at most {_MOST_PIXELS} pixels a side")
+        raise DataError(f"data.{key}={size}: an image has at most {_MOST_PIXELS} pixels a side")
 
 
 def check_labels(where: str, labels: Tensor, num_classes: int) -> None:

@@ -104,6 +104,8 @@ def explain_stock(run: Run, loss: Loss, device: torch.device) -> str:
         return ""
     if mixed := mixes(run.data.augment):
         return f"data.augment={mixed} runs lane by lane with stock kernels here: without it, far faster"
+    if sizes := run.data.options.get("sizes"):
+        return f"data.sizes={sizes} runs lane by lane with stock kernels here: without it, far faster"
     faster = {
         "fp32": "train.precision=bf16, or tf32 for a chain of small layers, takes all lanes at once: far "
         "faster, and another run",
@@ -139,6 +141,8 @@ def _find_lowering(
         raise ModelError("it has no loss but cross_entropy")
     if mixed := mixes(run.data.augment):
         raise ModelError(f"its loss takes no mixed labels, as of data.augment={mixed}")
+    if trains and (sizes := run.data.options.get("sizes")):
+        raise ModelError(f"its steps have images of one size, unlike data.sizes={sizes}")
     kernel_set = import_module(f"lockstep.lower.{kernels}")  # a folder for each
     found: DeviceLowering = kernel_set.find_lowering(run, model, shape, device, trains)
     return found

@@ -61,19 +61,24 @@ class Pipeline:
 
 
 def cut_model(
-    model: nn.Module, images: Tensor, bf16: bool, plan: Plan, mesh: Mesh, split: ModelGraph | None = None
+    model: nn.Module,
+    images: tuple[Tensor, Tensor],
+    bf16: bool,
+    plan: Plan,
+    mesh: Mesh,
+    split: ModelGraph | None = None,
 ) -> Pipeline:
-    """Cut a model; `images` are those of a lane. A collective: worker 0 chooses the cuts.
+    """Cut a model; `images` are those of a lane and of evaluation. A collective: worker 0 chooses the cuts.
 
     `split` are its calls if layers are over several workers.
     """
     number = mesh.pipeline.rank
-    graph, trial = _try(model.train(), images, bf16, plan.cost if plan.pipeline > 1 else "counted", split)
+    graph, trial = _try(model.train(), images[0], bf16, plan.cost if plan.pipeline > 1 else "counted", split)
     cuts = _choose(graph, trial, plan)
     cuts = json.loads(mesh.world.broadcast_bytes(json.dumps(cuts).encode()))  # measured times differ
     training = Stage(graph, trial, cuts, number)
     with torch.no_grad():
-        eval_graph, eval_trial = _try(model.eval(), images, bf16, "counted")
+        eval_graph, eval_trial = _try(model.eval(), images[1], bf16, "counted")
     places = _same_cuts(graph, cuts, eval_graph, eval_trial)
     evaluation = Stage(eval_graph, eval_trial, places, number)
     missing = evaluation.uses - training.names - {value.key for value in evaluation.received}

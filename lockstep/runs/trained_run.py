@@ -56,9 +56,10 @@ class Trained:
     step: int
     identity: Identity
     classes: tuple[str, ...]
-    shape: tuple[int, int, int]
+    shape: tuple[int, int, int]  # C H W of images to evaluate and to predict
     augment: Augment
     device: torch.device
+    crop_pct: float = 1.0  # the share of the box: see `fit_image`
 
     @property
     def memory_format(self) -> torch.memory_format:
@@ -125,7 +126,7 @@ def _open(
         model = build_model(run, (shape[0], shape[1], shape[2]), len(classes), without_memory=not loads)
     elif not loads:
         model = copy_part(model, lambda name: False)  # the caller's own stays as it is
-    weights = Weights(saved)
+    weights, size = Weights(saved), identity.get("manifest.eval_size", 0)
     _check_weights(model, weights, saved.path)
     chosen = prepare_device(device, run.train.threads, local_rank, tf32=run.train.precision == "tf32")
     place = chosen if loads else torch.device("meta")
@@ -138,9 +139,10 @@ def _open(
         int(saved.manifest["cursor"]["step"]),
         identity,
         classes,
-        shape,
+        (shape[0], size, size) if size else shape,
         augment,
         chosen,
+        identity.get("manifest.crop_pct", 1.0),
     )
 
 

@@ -14,7 +14,7 @@ from lockstep.spec.augmentation import check_item
 from lockstep.spec.field import accept_number, check_fields
 from lockstep.spec.learning_rate import CURVES, find_rate
 from lockstep.spec.optimizer_rule import RULES
-from lockstep.spec.sample_order import find_block
+from lockstep.spec.sample_order import check_repeats, find_block
 
 OPTIMIZERS: dict[str, Mapping[str, float]] = {name: rule.keys for name, rule in RULES.items()}
 SCHEDULES: dict[str, Mapping[str, float]] = {name: curve.keys for name, curve in CURVES.items()}
@@ -47,12 +47,14 @@ class Data:
     augment: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     order: str = "shuffled"  # or blocks:N: blocks of N neighbours, then within windows of 16 blocks
+    repeats: int = 1  # how often each sample of an epoch is there
 
     def __post_init__(self) -> None:
         check_fields(self, "data")
         for item in self.augment:
             check_item(item)
         find_block(self.order)
+        check_repeats(self.repeats)
 
 
 @dataclass(frozen=True)

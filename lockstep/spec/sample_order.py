@@ -1,10 +1,12 @@
-"""`data.order`: how the samples of an epoch are shuffled, one by one or by blocks of neighbours."""
+"""`data.order` and `data.repeats`: how the samples of an epoch are shuffled, and how often each is there."""
 
 from __future__ import annotations
 
 import re
 
 from lockstep.errors import SpecError
+
+_MOST_REPEATS = 64
 
 
 def find_block(order: str) -> int:
@@ -14,3 +16,9 @@ def find_block(order: str) -> int:
     if not re.fullmatch(r"blocks:[1-9]\d{0,8}", order):
         raise SpecError(f"data.order={order} must be shuffled, or like blocks:256")
     return int(order.partition(":")[2])
+
+
+def check_repeats(repeats: int) -> None:
+    """Refuse a number of repetitions that cannot be."""
+    if not 1 <= repeats <= _MOST_REPEATS:
+        raise SpecError(f"data.repeats={repeats} must be from 1 (each sample once) to {_MOST_REPEATS}")

@@ -207,8 +207,19 @@ def _split(setup: Setup, plan: Plan, bucket_mb: float, world: Group) -> Dealt:
             f"--plan {plan}: not with {setup.lowering.program.kernels} kernels, as metrics of your own need "
             "the outputs of stock kernels: use kernels.set=stock, which is another run"
         )
+    if setup.lowering and setup.store.eval_shape != setup.store.shape and in_parts:
+        raise ModelError(
+            f"--plan {plan}: not with data.eval_size={setup.store.eval_size} and "
+            f"{setup.lowering.program.kernels} kernels, whose parts are of one size: leave data.eval_size "
+            "out, or use kernels.set=stock, which is another run"
+        )
     if setup.lowering and plan.spatial > 1:
         raise ModelError(explain_kernels(plan, setup.lowering.program.kernels))
+    if setup.store.sizes and (in_parts or plan.splits_layers):
+        raise ModelError(
+            f"--plan {plan}: not with data.sizes, as the parts of a model are cut for images of one size: "
+            "deal the data alone (--workers)"
+        )
     mesh = make_mesh(world, plan)
     dealt = Dealt(setup, mesh, plan, bucket_mb)
     stage: DevicePipeline | None = None
@@ -224,7 +235,8 @@ def _split(setup: Setup, plan: Plan, bucket_mb: float, world: Group) -> Dealt:
         dealt.pipeline = cut_program(setup.model, setup.lowering, images, plan, mesh)
         stage = dealt.pipeline
     elif in_parts:
-        dealt.pipeline = cut_model(setup.model, images, setup.bf16, plan, mesh, dealt.split or setup.grid)
+        both = images, fixed_images(setup.run, setup.store.eval_shape, setup.device)
+        dealt.pipeline = cut_model(setup.model, both, setup.bf16, plan, mesh, dealt.split or setup.grid)
     if plan.splits_layers and setup.lowering:
         from lockstep.parallel.products.dealt_products import deal_products
 

@@ -153,7 +153,7 @@ class Engine:
             device=setup.device,
             memory_format=setup.memory_format,
         )
-        loader.needs = self._needs
+        loader.needs, loader.stages = self._needs, setup.stages()
         return loader
 
     def _read(self, loader: TrainLoader) -> Lanes:

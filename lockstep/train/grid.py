@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -36,7 +37,13 @@ def find_numerics(
     train = run.train
     if train.bands == train.slices == 1:
         lane = fingerprint_lane(run, model, loss, store, lowering, is_own=is_own, in_stages=in_stages)
-        return None, {"lane": lane}
+        shapes = store.train_shapes[:-1]
+        sized = [replace(store, shape=shape, sizes=()) for shape in shapes]
+        others = [
+            fingerprint_lane(run, model, loss, other, None, is_own=is_own, in_stages=in_stages)
+            for other in sized
+        ]
+        return None, {"lane": lane, **({"lane_by_size": others} if others else {})}
     if lowering:
         raise ModelError(
             f"train.bands={train.bands}, train.slices={train.slices}: {lowering.program.kernels} kernels "

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +15,8 @@ from torch import nn
 from lockstep.comm.group import Group
 from lockstep.data import Store, open_data
 from lockstep.data.augment import Augment, check_augment, make_augment
+from lockstep.data.changes.own_change import OwnFunction
+from lockstep.data.images.size_stage import SizeStages
 from lockstep.data.loader import Lanes
 from lockstep.data.map_style import from_map_style
 from lockstep.errors import DataError, ModelError
@@ -25,14 +26,12 @@ from lockstep.lower.choose import Sample, explain_stock, lower_for_device, lower
 from lockstep.lower.lane_by_lane import LaneByLane
 from lockstep.lower.program import DeviceLowering
 from lockstep.measure.machine_fingerprint import fingerprint
-from lockstep.models import build_model, load_weights
-from lockstep.models.source_hash import describe_loss, describe_module
-from lockstep.models.tensors import model_tensors, tensors_sha256
+from lockstep.models.source_hash import describe_loss
 from lockstep.parallel.split.split_graph import SplitGraph
 from lockstep.runs.about import About
-from lockstep.runs.tensor_file import file_sha256
 from lockstep.spec import Run
 from lockstep.spec.identity import Identity, is_scripted, make_identity
+from lockstep.train.evaluation.eval_shape import check_eval_shape, check_sizes, lower_for_evaluation
 from lockstep.train.evaluation.evaluate import place_evaluator
 from lockstep.train.evaluation.host_evaluate import Evaluator
 from lockstep.train.evaluation.metric import Metrics, check_metrics
@@ -44,16 +43,18 @@ from lockstep.train.preflight import (
     explain_no_accuracy,
     warnings_of,
 )
+from lockstep.train.start_model import describe_augment, describe_own, explain_host_path, make_model
 
 
 @dataclass(frozen=True)
 class Given:
-    """What a script gives in place of what the Run names: module, data set, loss; and its own metrics."""
+    """What a script gives in place of what the Run names, and its own metrics and augmentation."""
 
     model: nn.Module | None = None
     data: Any = None
     loss: Loss | None = None
     metrics: Metrics = field(default_factory=dict)
+    augment: OwnFunction | None = None
 
 
 @dataclass
@@ -74,6 +75,7 @@ class Setup:
     batched: dict[tuple[int, ...], bool] = field(default_factory=dict)  # see `Sample.known`
     grid: SplitGraph | None = None  # if sums over pixels or outputs follow train.bands, train.slices
     metrics: Metrics = field(default_factory=dict)
+    own_augment: OwnFunction | None = None
 
     @property
     def memory_format(self) -> torch.memory_format:
@@ -113,7 +115,7 @@ class Setup:
             seed=run.seed,
             bf16=self.bf16,
             rounds=run.train.wire != "fp32",
-            sample=Sample(read, self.batched),
+            sample=None if self.store.sizes else Sample(read, self.batched),
         )
 
     def about(self) -> About:
@@ -134,11 +136,19 @@ class Setup:
 
     def augment(self) -> Augment:
         """How images are changed on their way from the store to the model."""
-        return make_augment(self.run, self.store.shape, self.store.mean, self.store.std)
+        return self._make_augment(self.store.shape)
+
+    def stages(self) -> SizeStages | None:
+        """The training images of each epoch, if their size depends on it."""
+        return SizeStages(self.store, self._make_augment) if self.store.sizes else None
+
+    def _make_augment(self, shape: tuple[int, int, int]) -> Augment:
+        return make_augment(self.run, shape, self.store.mean, self.store.std, self.own_augment)
 
     def evaluator(self, group: Group, graph: bool = True) -> Evaluator:
         """Evaluation after every epoch, in blocks of one lane, by all workers."""
-        return place_evaluator(self.stock_evaluator(group), self.lowering, graph)
+        lowering = lower_for_evaluation(self.run, self.model, self.loss, self.store, self.lowering)
+        return place_evaluator(self.stock_evaluator(group), lowering, graph)
 
     def stock_evaluator(self, group: Group) -> Evaluator:
         """The same through the host, with stock kernels."""
@@ -167,34 +177,24 @@ def set_up(
             f"train.batch={run.train.batch} is more than the {len(store.train)} training images of "
             f"{store.name}: lower train.batch"
         )
-    check_augment(run, store)
+    check_augment(run, store, given.augment)
     source: dict[str, Any] = {}
     notices = list(store.notices)
     if model is None:
-        model = build_model(run, store.shape, len(store.classes))
-        if run.model.weights:
-            path = Path(run.model.weights)
-            if recorded and not path.exists():
-                source["weights_sha256"] = recorded.get("source.weights_sha256")
-            else:
-                notices += _start_from(model, path)
-                source["weights_sha256"] = file_sha256(path)
+        model = make_model(run, store, recorded, source, notices)
     else:
-        if not isinstance(model, nn.Module):
-            what = model.__name__ if isinstance(model, type) else type(model).__name__
-            raise ModelError(f"model: {what} is no module: give an instance of torch.nn.Module, as Net()")
-        source["model"] = describe_module(model)
-        source["model"]["weights_sha256"] = tensors_sha256(model_tensors(model))
-        if run.model.weights:
-            raise ModelError(
-                "model.weights is for models by name: load weights into your own module yourself"
-            )
+        describe_own(run, model, source)
+    if given.augment:
+        source["augment"] = describe_augment(given.augment, store)
+        notices += explain_host_path(given.augment, device)
     if loss is not None:
         source["loss"] = describe_loss(loss, len(store.classes))
     if not any(p.requires_grad for p in model.parameters()):
         raise ModelError("the model has no parameter that requires a gradient, so there is nothing to train")
     model = to_device(model, device, run)
     chosen_loss = choose_loss(model, loss, store, run.train, device)
+    check_eval_shape(model, chosen_loss, store, device)
+    check_sizes(model, chosen_loss, store, run, device)
     warnings = check_lane(model, chosen_loss, store, run, device)
     warnings += explain_no_accuracy(model, chosen_loss, store, device)
     check_metrics(given.metrics, model, store, device)
@@ -233,12 +233,5 @@ def set_up(
         lowering,
         metrics=given.metrics,
         grid=grid,
+        own_augment=given.augment,
     )
-
-
-def _start_from(model: nn.Module, path: Path) -> list[str]:
-    renewed = load_weights(model, path)
-    notices = [f"starting from the weights of {path}"]
-    if renewed:
-        notices.append(f"the head has another size and starts anew: {', '.join(renewed)}")
-    return notices

@@ -44,6 +44,17 @@ def test_pixels_are_those_of_the_file_without_augmentation(words, tmp_path, monk
         assert ("red", "green", "blue")[image.mean((0, 1)).argmax()] == text
 
 
+def test_repeated_images_at_the_size_of_their_epoch(words, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(image_sheet, "draw_sheet", lambda images, texts, path: drawn.append((images, texts)))
+    keys = ("data.sizes=8@0,12@1", "data.repeats=4", "data.augment=random_resized_crop")
+    more = [word for key in keys for word in ("-o", key)]
+    assert run([*words, *more, "--images", "4", "--epoch", "1", "--output", str(tmp_path / "sheet.png")]) == 0
+    images, texts = drawn[0]
+    assert images.shape == (4, 12, 12, 3) and len(set(texts)) == 1
+    assert len({image.tobytes() for image in images}) == 4
+
+
 def test_bad_input(words, tmp_path, capsys):
     there = tmp_path / "there.png"
     there.write_bytes(b"mine")

@@ -17,6 +17,7 @@ from lockstep.data import feeding
 from lockstep.data.catalog import open_store
 from lockstep.data.images import encoded_split
 from lockstep.data.images.decode_processes import DecodeProcesses, find_decoders
+from lockstep.data.images.view_options import View
 from lockstep.errors import DataError
 
 COUNT = 26
@@ -73,7 +74,7 @@ def test_any_number_of_images_and_long_names(tmp_path):
     Image.new("RGB", (5, 4), (200, 100, 50)).save(place / "x.png")
     decoders = DecodeProcesses(2)
     for count in (0, 1, 2, 700):
-        found = decoders.decode([(str(place / "x.png"), 0, -1)] * count, None, (3, 4, 5))
+        found = decoders.decode([(str(place / "x.png"), 0, -1)] * count, None, View((3, 4, 5)))
         assert found.shape == (count, 3, 4, 5) and bool((found[:, 0] == 200).all())
     decoders.close()
 
@@ -92,7 +93,7 @@ def test_a_process_that_is_killed_is_an_error_and_not_a_wait(folder, three_proce
 def test_no_process_is_left_if_the_one_that_asked_is_killed():
     script = (
         "import time; from lockstep.data.images.decode_processes import DecodeProcesses\n"
-        "found = DecodeProcesses(2); found.decode([], None, (1, 1, 1))\n"
+        "found = DecodeProcesses(2)\n"
         "print(*(p.pid for p in found._lines.values()), flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:

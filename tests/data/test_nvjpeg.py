@@ -90,10 +90,10 @@ def test_grey_images_and_large_batches():
     files = [make_jpeg(seed, size=(50 + seed, 90)) for seed in range(200)]
     coded = [gpu.parse(file) for file in files]
     out = torch.empty((200, 1, 32, 24), dtype=torch.uint8)
-    gpu.decode(coded, [None] * 200, out)
+    gpu.decode(coded, [None] * 200, out, 1.0)
     for number in (0, 77, 199):
         own, alone = np.empty((1, 32, 24), np.uint8), torch.empty((1, 1, 32, 24), dtype=torch.uint8)
         fit_image(files[number], own)
-        gpu.decode(coded[number : number + 1], [None], alone)
+        gpu.decode(coded[number : number + 1], [None], alone, 1.0)
         assert torch.equal(alone[0], out[number])
         assert abs(out[number].float() - torch.from_numpy(own).float()).mean() < 4

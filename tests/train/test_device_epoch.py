@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import signal
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import forked
 import pytest
 import torch
 from job import Job, assert_no_step_lost
+from photos import photo_run, take_photos
 from small import rows, small_run, summary, train
 from tiny_resnet import TinyResNet
 from torch import nn
@@ -154,6 +156,19 @@ def test_random_boxes_and_changed_colours_are_those_of_the_host(tmp_path):
         fused(tmp_path, "data.augment=flip,mixup", **given)
 
 
+def mirror(image, generator):
+    return image[:: generator.integers(0, 2) * 2 - 1]
+
+
+@pytest.mark.parametrize("own", [None, mirror])
+def test_repeated_samples_are_those_of_the_host(tmp_path, own):
+    """They lie on the device once; with a function of the user's they are fed from the host."""
+    keys, given = (AUGMENT, "data.repeats=3", "train.epochs=2"), {"model": small, "augment": own}
+    whole, _ = through_host(tmp_path, *keys, **given, launch={"name": "whole"})
+    found, _ = fused(tmp_path, *keys, **given, launch={"name": "found"})
+    assert hashes(found) == hashes(whole)
+
+
 def storage(tensor):
     return tensor.untyped_storage().data_ptr()
 
@@ -273,3 +288,19 @@ def test_a_worker_is_killed_and_replaced(tmp_path, keys, model):
     assert_no_step_lost(job.run)
     assert summary(job.run)["weights_sha256"] == alone.summary["weights_sha256"]
     assert "was killed by SIGKILL" in str(summary(job.run)["generations"])
+
+
+def test_evaluation_at_another_size(tmp_path):
+    """Its kernels are made for its own size, and give what stock kernels give."""
+    photos = take_photos(tmp_path / "photos", train=4, val=2)
+    keys = ("data.channels=1", "data.size=8", "data.eval_size=12", "train.batch=4", "train.epochs=1")
+    model, found = stem(), {}
+    head = next(
+        part for part in model.modules() if isinstance(part, nn.Sequential) and type(part[-1]) is nn.Linear
+    )
+    head[1] = nn.Linear(8, 3)
+    for kernels in ("fused", "stock"):
+        run = photo_run(photos, *keys, f"kernels.set={kernels}", "optimizer.lr=1e-9")
+        result, _ = train(run, tmp_path, model=copy.deepcopy(model), launch={"name": kernels})
+        found[kernels] = result.summary["loss"]
+    assert found["fused"] == pytest.approx(found["stock"], rel=1e-4)

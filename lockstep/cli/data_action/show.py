@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lockstep.data import Store
+    from lockstep.data.augment import Augment
 
 _TEXT = """\
 Draw a sheet of a run's training images, as the network will see them: after crops, changes of colour, mixing
@@ -55,6 +56,7 @@ def show_images(options: argparse.Namespace) -> int:
 
     from lockstep.data import open_data
     from lockstep.data.augment import check_augment, make_augment
+    from lockstep.data.images.size_stage import SizeStages
     from lockstep.data.loader import TrainLoader
     from lockstep.report.image_sheet import draw_sheet
 
@@ -62,9 +64,14 @@ def show_images(options: argparse.Namespace) -> int:
     with named_file(options):
         store = open_data(run)
         check_augment(run, store)
-    augment = make_augment(run, store.shape, store.mean, store.std)
+
+    def make(shape: tuple[int, int, int]) -> Augment:
+        return make_augment(run, shape, store.mean, store.std)
+
+    augment = make(store.shape)
     batch = min(run.train.batch, len(store.train) // run.train.lanes * run.train.lanes)
     loader = TrainLoader(store.train, augment, batch=batch, lanes=run.train.lanes, device=torch.device("cpu"))
+    loader.stages = SizeStages(store, make) if store.sizes else None
     steps = list(islice(loader.epoch(options.epoch), -(-options.images // batch)))
     turns = torch.arange(batch).view(run.train.lanes, -1).t().flatten()  # lanes take turns, as samples do
     images = torch.cat([lanes.images[turns] for lanes in steps])[: options.images]

@@ -46,16 +46,20 @@ def measure(data: Encoded) -> tuple[int, int]:
     return _measure_plain_jpeg(data) or _measure_any(data)
 
 
-def fit_image(data: Encoded, out: Pixels) -> None:
-    """Decode an image into `out` [C, H, W]: the largest box of its shape in the middle, resized smoothly."""
+def fit_image(data: Encoded, out: Pixels, share: float = 1.0) -> None:
+    """Decode an image into `out` [C, H, W]: the largest box of its shape in the middle, resized smoothly.
+
+    Of the box's sides only the middle `share` is taken.
+    """
     channels, rows, cols = out.shape
     plain = _measure_plain_jpeg(data)
     height, width = plain or _measure_any(data)
     ratio = cols / rows
     box_width, box_height = (ratio * height, height) if width / height >= ratio else (width, width / ratio)
+    box_width, box_height = share * box_width, share * box_height
     scale = _find_scale(box_height, box_width, rows, cols)
     pixels, scale = _decode(data, plain, channels, scale)
-    if pixels.shape[:2] == (rows, cols):
+    if pixels.shape[:2] == (rows, cols) and share == 1:
         _put(pixels, out)
         return
     left, top = (width - box_width) * 0.5, (height - box_height) * 0.5

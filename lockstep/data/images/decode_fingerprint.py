@@ -15,18 +15,10 @@ import PIL
 from PIL import features
 
 from lockstep.data.images.decode import cut_image, find_libraries, fit_image
-from lockstep.errors import DataError, unknown
 
 _PROBES = ("probe.jpg", "probe_progressive.jpg")
 _SHAPES = ((3, 52, 70), (3, 20, 24), (1, 11, 17), (3, 9, 5))
-_DECODERS = ("cpu", "nvjpeg")
 _BOX = 3, 5, 45, 61  # top, left, height, width
-
-
-def check_decoder(name: str) -> None:
-    """Refuse a name of `data.decoder` that means nothing."""
-    if name not in _DECODERS:
-        raise DataError(f"data.decoder: {unknown('decoder', name, _DECODERS)}")
 
 
 def explain_decoder() -> tuple[str, ...]:
@@ -67,6 +59,6 @@ def _hash_on_gpu(digest: hashlib._Hash) -> list[str]:
     if coded:
         for shape in _SHAPES:
             out = torch.empty((2, *shape), dtype=torch.uint8)
-            gpu.decode([coded, coded], [None, _BOX], out)
+            gpu.decode([coded, coded], [None, _BOX], out, 1.0)
             digest.update(out.numpy().data)
     return [gpu.name]

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from lockstep.data.images.decode_server import MOST_BYTES
+from lockstep.data.images.view_options import View
 from lockstep.errors import DataError
 
 _CODE = (
@@ -62,9 +63,9 @@ class DecodeProcesses:
             its.close()
         atexit.register(self.close)
 
-    def decode(self, places: Sequence[Place], boxes: Sequence[Box] | None, shape: Sequence[int]) -> Tensor:
-        """Images, or a box of each, as uint8 [N, *shape]; BadImage if one cannot be read."""
-        count, size = len(places), math.prod(shape)
+    def decode(self, places: Sequence[Place], boxes: Sequence[Box] | None, view: View) -> Tensor:
+        """Images, or a box of each, as uint8 [N, C, H, W]; BadImage if one cannot be read."""
+        count, size = len(places), math.prod(view.shape)
         fd = os.memfd_create("lockstep-images", os.MFD_CLOEXEC)
         try:
             os.ftruncate(fd, max(count * size, 1))
@@ -72,14 +73,13 @@ class DecodeProcesses:
             with self._lock:
                 if not self._lines:
                     raise DataError("all processes that decode images have ended")
-                self._deal(self._requests(places, boxes, shape), fd)
+                self._deal(self._requests(places, boxes, view), fd)
         finally:
             os.close(fd)
-        return torch.frombuffer(memory, dtype=torch.uint8)[: count * size].view(count, *shape)
+        return torch.frombuffer(memory, dtype=torch.uint8)[: count * size].view(count, *view.shape)
 
-    def _requests(
-        self, places: Sequence[Place], boxes: Sequence[Box] | None, shape: Sequence[int]
-    ) -> Iterator[bytes]:
+    def _requests(self, places: Sequence[Place], boxes: Sequence[Box] | None, view: View) -> Iterator[bytes]:
+        known = {"shape": view.shape, "share": view.share}
         most = min(max(-(-len(places) // (_CHUNKS * len(self._lines))), 1), _MOST_ITEMS)
         first = 0
         while first < len(places):
@@ -87,10 +87,10 @@ class DecodeProcesses:
                 (slot, *places[slot], boxes[slot] if boxes else ())
                 for slot in range(first, min(first + most, len(places)))
             ]
-            text = json.dumps({"shape": list(shape), "items": items}).encode()
+            text = json.dumps({**known, "items": items}).encode()
             while len(text) > MOST_BYTES:  # long names
                 items = items[: len(items) // 2]
-                text = json.dumps({"shape": list(shape), "items": items}).encode()
+                text = json.dumps({**known, "items": items}).encode()
             yield text
             first += len(items)
 

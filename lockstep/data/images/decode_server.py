@@ -33,12 +33,12 @@ def serve_all() -> None:
         request = json.loads(message)
         memory: Pixels = np.frombuffer(mmap.mmap(fds[0], 0), np.uint8)  # unmapped when it is no longer used
         os.close(fds[0])
-        answer = _fill(memory, request["shape"], request["items"])
+        answer = _fill(memory, request["shape"], request["share"], request["items"])
         line.send(json.dumps(answer).encode())
 
 
 def _fill(
-    memory: Pixels, shape: list[int], items: list[tuple[int, str, int, int, list[int]]]
+    memory: Pixels, shape: list[int], share: float, items: list[tuple[int, str, int, int, list[int]]]
 ) -> list[object]:
     """Decode images, each into its slot of the memory; returns the slot of a bad one, and why."""
     size = int(np.prod(shape))
@@ -49,7 +49,7 @@ def _fill(
             if box:
                 cut_image(data, (box[0], box[1], box[2], box[3]), out)
             else:
-                fit_image(data, out)
+                fit_image(data, out, share)
         except UNREADABLE as error:
             return [slot, explain_unreadable(error)]
         except Exception as error:

@@ -28,6 +28,7 @@ from lockstep.data.images.decode import (
     fit_image,
 )
 from lockstep.data.images.decode_processes import BadImage, Place, find_decoders
+from lockstep.data.images.view_options import View
 from lockstep.data.store import MemorySplit
 from lockstep.errors import DataError
 
@@ -70,20 +71,12 @@ class LocatedSource(Protocol):
 class EncodedSplit:
     """Decodes images when they are read, and keeps their pixels if they fit into 1 GiB."""
 
-    def __init__(
-        self,
-        source: ImageSource,
-        labels: Tensor,
-        shape: tuple[int, int, int],
-        fix: str,
-        decoder: str = "cpu",
-    ) -> None:
+    def __init__(self, source: ImageSource, labels: Tensor, view: View, fix: str) -> None:
         """`fix` ends the error about an image that cannot be read."""
-        self.labels, self._decoder = labels, decoder
-        self.source, self._shape, self._fix = source, shape, fix
+        self.labels, self.source, self._view, self._fix = labels, source, view, fix
         self._kept: Tensor | None = None
-        if len(source) * math.prod(shape) <= IN_MEMORY_BYTES:
-            self._kept = torch.empty((len(source), *shape), dtype=torch.uint8)
+        if len(source) * math.prod(view.shape) <= IN_MEMORY_BYTES:
+            self._kept = torch.empty((len(source), *view.shape), dtype=torch.uint8)
         self._is_kept = torch.zeros(len(source), dtype=torch.bool)
 
     def __len__(self) -> int:
@@ -98,6 +91,11 @@ class EncodedSplit:
             self._kept[absent] = self.decode(absent)
             self._is_kept[absent] = True  # set last: another thread must not read a half-written image
         return self._kept[ids], self.labels[ids]
+
+    def resized(self, size: int) -> EncodedSplit:
+        """The same images with so many pixels a side."""
+        view = self._view._replace(shape=(self._view.shape[0], size, size))
+        return EncodedSplit(self.source, self.labels, view, self._fix)
 
     @property
     def is_kept(self) -> bool:
@@ -124,9 +122,9 @@ class EncodedSplit:
         numbers = ids.tolist()
         if self._by_processes():
             return self._decode_by_processes(numbers, boxes)
-        images = torch.empty((len(numbers), *self._shape), dtype=torch.uint8)
+        images = torch.empty((len(numbers), *self._view.shape), dtype=torch.uint8)
         pixels: Pixels = images.numpy()
-        there = self._decode_on_gpu(numbers, boxes, images) if self._decoder == "nvjpeg" else set()
+        there = self._decode_on_gpu(numbers, boxes, images) if self._view.decoder == "nvjpeg" else set()
 
         def fill(part: range) -> None:
             for place in part:
@@ -139,7 +137,7 @@ class EncodedSplit:
 
     def _by_processes(self) -> bool:
         many = feeding().threads >= _MANY_THREADS and len(self) >= _FOR_PROCESSES
-        return many and self._decoder == "cpu" and isinstance(self.source, LocatedSource)
+        return many and self._view.decoder == "cpu" and isinstance(self.source, LocatedSource)
 
     def _decode_by_processes(
         self, numbers: list[int], boxes: Sequence[tuple[int, int, int, int]] | None
@@ -147,7 +145,7 @@ class EncodedSplit:
         assert isinstance(self.source, LocatedSource)
         places = [self.source.locate(number) for number in numbers]
         try:
-            return find_decoders(os.getpid(), feeding().threads).decode(places, boxes, self._shape)
+            return find_decoders(os.getpid(), feeding().threads).decode(places, boxes, self._view)
         except BadImage as error:
             where = self.source.where(numbers[error.slot])
             raise DataError(f"{unreadable(where, str(error))}; {self._fix}") from error
@@ -168,7 +166,7 @@ class EncodedSplit:
         places = list(coded)
         own = [boxes[place] if boxes else None for place in places]
         out = images if len(places) == len(images) else images[: len(places)].clone()
-        gpu.decode(list(coded.values()), own, out)
+        gpu.decode(list(coded.values()), own, out, self._view.share)
         if out is not images:
             images[places] = out
         return set(places)
@@ -185,7 +183,7 @@ class EncodedSplit:
             if box:
                 cut_image(data, box, out)
             else:
-                fit_image(data, out)
+                fit_image(data, out, self._view.share)
         except UNREADABLE as error:
             where = self.source.where(index)
             raise DataError(f"{unreadable(where, explain_unreadable(error))}; {self._fix}") from error

@@ -17,11 +17,12 @@ from pathlib import Path
 import torch
 
 from lockstep.data.data_set import Count, DataSet
-from lockstep.data.images.decode_fingerprint import check_decoder, decode_fingerprint, explain_decoder
+from lockstep.data.images.decode_fingerprint import decode_fingerprint, explain_decoder
 from lockstep.data.images.encoded_split import EncodedSplit, in_parallel
 from lockstep.data.images.folder_listing import find_roots, list_files, list_splits
 from lockstep.data.images.image_file import STATISTICS, FileSource, ImageFile, read_image
 from lockstep.data.images.size_cache import find_sizes
+from lockstep.data.images.view_options import View, ViewOptions
 from lockstep.data.store import Store, check_size
 from lockstep.errors import DataError
 
@@ -29,16 +30,16 @@ _NAMED = 5  # most classes that an error lists
 
 
 @dataclass(frozen=True)
-class FolderOptions:
+class FolderOptions(ViewOptions):
     """What a user may set under `data.` for folder."""
 
     size: int = 64
     channels: int = 3
     val_fraction: float = 0.1
     seed: int = 0
-    decoder: str = "cpu"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.size < 1:
             raise DataError(f"data.size={self.size}: an image needs at least 1 pixel a side; try 64")
         check_size(self.size)
@@ -46,18 +47,23 @@ class FolderOptions:
             raise DataError(f"data.channels={self.channels}: folder gives 1 (grey) or 3 (RGB) channels")
         if not 0 < self.val_fraction < 1:
             raise DataError(f"data.val_fraction={self.val_fraction}: must be between 0 and 1, such as 0.1")
-        check_decoder(self.decoder)
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        return self.channels, self.size, self.size
+        size = self.stages[-1][1] if self.stages else self.size
+        return self.channels, size, size
+
+    @property
+    def eval_shape(self) -> tuple[int, int, int]:
+        return (self.channels, self.eval_size, self.eval_size) if self.eval_size else self.shape
 
 
 def open_folder(options: FolderOptions, folder: Path) -> Store:
     """List, check and split the images below `folder`."""
     listing = list_splits(folder, options.val_fraction, options.seed)
     files, classes = listing.files, listing.classes
-    splits = _open_splits(files, classes, options.shape, folder, options.decoder)
+    views = {name: options.view(name, options.shape, options.eval_shape) for name in files}
+    splits = _open_splits(files, classes, views, folder)
     last = "test" if "test" in splits else "val"
     mean, std = STATISTICS[options.channels]
     return Store(
@@ -73,6 +79,8 @@ def open_folder(options: FolderOptions, folder: Path) -> Store:
         test_name=last,
         notices=(str(listing), *explain_decoder()),
         warnings=tuple(listing.warnings()),
+        eval_size=options.eval_size,
+        sizes=options.stages,
     )
 
 
@@ -81,8 +89,11 @@ def _manifest(options: FolderOptions, files: dict[str, list[ImageFile]], last: s
     both = {"test": files[last], **({"val": files["val"]} if len(files) == 3 else {})}
     parts = {"train": files["train"], **both}
     counts = {name: len(part) for name, part in parts.items()}
-    hashes = {k: _names_sha256(v) for k, v in parts.items()}
-    return images_manifest("folder", options.shape, counts, hashes, options.decoder)
+    hashes = {name: _names_sha256(part) for name, part in parts.items()}
+    return {
+        **images_manifest("folder", options.shape, counts, hashes, options.decoder),
+        **options.facts(),
+    }
 
 
 def images_manifest(
@@ -122,7 +133,7 @@ def check_folder(options: FolderOptions, folder: Path, on_progress: Count) -> li
 
 
 def open_images(
-    folder: Path, classes: Sequence[str], shape: tuple[int, int, int], split: str | None
+    folder: Path, classes: Sequence[str], shape: tuple[int, int, int], split: str | None, share: float = 1.0
 ) -> tuple[Path, EncodedSplit]:
     """Open the images of another folder, labelled with a run's classes; returns their folder too.
 
@@ -139,15 +150,11 @@ def open_images(
     if extra:
         known = ", ".join(classes[:_NAMED]) + (", …" if len(classes) > _NAMED else "")
         raise DataError(f"{root or folder}: class {', '.join(extra)} is not one of the run's: {known}")
-    return root or folder, _open_splits({"": files}, classes, shape, folder)[""]
+    return root or folder, _open_splits({"": files}, classes, {"": View(shape, share)}, folder)[""]
 
 
 def _open_splits(
-    files: dict[str, list[ImageFile]],
-    classes: Sequence[str],
-    shape: tuple[int, int, int],
-    folder: Path,
-    decoder: str = "cpu",
+    files: dict[str, list[ImageFile]], classes: Sequence[str], views: dict[str, View], folder: Path
 ) -> dict[str, EncodedSplit]:
     """Read the header of every file, so that a bad one is found before training starts."""
     finds = f"`lockstep data check folder --dir {folder}` finds all such files"
@@ -161,7 +168,7 @@ def _open_splits(
         own, first = sizes[first : first + len(part)], first + len(part)
         labels = torch.tensor([number[file.label] for file in part])
         fix = f"{finds}; after a repair, --resume RUN --data-changed goes on"
-        splits[name] = EncodedSplit(FileSource(part, own), labels, shape, fix, decoder)
+        splits[name] = EncodedSplit(FileSource(part, own), labels, views[name], fix)
     return splits
 
 

@@ -88,14 +88,14 @@ def measure_file(path: str) -> tuple[int, int]:
         raise DataError(unreadable(path, explain_unreadable(error))) from error
 
 
-def read_image(path: Path, shape: tuple[int, int, int]) -> tuple[Tensor, tuple[int, int]]:
-    """Decode a file to uint8 [C, H, W] of `shape`, resized and centre-cropped; returns its own (H, W) too."""
+def read_image(path: Path, shape: tuple[int, int, int], share: float = 1.0) -> tuple[Tensor, tuple[int, int]]:
+    """Decode a file to uint8 [C, H, W] of `shape`, as `fit_image` does; returns its own (H, W) too."""
     if shape[0] not in STATISTICS:
         raise DataError(f"{path}: an image file gives 1 or 3 channels, not the {shape[0]} that are wanted")
     out = np.empty(shape, np.uint8)
     try:
         data = read_bytes(str(path))
-        fit_image(data, out)
+        fit_image(data, out, share)
         return torch.from_numpy(out), measure(data)
     except UNREADABLE as error:
         raise DataError(unreadable(path, explain_unreadable(error))) from error

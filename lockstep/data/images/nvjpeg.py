@@ -94,18 +94,22 @@ class NvJpeg:
             return None
         return Coded(data, height.value, width.value)
 
-    def decode(self, files: Sequence[Coded], boxes: Sequence[Box | None], out: Tensor) -> None:
-        """Boxes of images, resized into `out` [N, C, H, W] on the host; without a box, the middle."""
+    def decode(self, files: Sequence[Coded], boxes: Sequence[Box | None], out: Tensor, share: float) -> None:
+        """Boxes of images, resized into `out` [N, C, H, W] on the host; the middle without a box."""
+        found = [
+            box or _middle((file.height, file.width), (out.shape[2], out.shape[3]), share)
+            for file, box in zip(files, boxes, strict=True)
+        ]
         first, held = 0, 0
         for place, file in enumerate(files):
             held += file.height * file.width * out.shape[1]
             if held > _MOST_BYTES and place > first:
-                self._decode(files[first:place], boxes[first:place], out[first:place])
+                self._decode(files[first:place], found[first:place], out[first:place])
                 first, held = place, file.height * file.width * out.shape[1]
         if files:
-            self._decode(files[first:], boxes[first:], out[first:])
+            self._decode(files[first:], found[first:], out[first:])
 
-    def _decode(self, files: Sequence[Coded], boxes: Sequence[Box | None], out: Tensor) -> None:
+    def _decode(self, files: Sequence[Coded], boxes: Sequence[Box], out: Tensor) -> None:
         channels, rows, cols = out.shape[1:]
         with self._lock, torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             images = [
@@ -125,7 +129,7 @@ class NvJpeg:
             self._call("nvjpegDecodeBatched", *both, texts, lengths, planes, where)
             result = torch.empty_like(out, device=self._device)
             for place, (image, box) in enumerate(zip(images, boxes, strict=True)):
-                top, left, height, width = box or _middle((image.shape[1], image.shape[2]), (rows, cols))
+                top, left, height, width = box
                 part = image[:, top : top + height, left : left + width]
                 if part.shape[1:] != (rows, cols):
                     sized = interpolate(part[None].float(), (rows, cols), mode="bilinear", antialias=True)
@@ -161,11 +165,11 @@ def _is_usual(data: bytes) -> bool:
     return place < 0 or data[place + 11 : place + 12] != b"\0"
 
 
-def _middle(size: tuple[int, int], shape: tuple[int, int]) -> Box:
-    """The largest box in the middle of an image that is as wide for its height as the shape."""
+def _middle(size: tuple[int, int], shape: tuple[int, int], share: float) -> Box:
+    """A share of the largest box in the middle that is as wide for its height as the shape."""
     (height, width), (rows, cols) = size, shape
     tall, wide = (
         (height, height * cols // rows) if width * rows >= height * cols else (width * rows // cols, width)
     )
-    tall, wide = max(tall, 1), max(wide, 1)
+    tall, wide = max(round(tall * share), 1), max(round(wide * share), 1)
     return (height - tall) // 2, (width - wide) // 2, tall, wide

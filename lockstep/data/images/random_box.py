@@ -36,11 +36,12 @@ class BoxSplit(Protocol):
 def read_random_boxes(
     split: Split, ids: Tensor, seed: int, epoch: int, scale: tuple[float, float]
 ) -> tuple[Tensor, Any]:
-    """A random box of each image, resized to the split's shape, and the targets."""
+    """A random box of each image, resized to the split's shape, and the targets; ids of `sample_ids`."""
+    places = ids % len(split)
     if isinstance(split, BoxSplit):
-        boxes = draw_boxes(ids, split.sizes(ids), seed, epoch, scale)
-        return split.read_boxes(ids, boxes)
-    images, targets = split.read(ids)
+        boxes = draw_boxes(ids, split.sizes(places), seed, epoch, scale)
+        return split.read_boxes(places, boxes)
+    images, targets = split.read(places)
     sizes = torch.tensor(images.shape[2:]).expand(len(ids), 2)
     drawn = draw_boxes(ids, sizes, seed, epoch, scale).tolist()
     source: Pixels = images.permute(0, 2, 3, 1).contiguous().numpy()

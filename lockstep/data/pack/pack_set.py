@@ -13,10 +13,11 @@ import numpy as np
 import torch
 
 from lockstep.data.data_set import Count, DataSet
-from lockstep.data.images.decode_fingerprint import check_decoder, explain_decoder
+from lockstep.data.images.decode_fingerprint import explain_decoder
 from lockstep.data.images.encoded_split import EncodedSplit, in_parallel
 from lockstep.data.images.folder import FolderOptions, images_manifest
 from lockstep.data.images.image_file import STATISTICS
+from lockstep.data.images.view_options import View, ViewOptions
 from lockstep.data.pack.pack_facts import (
     PackFacts,
     PackFile,
@@ -33,39 +34,39 @@ from lockstep.errors import DataError
 
 
 @dataclass(frozen=True)
-class PackOptions:
+class PackOptions(ViewOptions):
     """What a user may set under `data.` for pack; 0 is what the pack has, or a folder's default."""
 
     size: int = 0
     channels: int = 0
-    decoder: str = "cpu"
 
-    def __post_init__(self) -> None:
-        check_decoder(self.decoder)
-
-    def shape(self, facts: PackFacts, folder: Path) -> tuple[int, int, int]:
-        """C H W of the images to be given."""
+    def shape(self, facts: PackFacts, folder: Path, key: str = "size") -> tuple[int, int, int]:
+        """C H W of the images to be given, whose size is under `key`."""
+        last = self.stages[-1][1] if self.stages else 0
+        size = (self.eval_size if key == "eval_size" else 0) or last or self.size
         default = FolderOptions()
         height, width, channels = facts.shape or (default.size, default.size, default.channels)
         if not facts.is_raw:
-            size = self.size or (height if height == width else default.size)
+            size = size or (height if height == width else default.size)
             return FolderOptions(size=size, channels=self.channels or channels).shape
-        fits = {"size": 0 <= self.size <= min(height, width), "channels": self.channels in (0, channels)}
-        for key in (key for key, holds in fits.items() if not holds):
+        most = max((size, *(each for _, each in self.stages)))
+        key = "sizes" if self.stages and key == "size" else key
+        fits = {key: 0 <= most <= min(height, width), "channels": self.channels in (0, channels)}
+        for bad in (name for name, holds in fits.items() if not holds):
             raise DataError(
-                f"data.{key}={getattr(self, key)}: {folder} holds raw pixels, {channels} × {height} × "
-                f"{width}: leave data.{key} out, or pack the images again"
+                f"data.{bad}={getattr(self, bad)}: {folder} holds raw pixels, {channels} × {height} × "
+                f"{width}: leave data.{bad} out, or pack the images again"
             )
-        return channels, self.size or height, self.size or width
+        return channels, size or height, size or width
 
 
 def open_pack(options: PackOptions, folder: Path) -> Store:
     """Open a pack: its sizes and indexes are checked, no image is read."""
     facts = read_facts(folder)
-    shape = options.shape(facts, folder)
+    shape, eval_shape = options.shape(facts, folder), options.shape(facts, folder, "eval_size")
     check_files(folder, facts)
     splits = {
-        name: _open_split(folder, facts, split, shape, options.decoder)
+        name: _open_split(folder, facts, split, options.view(name, shape, eval_shape))
         for name, split in facts.splits.items()
     }
     last = "test" if "test" in splits else "val"
@@ -85,23 +86,23 @@ def open_pack(options: PackOptions, folder: Path) -> Store:
         test=splits[last],
         mean=mean,
         std=std,
-        manifest=_manifest(facts, shape, last, options.decoder),
+        manifest={**_manifest(facts, shape, last, options.decoder), **options.facts()},
         val=splits["val"] if last == "test" and "val" in splits else None,
         test_name=last,
         notices=(f"images of {folder}: {counts}", *(() if facts.is_raw else explain_decoder())),
         warnings=_warnings(facts, folder),
+        eval_size=options.eval_size,
+        sizes=options.stages,
     )
 
 
-def _open_split(
-    folder: Path, facts: PackFacts, split: SplitFacts, shape: tuple[int, int, int], decoder: str
-) -> Split:
+def _open_split(folder: Path, facts: PackFacts, split: SplitFacts, view: View) -> Split:
     index = open_index(folder, facts, split)
     if facts.is_raw and facts.shape:
-        return RawSplit(folder, split, index, facts.shape, shape)
+        return RawSplit(folder, split, index, facts.shape, view.shape, view.share)
     labels = torch.from_numpy(index["label"].astype(np.int64))
     fix = f"`lockstep data check pack --dir {folder}` finds every damaged file"
-    return EncodedSplit(PackSource(folder, split, index), labels, shape, fix, decoder)
+    return EncodedSplit(PackSource(folder, split, index), labels, view, fix)
 
 
 def _manifest(facts: PackFacts, shape: tuple[int, int, int], last: str, decoder: str) -> dict[str, object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import copy
 from pathlib import Path
 
 import numpy as np
@@ -26,10 +27,14 @@ class RawSplit:
         index: npt.NDArray[np.void],
         shape: tuple[int, int, int],
         given: tuple[int, int, int],
+        share: float = 1.0,
     ) -> None:
-        """Images of `shape`, H W C, are read as `given`, C H W: the largest such box in the middle."""
+        """Images of `shape`, H W C, are read as `given`, C H W: the largest such box in the middle.
+
+        Of the box's sides only the middle `share` is taken.
+        """
         self._paths = [folder / file.file for file in split.shards]
-        self._shape, self._given = shape, given
+        self._shape, self._given, self._share = shape, given, share
         self._arrays: dict[int, npt.NDArray[np.uint8]] = {}
         self._shard = index["shard"].astype(np.int64)
         self._counts = np.bincount(self._shard, minlength=len(self._paths))
@@ -51,10 +56,16 @@ class RawSplit:
     def read(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Images and labels."""
         height, width, _ = self._shape
-        ratio = min(height / self._given[1], width / self._given[2])
-        rows, cols = round(ratio * self._given[1]), round(ratio * self._given[2])
+        ratio = self._share * min(height / self._given[1], width / self._given[2])
+        rows, cols = (max(round(ratio * side), 1) for side in self._given[1:])
         middle = torch.tensor([(height - rows) // 2, (width - cols) // 2, rows, cols])
         return self.read_boxes(ids, middle.expand(len(ids), 4))
+
+    def resized(self, size: int) -> RawSplit:
+        """The same images with so many pixels a side."""
+        other = copy(self)
+        other._given = (self._given[0], size, size)
+        return other
 
     def sizes(self, ids: Tensor) -> Tensor:
         """Height and width of images, int64 [N, 2]."""

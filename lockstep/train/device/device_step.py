@@ -49,7 +49,8 @@ class DeviceStep:
         self._average = zeros(size) if state.ema else None
         first = lane_positions(0, run.train.batch, run.train.lanes)[own.start : own.stop].flatten()
         steps = torch.arange(self.steps)[:, None] * run.train.batch
-        self._positions = (first + steps).to(device)
+        positions = (first + steps).to(device)
+        self._positions, self._turns = positions // augment.repeats, positions % augment.repeats
         self._order, self._length = zeros(self.steps, count, dtype=torch.int64), len(split)
         self.images = place_images(split, self._order, device, augment)
         self._values = zeros(self.steps, 6) + 1  # not 0: Triton's interpreter warns of 0 / 0
@@ -123,6 +124,7 @@ class DeviceStep:
         else:
             keys = torch.tensor(order_keys(run.seed, state.epoch), device=self.device)
             order(self._positions, keys, self._order, self._length, half_width(self._length))
+        self._order.add_(self._turns * self._length)
         self._augment_keys.copy_(torch.tensor(self._augment.keys(state.epoch)))
         steps = range(state.step - state.step_in_epoch, state.step - state.step_in_epoch + self.steps)
         done = state.epoch * self.steps  # not `state.step`: see `step.py`

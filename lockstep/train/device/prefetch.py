@@ -55,7 +55,7 @@ def place_images(split: Split, order: Tensor, device: torch.device, augment: Aug
         if isinstance(split, EncodedSplit) and split.is_kept:
             split = split.in_memory()
         if isinstance(split, MemorySplit) and fits(split, device):
-            return ResidentImages(split, order, device)
+            return ResidentImages(split, order, device, augment.repeats if augment else 1)
     return PrefetchedImages(split, order, device, augment)
 
 
@@ -69,17 +69,19 @@ def fits(split: MemorySplit, device: torch.device) -> bool:
 
 
 class ResidentImages:
-    """All images on the device; a sample's place is its number."""
+    """All images on the device; a sample's place is its number, whichever repetition it is."""
 
     ahead = 8
     waited_s = 0.0
 
-    def __init__(self, split: MemorySplit, order: Tensor, device: torch.device) -> None:
+    def __init__(self, split: MemorySplit, order: Tensor, device: torch.device, repeats: int = 1) -> None:
         self.images, self.labels = split.images.contiguous().to(device), split.labels.to(device)
-        self.places = order
+        self._order, self.places = order, order if repeats == 1 else torch.zeros_like(order)
 
     def begin_epoch(self, first: int, epoch: int = 0) -> None:
-        """Nothing to do: all images are on the device."""
+        """Find the places of repeated samples, whose numbers are beyond the images."""
+        if self.places is not self._order:
+            torch.remainder(self._order, len(self.labels), out=self.places)
 
     def feed(self, step: int) -> None:
         """Nothing to do: all images are on the device."""

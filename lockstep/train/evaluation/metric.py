@@ -75,7 +75,7 @@ def check_metrics(metrics: Metrics, model: nn.Module, store: Store, device: torc
     if not metrics:
         return
     ids = torch.arange(min(2, len(store.test)))
-    images = torch.zeros(len(ids), *store.shape, device=device)
+    images = torch.zeros(len(ids), *store.eval_shape, device=device)
     targets = place(store.test.read(ids)[1], device)
     with buffers_kept(model):
         outputs = as_float(model.eval()(images))
