@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,15 +16,6 @@ DEVICES = ("auto", "cpu", "cuda")
 BACKENDS = ("auto", "gloo", "nccl", "mpi")
 _ENDPOINT = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}")
 RESTART_CODE = 75  # the exit code of a worker that wants to be restarted
-
-
-def check_system() -> None:
-    """Refuse systems other than Linux, where workers can be neither started nor supervised."""
-    if sys.platform != "linux":  # flock, prctl, memfd_create, /proc
-        raise SpecError(
-            f"Lockstep runs on Linux only, and this is {sys.platform}: "
-            "use a Linux machine, a container or WSL 2"
-        )
 
 
 @dataclass(frozen=True)
@@ -43,6 +33,7 @@ class Launch:
     bucket_mb: float = 25.0
     overlap: bool = True
     decode_threads: int = 0  # of a worker, that decode images; 0: the machine's cores, among its workers
+    data_processes: int = 0  # of a worker, that read a data set in Python; 0: the worker reads it itself
     read_ahead: int = 2  # steps whose images are read before they are needed
     graph: bool = True  # on a GPU, run steps and evaluation as CUDA graphs if possible
     trace: bool = False
@@ -96,6 +87,7 @@ class Launch:
             ("--audit", self.audit, 0),
             ("--decode-threads", self.decode_threads, 0),
             ("--read-ahead", self.read_ahead, 1),
+            ("data_processes", self.data_processes, 0),
         ):
             if type(value) is not int or value < least:
                 raise SpecError(f"{flag} {value} must be a whole number from {least}")

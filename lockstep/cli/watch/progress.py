@@ -28,7 +28,7 @@ _SOME, _MUCH, _TOO_MUCH = 0.05, 0.1, 0.2  # waiting for data is told in a step's
 
 _HELP = (
     "`lockstep data pack`, a higher --decode-threads or a --pixel-cache help with image files, "
-    "--data-processes with a data set in Python; `lockstep bench io` measures the disk"
+    "Launch(data_processes=N) with a data set in Python; `lockstep bench io` measures the disk"
 )
 
 
