@@ -34,6 +34,8 @@ class Launch:
     overlap: bool = True
     decode_threads: int = 0  # of a worker, that decode images; 0: the machine's cores, among its workers
     data_processes: int = 0  # of a worker, that read a data set in Python; 0: the worker reads it itself
+    pixel_cache: Path | None = None  # a folder on a local disk for decoded, resized pixels
+    pixel_cache_gb: float = 10.0  # the most that they may take there
     read_ahead: int = 2  # steps whose images are read before they are needed
     graph: bool = True  # on a GPU, run steps and evaluation as CUDA graphs if possible
     trace: bool = False
@@ -51,6 +53,8 @@ class Launch:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "runs_dir", Path(self.runs_dir))  # users may give text
+        if self.pixel_cache is not None:
+            object.__setattr__(self, "pixel_cache", Path(self.pixel_cache))
         if isinstance(self.plan, str):
             object.__setattr__(self, "plan", read_plan(self.plan))
         fallbacks = [read_plan(plan) if isinstance(plan, str) else plan for plan in self.fallbacks]
@@ -91,6 +95,8 @@ class Launch:
         ):
             if type(value) is not int or value < least:
                 raise SpecError(f"{flag} {value} must be a whole number from {least}")
+        if not 0 < self.pixel_cache_gb <= 1e6:
+            raise SpecError(f"--pixel-cache-gb {self.pixel_cache_gb:g} must be above 0")
         if not 0 <= self.wait_s <= 1e6:
             raise SpecError(f"--wait {self.wait_s:g} must be a number of seconds from 0")
         if self.rdzv is not None and not (_ENDPOINT.fullmatch(self.rdzv) and 0 < self.endpoint[1] < 65536):

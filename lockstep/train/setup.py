@@ -16,6 +16,7 @@ from torch import nn
 from lockstep.comm.group import Group
 from lockstep.data import Store, open_data
 from lockstep.data.augment import Augment, check_augment, make_augment
+from lockstep.data.images.explain_cache import explain_cache
 from lockstep.data.loader import Lanes
 from lockstep.data.map_style import from_map_style
 from lockstep.errors import DataError, ModelError
@@ -169,7 +170,7 @@ def set_up(
         )
     check_augment(run, store)
     source: dict[str, Any] = {}
-    notices = list(store.notices)
+    notices = [*store.notices, *explain_cache(run, store)]
     if model is None:
         model = build_model(run, store.shape, len(store.classes))
         if run.model.weights:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from lockstep.data.feeding import feeding
 from lockstep.data.images.decode import UNREADABLE, Encoded, Pixels, cut_image, fit_image
+from lockstep.data.images.pixel_cache import PixelCache, open_pixel_cache
 from lockstep.data.store import MemorySplit
 from lockstep.errors import DataError
 
@@ -45,6 +47,9 @@ class ImageSource(Protocol):
     def sizes(self, ids: Tensor) -> Tensor:
         """Height and width of images, int64 [N, 2]."""
 
+    def content(self) -> str:
+        """A hash of what identifies the images and their order: of files names, sizes and times."""
+
     def forget(self, ids: Tensor) -> None:
         """Ask the system to drop images from its cache, so that they are read from the disk next."""
 
@@ -60,6 +65,7 @@ class EncodedSplit:
         if len(source) * math.prod(shape) <= IN_MEMORY_BYTES:
             self._kept = torch.empty((len(source), *shape), dtype=torch.uint8)
         self._is_kept = torch.zeros(len(source), dtype=torch.bool)
+        self._lock, self._caches = threading.Lock(), list[PixelCache | None]()
 
     def __len__(self) -> int:
         return len(self.source)
@@ -96,14 +102,28 @@ class EncodedSplit:
         numbers = ids.tolist()
         images = torch.empty((len(numbers), *self._shape), dtype=torch.uint8)
         pixels: Pixels = images.numpy()
+        cache = None if boxes else self._cache()
 
         def fill(part: range) -> None:
             for place in part:
+                if cache and cache.read(numbers[place], pixels[place]):
+                    continue
                 self._fill(numbers[place], boxes[place] if boxes else None, pixels[place])
+                if cache:
+                    cache.write(numbers[place], pixels[place])
 
         for _ in in_parallel(fill, cut_range(len(numbers))):
             pass
         return images
+
+    def _cache(self) -> PixelCache | None:
+        """The cache for fitted images, opened when they are first read."""
+        if not feeding().cache:
+            return None
+        with self._lock:
+            if not self._caches:
+                self._caches.append(open_pixel_cache(self.source.content(), len(self), self._shape))
+        return self._caches[0]
 
     def _fill(self, index: int, box: tuple[int, int, int, int] | None, out: Pixels) -> None:
         try:

@@ -5,6 +5,7 @@ Data pipeline: store → order → augment → loader; the splits of a folder re
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,6 +57,14 @@ class FileSource:
 
     def sizes(self, ids: Tensor) -> Tensor:
         return self._sizes[ids]
+
+    def content(self) -> str:
+        digest, roots = hashlib.sha256(), {file.root for file in self._files}
+        places = {root: str(Path(root).resolve()) for root in roots}
+        for file in self._files:
+            line = f"{places[file.root]}/{file.name}\0{file.num_bytes}\0{file.changed_ns}\n"
+            digest.update(os.fsencode(line))
+        return digest.hexdigest()
 
     def forget(self, ids: Tensor) -> None:
         for index in ids.tolist():
