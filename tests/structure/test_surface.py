@@ -31,7 +31,7 @@ FLAGS = {
     "--threads -o",
     "doctor": "--comm --data-dir --json",
     "bench tune": "RECIPE --config --output --override -c -o",
-    "bench io": "RECIPE --config --gpu-rate --images --json --override -c -o",
+    "bench io": "RECIPE --config --gpu-rate --images --json --override --picture --slow -c -o",
     "bench lanes": "--config --override -c -o RECIPE",
 }
 

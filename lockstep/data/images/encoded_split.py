@@ -60,7 +60,8 @@ class EncodedSplit:
     def __init__(self, source: ImageSource, labels: Tensor, shape: tuple[int, int, int], fix: str) -> None:
         """`fix` ends the error about an image that cannot be read."""
         self.labels = labels
-        self.source, self._shape, self._fix = source, shape, fix
+        self.source: ImageSource = source
+        self._shape, self._fix = shape, fix
         self._kept: Tensor | None = None
         if len(source) * math.prod(shape) <= IN_MEMORY_BYTES:
             self._kept = torch.empty((len(source), *shape), dtype=torch.uint8)
