@@ -15,10 +15,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from lockstep.data.pack.find_source import pack_data as pack
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, SpecError
 from lockstep.recipes import recipe
 from lockstep.spec import Data, Launch, Model, Optimizer, Run, Schedule, Train
-from lockstep.spec.launch import check_system
+from lockstep.spec.system import check_system
 
 if TYPE_CHECKING:
     from torch import nn
@@ -77,7 +77,13 @@ def train(  # noqa: PLR0913  (what a script may give)
     check_system()
     from lockstep.cli.launch import start_workers
 
-    launch = start_workers(launch or Launch(), run)
+    launch = launch or Launch()
+    if launch.data_processes and data is None:
+        raise SpecError(
+            f"data_processes={launch.data_processes} are for a data set in Python, and data.name="
+            f"{run.data.name} is read by threads: set decode_threads instead"
+        )
+    launch = start_workers(launch, run)
     from lockstep.cli.listeners import train_with_listeners
     from lockstep.train.setup import Given
 

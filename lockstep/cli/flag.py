@@ -95,6 +95,15 @@ def add_feeding(parser: argparse.ArgumentParser) -> None:
         metavar="STEPS",
         help="how many steps' images are read before they are needed; default: 2",
     )
+    group.add_argument(
+        "--pixel-cache",
+        type=Path,
+        metavar="DIR",
+        help="keep decoded, resized images in this folder of a local disk, for later epochs and runs",
+    )
+    group.add_argument(
+        "--pixel-cache-gb", type=float, default=10.0, metavar="GB", help="the most it may take; default: 10"
+    )
 
 
 def add_eval_workers(parser: argparse.ArgumentParser) -> None:

@@ -6,11 +6,14 @@ import os
 import sys
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
 from lockstep.cli.launch import note_rank
 from lockstep.cli.watch.progress import Progress, tell_warnings
+from lockstep.data.own.data_processes import data_processes
+from lockstep.elastic.process_control import end_with_parent, name_process
 from lockstep.elastic.worker_groups import WorkerGroups
 from lockstep.errors import GroupLost, LockstepError
 from lockstep.report.layer_bars import draw_layers
@@ -32,9 +35,11 @@ def train_with_listeners(
 ) -> Result:
     """Train as one worker; worker 0 draws curves.png, and shows progress unless `on_event` is given."""
     try:
-        with ExitStack() as stack:
+        given = given or Given()
+        begin = partial(_begin_data_process, os.getpid())
+        with data_processes(given.data, launch.data_processes, begin), ExitStack() as stack:
             watch = _Watch(stack, launch, on_event)
-            result = fit(run, launch, watch, WorkerGroups, given or Given())
+            result = fit(run, launch, watch, WorkerGroups, given)
         note_rank(result.rank)
         return result
     except GroupLost:
@@ -45,6 +50,12 @@ def train_with_listeners(
         if error.everywhere and launch.world and launch.world.launcher == "lockstep" and error.rank:
             raise SystemExit(0) from None  # worker 0 reports the error and sets the exit code
         raise
+
+
+def _begin_data_process(parent: int) -> None:
+    """What a process that reads a data set does first."""
+    end_with_parent(parent)
+    name_process("lockstep data")
 
 
 class _Watch:

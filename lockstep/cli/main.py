@@ -10,7 +10,7 @@ from io import TextIOWrapper
 
 from lockstep import __version__
 from lockstep.errors import LockstepError
-from lockstep.spec.launch import check_system
+from lockstep.spec.system import check_system
 
 VERBS = ("train", "launch", "eval", "predict", "export", "verify", "layers", "data", "doctor", "bench")
 _DESCRIPTION = """\

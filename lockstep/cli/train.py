@@ -107,6 +107,8 @@ def run_train(options: argparse.Namespace) -> int:
         graph=not options.no_graph,
         decode_threads=options.decode_threads,
         read_ahead=options.read_ahead,
+        pixel_cache=options.pixel_cache,
+        pixel_cache_gb=options.pixel_cache_gb,
         trace=options.trace,
         min_workers=options.min_workers,
         wait_s=options.wait,

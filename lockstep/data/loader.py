@@ -6,6 +6,7 @@ step computes, so decoding overlaps training. That changes no bit, because a sam
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -79,6 +80,7 @@ class TrainLoader:
     ) -> None:
         self._memory_format, self.needs = memory_format, Needs()
         self.stages: Callable[[int], tuple[Split, Augment]] | None = None  # if both depend on the epoch
+        self.waited_s = 0.0  # for batches that were not read yet when their step came
         self._split, self._augment, self._device = split, augment, device
         self._batch, self._lanes, self._own = batch, lanes, range(lanes) if own is None else own
 
@@ -99,7 +101,10 @@ class TrainLoader:
             for step in steps:
                 while len(ahead) <= feeding().ahead and step + len(ahead) < len(self):
                     ahead.append(pool.submit(self._read, epoch, step + len(ahead)))
-                yield self._finish(epoch, step, *ahead.popleft().result())
+                clock = time.perf_counter()
+                batch = ahead.popleft().result()
+                self.waited_s += time.perf_counter() - clock
+                yield self._finish(epoch, step, *batch)
 
     def _choose_gpu(self) -> None:
         """Move the prefetch thread from GPU 0 to the worker's GPU, on which a user's data set may compute."""

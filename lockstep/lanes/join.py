@@ -16,7 +16,7 @@ from lockstep.kernels.numerics import prepare_device
 from lockstep.lanes.lane_sampler import check_lanes
 from lockstep.lanes.script import Script
 from lockstep.lanes.session import Session
-from lockstep.spec.launch import check_system
+from lockstep.spec.system import check_system
 from lockstep.spec.world import read_world
 
 

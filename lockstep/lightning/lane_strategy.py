@@ -29,7 +29,7 @@ from lockstep.lightning.lane_results import BlockLog, LaneResults, results_of
 from lockstep.lightning.process_group import find_environment, make_group
 from lockstep.lightning.split_loader import SplitLoader
 from lockstep.models.tensors import buffers_kept, tensors_sha256
-from lockstep.spec.launch import check_system
+from lockstep.spec.system import check_system
 
 
 class LaneStrategy(DDPStrategy):

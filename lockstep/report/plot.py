@@ -1,4 +1,4 @@
-"""Draws curves.png: a run's loss, accuracy or own metrics, and learning rate, from its metrics.jsonl."""
+"""Draws curves.png: a run's loss, accuracy or own metrics, learning rate and wait for data, by step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ Row = dict[str, Any]
 _WORDS = {"val": "validation", "test": "test"}
 _TRAIN, _TEST = "#4477aa", "#cc6677"
 _LOST, _JOINED = "#aa3377", "#228833"
+_WAITING = "#ddaa33"
 _STYLES = ("o-", "s--", "^:", "d-.")
+_WAIT = 2.0  # percent of the time: a shorter wait for data is not drawn
 _NAMED = 30  # with more changes of workers, their marks have no numbers
 
 
@@ -23,15 +25,17 @@ def draw_curves(directory: Path) -> Path | None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4.6), dpi=120, layout="constrained")
+    x, half = [row["step"] for row in steps], max(len(steps) // 60, 2)
+    waits = _waits(steps, half)
+    figure = Figure(figsize=(10, 5.4 if waits else 4.6), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     counts, split = "accuracy" in steps[0], epochs[-1].get("split", "test") if epochs else "test"
     own = [] if counts else _own_metrics(epochs, split)
     panels = 2 if counts or own else 1
-    (loss, *others), rates = figure.subplots(
-        2, panels, sharex=True, gridspec_kw={"height_ratios": [4, 1]}, squeeze=False
+    heights = [4, 1, 1] if waits else [4, 1]
+    (loss, *others), rates, *below = figure.subplots(
+        len(heights), panels, sharex=True, gridspec_kw={"height_ratios": heights}, squeeze=False
     )
-    x, half = [row["step"] for row in steps], max(len(steps) // 60, 2)
     smooth = f"training, mean of {2 * half + 1} steps"
     loss.plot(x, [row["loss"] for row in steps], color=_TRAIN, alpha=0.25, linewidth=0.8)
     loss.plot(x, _smooth([row["loss"] for row in steps], half), color=_TRAIN, label=smooth)
@@ -59,10 +63,13 @@ def draw_curves(directory: Path) -> Path | None:
         axes.set_ylabel(label)
         rate.plot(x, [row["lr"] for row in steps], color="#777777", linewidth=1.0)
         rate.set_ylim(bottom=0)
-        rate.set_xlabel("step")
         for each in (axes, rate):
             each.grid(alpha=0.25)
     rates[0].set_ylabel("learning\nrate")
+    if below:
+        _draw_waits(below[0], x, waits)
+    for axes in (below or [rates])[0]:
+        axes.set_xlabel("step")
     figure.legend(
         *loss.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=9
     )
@@ -70,6 +77,25 @@ def draw_curves(directory: Path) -> Path | None:
     path, new = directory / "curves.png", directory / ".curves.png"
     figure.savefig(new)
     return new.replace(path)  # atomic, as this process may be killed while it draws
+
+
+def _draw_waits(panels: Any, x: list[int], waits: list[float]) -> None:
+    for axes in panels:
+        axes.plot(x, waits, color=_WAITING, linewidth=1.0)
+        axes.set_ylim(0, 100)
+        axes.grid(alpha=0.25)
+    panels[0].set_ylabel("waiting\nfor data, %")
+
+
+def _waits(steps: list[Row], half: int) -> list[float]:
+    """Percent of the time around each step that was spent waiting for data; empty if it was hardly any."""
+    timed = all("data_wait_s" in row and "positions" in row for row in steps)
+    if not timed:  # a run of an earlier version
+        return []
+    seconds = [(row["positions"][1] - row["positions"][0]) / row["img_s"] for row in steps]
+    waited = _smooth([row["data_wait_s"] for row in steps], half)
+    found = [min(100 * a / max(b, 1e-9), 100.0) for a, b in zip(waited, _smooth(seconds, half), strict=True)]
+    return found if max(found) > _WAIT else []
 
 
 def _own_metrics(epochs: list[Row], split: str) -> list[str]:

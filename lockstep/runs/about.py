@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
+from lockstep.comm.group import Group
 from lockstep.spec import Run
 from lockstep.spec.identity import Identity
 
@@ -18,10 +20,11 @@ class Pace:
     images: int = 0
     seconds: float = 0.0
     waited_s: float = 0.0
+    steps: int = 0
 
     def add(self, images: int, seconds: float, waited_s: float) -> None:
         self.images, self.seconds = self.images + images, self.seconds + seconds
-        self.waited_s += waited_s
+        self.waited_s, self.steps = self.waited_s + waited_s, self.steps + 1
 
     @property
     def img_s(self) -> float:
@@ -31,6 +34,12 @@ class Pace:
     def wait_share(self) -> float:
         """The fraction of the time that was spent waiting for data, 0 to 1."""
         return min(self.waited_s / max(self.seconds, 1e-9), 1.0)
+
+    def longest_wait(self, group: Group) -> dict[str, float]:
+        """Seconds, seconds a step and share of the worker that waited longest for data. A collective."""
+        mine = [self.waited_s, self.waited_s / max(self.steps, 1), self.wait_share]
+        every = map(json.loads, group.all_gather_bytes(json.dumps(mine).encode()))
+        return dict(zip(("data_wait_s", "data_wait_step_s", "data_wait_share"), max(every), strict=True))
 
 
 @dataclass(frozen=True)

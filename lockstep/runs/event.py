@@ -42,6 +42,7 @@ class StepDone:
     accuracy: float | None  # None, here and below, if the model is no classifier
     lr: float
     img_s: float
+    data_wait_s: float = 0.0  # how long this worker waited for its images
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class EpochDone:
     eval_loss: float
     eval_accuracy: float | None
     img_s: float  # of this epoch's steps
-    wait_share: float  # fraction of their time in which this worker waited for data
+    wait_share: float  # fraction of their time in which the worker that waited longest did so for data
     best: bool
     split: str = "test"  # "val" if the data has validation images
     metrics: dict[str, float] = field(default_factory=dict)  # the user's own, on that split

@@ -142,7 +142,7 @@ class Journal:
             "epochs": state.epoch,
             "steps": state.step,
             "img_s": self._pace.img_s,
-            "data_wait_s": self._pace.waited_s,
+            **self._pace.longest_wait(group),
             "device": self._about.identity["numerics.device"],
             "workers": group.size,
             "backend": group.backend,
@@ -165,11 +165,11 @@ class Journal:
         steps = checkpoint.checkpoint_steps(self._directory.checkpoints) if self._directory else {}
         return state.step in steps
 
-    def step(self, done: StepDone, state: TrainState, waited_s: float) -> None:
-        """Record a committed step, and that `waited_s` of its time was spent waiting for data."""
+    def step(self, done: StepDone, state: TrainState) -> None:
+        """Record a committed step."""
         batch = self._about.run.train.batch
         for pace in (self._pace, self.epoch_pace):
-            pace.add(batch, batch / done.img_s, waited_s)
+            pace.add(batch, batch / done.img_s, done.data_wait_s)
         first = (done.step_in_epoch - 1) * batch
         row = {"kind": "step", **vars(done), "positions": [first, first + batch]}
         self._add(_METRICS, {key: value for key, value in row.items() if value is not None})

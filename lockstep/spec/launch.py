@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,15 +16,6 @@ DEVICES = ("auto", "cpu", "cuda")
 BACKENDS = ("auto", "gloo", "nccl", "mpi")
 _ENDPOINT = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}")
 RESTART_CODE = 75  # the exit code of a worker that wants to be restarted
-
-
-def check_system() -> None:
-    """Refuse systems other than Linux, where workers can be neither started nor supervised."""
-    if sys.platform != "linux":  # flock, prctl, memfd_create, /proc
-        raise SpecError(
-            f"Lockstep runs on Linux only, and this is {sys.platform}: "
-            "use a Linux machine, a container or WSL 2"
-        )
 
 
 @dataclass(frozen=True)
@@ -43,6 +33,9 @@ class Launch:
     bucket_mb: float = 25.0
     overlap: bool = True
     decode_threads: int = 0  # of a worker, that decode images; 0: the machine's cores, among its workers
+    data_processes: int = 0  # of a worker, that read a data set in Python; 0: the worker reads it itself
+    pixel_cache: Path | None = None  # a folder on a local disk for decoded, resized pixels
+    pixel_cache_gb: float = 10.0  # the most that they may take there
     read_ahead: int = 2  # steps whose images are read before they are needed
     graph: bool = True  # on a GPU, run steps and evaluation as CUDA graphs if possible
     trace: bool = False
@@ -60,6 +53,8 @@ class Launch:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "runs_dir", Path(self.runs_dir))  # users may give text
+        if self.pixel_cache is not None:
+            object.__setattr__(self, "pixel_cache", Path(self.pixel_cache))
         if isinstance(self.plan, str):
             object.__setattr__(self, "plan", read_plan(self.plan))
         fallbacks = [read_plan(plan) if isinstance(plan, str) else plan for plan in self.fallbacks]
@@ -96,9 +91,12 @@ class Launch:
             ("--audit", self.audit, 0),
             ("--decode-threads", self.decode_threads, 0),
             ("--read-ahead", self.read_ahead, 1),
+            ("data_processes", self.data_processes, 0),
         ):
             if type(value) is not int or value < least:
                 raise SpecError(f"{flag} {value} must be a whole number from {least}")
+        if not 0 < self.pixel_cache_gb <= 1e6:
+            raise SpecError(f"--pixel-cache-gb {self.pixel_cache_gb:g} must be above 0")
         if not 0 <= self.wait_s <= 1e6:
             raise SpecError(f"--wait {self.wait_s:g} must be a number of seconds from 0")
         if self.rdzv is not None and not (_ENDPOINT.fullmatch(self.rdzv) and 0 < self.endpoint[1] < 65536):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -64,11 +63,10 @@ class Engine:
             except NotFinite as error:
                 raise self._step.not_finite(error.loss, self._read(self._loader)) from None
             return
-        state, clock = self._state, time.perf_counter()
+        state, before = self._state, self._loader.waited_s
         for lanes in self._loader.epoch(state.epoch, state.step_in_epoch):
-            waited_s = time.perf_counter() - clock
+            waited_s, before = self._loader.waited_s - before, self._loader.waited_s
             yield replace(self._through_host(lanes, requests), waited_s=waited_s)
-            clock = time.perf_counter()
 
     def _on_device(
         self, epochs: DeviceEpochs, is_due: Callable[[int], bool], requests: Requests

@@ -130,8 +130,9 @@ class Loop:
                 result.correct / run.train.batch if self._setup.is_classifier else None,
                 result.lr,
                 run.train.batch / seconds,
+                round(result.waited_s, 6),
             )
-            journal.step(done, state, result.waited_s)
+            journal.step(done, state)
             self._report_generation()
             if result.stop:
                 self._stop(self._interrupt.signal or signal.SIGTERM)
@@ -156,8 +157,7 @@ class Loop:
             evaluation = self._evaluate(state.model)
         state.evaluation, state.metrics = (evaluation.loss, evaluation.accuracy), evaluation.metrics
         score = -evaluation.loss if evaluation.accuracy is None else evaluation.accuracy
-        best = state.best_score is None or score > state.best_score
-        if best:
+        if best := state.best_score is None or score > state.best_score:
             state.best_score, state.best_step = score, state.step
         done = EpochDone(
             state.epoch,
@@ -167,7 +167,7 @@ class Loop:
             evaluation.loss,
             evaluation.accuracy,
             self._journal.epoch_pace.img_s,
-            self._journal.epoch_pace.wait_share,
+            self._journal.epoch_pace.longest_wait(self._group)["data_wait_share"],
             best,
             self._setup.store.chosen_by[0],
             evaluation.metrics,

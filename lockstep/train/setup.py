@@ -16,6 +16,7 @@ from lockstep.comm.group import Group
 from lockstep.data import Store, open_data
 from lockstep.data.augment import Augment, check_augment, make_augment
 from lockstep.data.changes.own_change import OwnFunction
+from lockstep.data.images.explain_cache import explain_cache
 from lockstep.data.images.size_stage import SizeStages
 from lockstep.data.loader import Lanes
 from lockstep.data.map_style import from_map_style
@@ -179,7 +180,7 @@ def set_up(
         )
     check_augment(run, store, given.augment)
     source: dict[str, Any] = {}
-    notices = list(store.notices)
+    notices = [*store.notices, *explain_cache(run, store)]
     if model is None:
         model = make_model(run, store, recorded, source, notices)
     else:

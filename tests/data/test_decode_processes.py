@@ -15,7 +15,7 @@ from PIL import Image
 import lockstep
 from lockstep.data import feeding
 from lockstep.data.catalog import open_store
-from lockstep.data.images import encoded_split
+from lockstep.data.images import batch_decoder
 from lockstep.data.images.decode_processes import DecodeProcesses, find_decoders
 from lockstep.data.images.view_options import View
 from lockstep.errors import DataError
@@ -38,8 +38,8 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def three_processes(monkeypatch):
     monkeypatch.setattr(feeding, "_chosen", [feeding.Feeding(3)])
-    monkeypatch.setattr(encoded_split, "_MANY_THREADS", 2)
-    monkeypatch.setattr(encoded_split, "_FOR_PROCESSES", 4)
+    monkeypatch.setattr(batch_decoder, "_MANY_THREADS", 2)
+    monkeypatch.setattr(batch_decoder, "_FOR_PROCESSES", 4)
 
 
 def read_all(folder, name="folder"):

@@ -13,9 +13,9 @@ from lockstep.recipes import RECIPES
 
 FLAGS = {
     "train": "RECIPE --audit --backend --bucket-mb --config --data-changed --decode-threads --device --fork "
-    "--min-workers --name --no-graph --no-overlap --nodes --or --override --plan --print-config --quiet "
-    "--rdzv --read-ahead --replicas --restarts --resume --runs-dir --tensorboard --trace --wait --workers "
-    "-c -o",
+    "--min-workers --name --no-graph --no-overlap --nodes --or --override --pixel-cache "
+    "--pixel-cache-gb --plan --print-config --quiet --rdzv --read-ahead --replicas --restarts --resume "
+    "--runs-dir --tensorboard --trace --wait --workers -c -o",
     "launch": "SCRIPT … --min-workers --nodes --rdzv --restarts --wait --workers",
     "eval": "RUN --backend --checkpoint --data-dir --device --json --other-data --plan --runs-dir --split "
     "--workers --by-class --confusion",
@@ -31,7 +31,7 @@ FLAGS = {
     "--threads -o",
     "doctor": "--comm --data-dir --json",
     "bench tune": "RECIPE --config --output --override -c -o",
-    "bench io": "RECIPE --config --gpu-rate --images --json --override -c -o",
+    "bench io": "RECIPE --config --gpu-rate --images --json --override --picture --slow -c -o",
     "bench lanes": "--config --override -c -o RECIPE",
 }
 

@@ -73,13 +73,20 @@ def test_an_epoch_tells_its_own_pace_and_the_summary_the_mean_and_the_waiting(tm
     assert result.summary["img_s"] == pytest.approx(32 / sum(seconds))
     waited_s = first.wait_share * sum(seconds[:4]), second.wait_share * sum(seconds[4:])
     assert first.wait_share > 0.5 and waited_s[0] > waited_s[1] >= 0
-    assert result.summary["data_wait_s"] == pytest.approx(sum(waited_s))
+    assert result.summary["data_wait_s"] == pytest.approx(sum(waited_s), abs=1e-4)
+    assert result.summary["data_wait_step_s"] == pytest.approx(sum(waited_s) / 8, abs=1e-4)
+    share = result.summary["data_wait_share"]
+    assert share == pytest.approx(sum(waited_s) / sum(seconds), abs=1e-3) and share > 0.2
+    noted = [row["data_wait_s"] for row in rows(result.directory, "step")]
+    assert sum(noted) == pytest.approx(sum(waited_s), abs=1e-4)
     shown = io.StringIO()
     with Progress(shown) as progress:
         for event in events:
             progress(replace(event, wait_share=0.1) if event is second else event)
     lines = [line for line in shown.getvalue().splitlines() if line.startswith("epoch")]
     assert f"img/s, {100 * first.wait_share:.0f} % waiting for data" in lines[0] and "waiting" not in lines[1]
+    told = f"{100 * share:.0f} % of the time was spent waiting for data: `lockstep data pack`"
+    assert told in shown.getvalue()
 
 
 def test_a_name_that_exists_gets_a_suffix(tmp_path):
@@ -121,7 +128,7 @@ def test_the_same_run_twice_gives_the_same_bits(tmp_path, overrides):
     one, _ = train(small_run("train.epochs=1", *overrides), tmp_path)
     torch.manual_seed(2)  # the caller's stream must not matter
     other, _ = train(small_run("train.epochs=1", *overrides), tmp_path)
-    timed = ("img_s", "data_wait_s", "generations")
+    timed = ("img_s", "data_wait_s", "data_wait_step_s", "data_wait_share", "generations")
     assert {k: v for k, v in one.summary.items() if k not in timed} == {
         k: v for k, v in other.summary.items() if k not in timed
     }

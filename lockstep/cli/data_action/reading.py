@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from pathlib import Path
 
-from lockstep.cli.flag import add_json
+from lockstep.cli.flag import add_json, check_new_file
 from lockstep.cli.train import resolve
 from lockstep.errors import BadInput
 from lockstep.spec import Launch
@@ -19,6 +20,11 @@ random crops. Recipe and keys are as in `lockstep train`:
   lockstep bench io folder -o data.dir=PHOTOS -o data.augment=random_resized_crop,flip
   lockstep bench io -o data.name=pack -o data.dir=packed/ -o data.order=blocks:64 --gpu-rate 2800
 
+With --picture, it also draws how long each kind of layer of the run's model computes in a step, and how long
+the step waits for data: from this disk, and from one of --slow MB a second, for which reading is held back:
+
+  lockstep bench io folder -o data.dir=PHOTOS --picture step.png --slow 5
+
 With --gpu-rate, the images a second that one GPU trains with, it also says how many such GPUs are fed.
 """
 
@@ -29,6 +35,12 @@ def add_reading(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpu-rate", type=float, metavar="IMG_S", help="images a second that one GPU trains with"
     )
+    parser.add_argument(
+        "--picture", type=Path, metavar="FILE.png", help="draw a step's time by kind of layer, and its wait"
+    )
+    parser.add_argument(
+        "--slow", type=float, default=10.0, metavar="MB_S", help="the slow disk of --picture; default: 10"
+    )
     add_json(parser)
 
 
@@ -38,6 +50,10 @@ def show_reading(options: argparse.Namespace) -> int:
         raise BadInput(f"--images {options.images} must be at least 1")
     if options.gpu_rate is not None and not options.gpu_rate > 0:
         raise BadInput(f"--gpu-rate {options.gpu_rate:g} must be above 0")
+    if not options.slow > 0:
+        raise BadInput(f"--slow {options.slow:g} must be above 0")
+    if options.picture:
+        check_new_file(options.picture, "--picture")
     run, _ = resolve(options, Launch())
     import torch
 
@@ -67,4 +83,9 @@ def show_reading(options: argparse.Namespace) -> int:
     if options.gpu_rate and not options.json:
         fed = best / options.gpu_rate
         print(f"this machine feeds {fed:.1f} GPUs that train {options.gpu_rate:,.0f} img/s each")
+    if options.picture:
+        from lockstep.cli.data_action.step_picture import draw_step
+
+        told = draw_step(run, store, augment, options.picture, options.slow, options.images)
+        print(json.dumps({"picture": told}) if options.json else told)
     return 0

@@ -24,7 +24,12 @@ from lockstep.runs.event import (
 )
 
 _LINE_EVERY_S = 10.0
-_MUCH = 0.1  # waiting for data is shown above this fraction of an epoch's time
+_SOME, _MUCH, _TOO_MUCH = 0.05, 0.1, 0.2  # waiting for data is told in a step's line, an epoch's, at the end
+
+_HELP = (
+    "`lockstep data pack`, a higher --decode-threads or a --pixel-cache help with image files, "
+    "Launch(data_processes=N) with a data set in Python; `lockstep bench io` measures the disk"
+)
 
 
 class _Console(Console):
@@ -42,7 +47,7 @@ class Progress:
         """`plain`: print lines even if the stream looks like a terminal."""
         self._console = _Console(file=stream, highlight=False, force_terminal=False if plain else None)
         self._started: Started | None = None
-        self._img_s = 0.0
+        self._img_s, self._wait_share = 0.0, 0.0
         self._last_line = time.monotonic()
         self._bar = Bar(
             TextColumn("epoch {task.fields[epoch]}"),
@@ -107,8 +112,11 @@ class Progress:
     def _step(self, event: StepDone) -> None:
         assert self._started
         self._img_s = 0.9 * self._img_s + 0.1 * event.img_s if self._img_s else event.img_s
+        share = min(event.data_wait_s * event.img_s / self._started.run.train.batch, 1.0)
+        self._wait_share = 0.9 * self._wait_share + 0.1 * share
+        data = f"data {100 * self._wait_share:.0f} %  " if self._wait_share > _SOME else ""
         text = (
-            f"loss {event.loss:.4f}  {_percent(event.accuracy, '5.1')}{self._img_s:,.0f} img/s  "
+            f"loss {event.loss:.4f}  {_percent(event.accuracy, '5.1')}{self._img_s:,.0f} img/s  {data}"
             f"{self._time_left(event)} left"
         )
         if self._console.is_terminal:
@@ -150,6 +158,8 @@ class Progress:
                 "of the last weights, on images that were used for no choice"
             )
         self._print(f"weights_sha256 {summary['weights_sha256']}")
+        if (share := summary.get("data_wait_share", 0.0)) > _TOO_MUCH:
+            self._print(f"{100 * share:.0f} % of the time was spent waiting for data: {_HELP}", "bold yellow")
         for worker, stage in enumerate(summary.get("stages", ())):
             self._print(
                 f"worker {worker}, stage {stage['stage']}: busy {stage['busy_s']:.3f} s and waiting "

@@ -1,4 +1,4 @@
-"""A split of encoded images: decodes them in threads when they are read, and keeps them if they fit.
+"""A split of encoded images: decodes them when they are read, and keeps their pixels if they fit.
 
 Data pipeline: store → order → augment → loader; folders and packs give such splits. Shapes: C channels, H
 rows, W columns.
@@ -7,65 +7,21 @@ rows, W columns.
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from itertools import pairwise
-from typing import Protocol, TypeVar, runtime_checkable
+import threading
+from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from lockstep.data.feeding import feeding
-from lockstep.data.images.decode import (
-    UNREADABLE,
-    Encoded,
-    Pixels,
-    cut_image,
-    explain_unreadable,
-    fit_image,
-)
-from lockstep.data.images.decode_processes import BadImage, Place, find_decoders
+from lockstep.data.images.batch_decoder import BatchDecoder, ImageSource, cut_range, in_parallel
+from lockstep.data.images.decode import Pixels
+from lockstep.data.images.pixel_cache import PixelCache, open_pixel_cache
 from lockstep.data.images.view_options import View
 from lockstep.data.store import MemorySplit
-from lockstep.errors import DataError
 
 IN_MEMORY_BYTES = 1 << 30
 _AT_ONCE = 4096  # images that are decoded together
-_FOR_PROCESSES = 2048  # images at least: processes take a third of a second to start
-_MANY_THREADS = 4  # which get in each other's way
-_CHUNKS = 4  # of a batch for every thread: images differ in size
-
-T = TypeVar("T")
-R = TypeVar("R")
-
-
-class ImageSource(Protocol):
-    """Encoded images by number."""
-
-    def __len__(self) -> int: ...
-
-    def read(self, index: int) -> Encoded:
-        """The bytes of an image file."""
-
-    def where(self, index: int) -> str:
-        """Where it is, for errors."""
-
-    def sizes(self, ids: Tensor) -> Tensor:
-        """Height and width of images, int64 [N, 2]."""
-
-    def forget(self, ids: Tensor) -> None:
-        """Ask the system to drop images from its cache, so that they are read from the disk next."""
-
-
-@runtime_checkable
-class LocatedSource(Protocol):
-    """Encoded images in files."""
-
-    def locate(self, index: int) -> Place:
-        """The file, and where in it the image begins and how long it is; -1: all of it."""
 
 
 class EncodedSplit:
@@ -73,11 +29,14 @@ class EncodedSplit:
 
     def __init__(self, source: ImageSource, labels: Tensor, view: View, fix: str) -> None:
         """`fix` ends the error about an image that cannot be read."""
-        self.labels, self.source, self._view, self._fix = labels, source, view, fix
+        self.labels, self._view, self._fix = labels, view, fix
+        self.source: ImageSource = source
+        self._decoder = BatchDecoder(source, view, fix)
         self._kept: Tensor | None = None
         if len(source) * math.prod(view.shape) <= IN_MEMORY_BYTES:
             self._kept = torch.empty((len(source), *view.shape), dtype=torch.uint8)
         self._is_kept = torch.zeros(len(source), dtype=torch.bool)
+        self._lock, self._caches = threading.Lock(), list[PixelCache | None]()
 
     def __len__(self) -> int:
         return len(self.source)
@@ -118,96 +77,28 @@ class EncodedSplit:
         return self.decode(ids, boxes.tolist()), self.labels[ids]
 
     def decode(self, ids: Tensor, boxes: Sequence[tuple[int, int, int, int]] | None = None) -> Tensor:
-        """Images, or a box of each, anew from their bytes."""
-        numbers = ids.tolist()
-        if self._by_processes():
-            return self._decode_by_processes(numbers, boxes)
+        """Images, or a box of each, from their bytes; whole ones from the cache on disk, if there is one."""
+        numbers, store = ids.tolist(), None if boxes else self._cache()
+        if not store:
+            return self._decoder.decode(numbers, boxes)
         images = torch.empty((len(numbers), *self._view.shape), dtype=torch.uint8)
         pixels: Pixels = images.numpy()
-        there = self._decode_on_gpu(numbers, boxes, images) if self._view.decoder == "nvjpeg" else set()
 
-        def fill(part: range) -> None:
-            for place in part:
-                if place not in there:
-                    self._fill(numbers[place], boxes[place] if boxes else None, pixels[place])
+        def read(part: range) -> list[int]:
+            return [place for place in part if not store.read(numbers[place], pixels[place])]
 
-        for _ in in_parallel(fill, cut_range(len(numbers))):
-            pass
+        absent = [place for part in in_parallel(read, cut_range(len(numbers))) for place in part]
+        if absent:
+            images[absent] = self._decoder.decode([numbers[place] for place in absent], None)
+            for place in absent:
+                store.write(numbers[place], pixels[place])
         return images
 
-    def _by_processes(self) -> bool:
-        many = feeding().threads >= _MANY_THREADS and len(self) >= _FOR_PROCESSES
-        return many and self._view.decoder == "cpu" and isinstance(self.source, LocatedSource)
-
-    def _decode_by_processes(
-        self, numbers: list[int], boxes: Sequence[tuple[int, int, int, int]] | None
-    ) -> Tensor:
-        assert isinstance(self.source, LocatedSource)
-        places = [self.source.locate(number) for number in numbers]
-        try:
-            return find_decoders(os.getpid(), feeding().threads).decode(places, boxes, self._view)
-        except BadImage as error:
-            where = self.source.where(numbers[error.slot])
-            raise DataError(f"{unreadable(where, str(error))}; {self._fix}") from error
-
-    def _decode_on_gpu(
-        self, numbers: list[int], boxes: Sequence[tuple[int, int, int, int]] | None, images: Tensor
-    ) -> set[int]:
-        """Decode what a GPU can; returns which places of the batch are done."""
-        from lockstep.data.images.nvjpeg import find_nvjpeg
-
-        gpu = find_nvjpeg()
-
-        def read(part: range) -> list[bytes]:
-            return [self._read(numbers[place]) for place in part]
-
-        files = [data for part in in_parallel(read, cut_range(len(numbers))) for data in part]
-        coded = {place: found for place, data in enumerate(files) if (found := gpu.parse(data))}
-        places = list(coded)
-        own = [boxes[place] if boxes else None for place in places]
-        out = images if len(places) == len(images) else images[: len(places)].clone()
-        gpu.decode(list(coded.values()), own, out, self._view.share)
-        if out is not images:
-            images[places] = out
-        return set(places)
-
-    def _read(self, index: int) -> bytes:
-        try:
-            return bytes(self.source.read(index))
-        except OSError:
-            return b""  # which is told when the host reads it
-
-    def _fill(self, index: int, box: tuple[int, int, int, int] | None, out: Pixels) -> None:
-        try:
-            data = self.source.read(index)
-            if box:
-                cut_image(data, box, out)
-            else:
-                fit_image(data, out, self._view.share)
-        except UNREADABLE as error:
-            where = self.source.where(index)
-            raise DataError(f"{unreadable(where, explain_unreadable(error))}; {self._fix}") from error
-
-
-def unreadable(where: object, reason: str) -> str:
-    """One line for an image that cannot be read."""
-    return f"{where}: unreadable image ({reason}): repair or remove it"
-
-
-def cut_range(count: int) -> list[range]:
-    """Consecutive parts of a batch, some for every thread."""
-    ends = np.linspace(0, count, min(count, _CHUNKS * feeding().threads) + 1).astype(int).tolist()
-    return [range(first, last) for first, last in pairwise(ends)]
-
-
-def in_parallel(work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
-    """Apply `work` to every item in threads; results come in the order of the items."""
-    if len(items) == 1:
-        return iter([work(items[0])])
-    return _threads(os.getpid(), feeding().threads).map(work, items)
-
-
-@cache
-def _threads(process: int, count: int) -> ThreadPoolExecutor:
-    """The threads of a process, which a fork does not inherit; decoders release the interpreter's lock."""
-    return ThreadPoolExecutor(count, f"lockstep-decode-{process}")
+    def _cache(self) -> PixelCache | None:
+        """The cache for fitted images, opened when they are first read."""
+        if not feeding().cache:
+            return None
+        with self._lock:
+            if not self._caches:
+                self._caches.append(open_pixel_cache(self.source.content(), len(self), self._view))
+        return self._caches[0]

@@ -17,8 +17,9 @@ from pathlib import Path
 import torch
 
 from lockstep.data.data_set import Count, DataSet
+from lockstep.data.images.batch_decoder import in_parallel
 from lockstep.data.images.decode_fingerprint import decode_fingerprint, explain_decoder
-from lockstep.data.images.encoded_split import EncodedSplit, in_parallel
+from lockstep.data.images.encoded_split import EncodedSplit
 from lockstep.data.images.folder_listing import find_roots, list_files, list_splits
 from lockstep.data.images.image_file import STATISTICS, FileSource, ImageFile, read_image
 from lockstep.data.images.size_cache import find_sizes

@@ -5,6 +5,7 @@ Data pipeline: store → order → augment → loader; the splits of a folder re
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.data.images.batch_decoder import unreadable
 from lockstep.data.images.decode import UNREADABLE, explain_unreadable, fit_image, measure
 from lockstep.data.images.decode_server import read_bytes
-from lockstep.data.images.encoded_split import unreadable
 from lockstep.errors import DataError
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
@@ -59,6 +60,14 @@ class FileSource:
 
     def sizes(self, ids: Tensor) -> Tensor:
         return self._sizes[ids]
+
+    def content(self) -> str:
+        digest, roots = hashlib.sha256(), {file.root for file in self._files}
+        places = {root: str(Path(root).resolve()) for root in roots}
+        for file in self._files:
+            line = f"{places[file.root]}/{file.name}\0{file.num_bytes}\0{file.changed_ns}\n"
+            digest.update(os.fsencode(line))
+        return digest.hexdigest()
 
     def forget(self, ids: Tensor) -> None:
         for index in ids.tolist():

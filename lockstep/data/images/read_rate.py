@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,9 @@ from torch import Tensor
 
 from lockstep.data.augment import Augment
 from lockstep.data.feeding import choose_feeding
-from lockstep.data.images.encoded_split import EncodedSplit, ImageSource, cut_range, in_parallel
+from lockstep.data.images.batch_decoder import ImageSource, cut_range, in_parallel
+from lockstep.data.images.decode import Encoded
+from lockstep.data.images.encoded_split import EncodedSplit
 from lockstep.data.order import sample_ids
 from lockstep.data.store import Split
 from lockstep.spec.launch import Launch
@@ -42,6 +45,40 @@ def measure_rates(split: Split, augment: Augment, threads: Sequence[int], most: 
                 yield ReadRate(what, number, len(ids) / seconds, num_bytes / seconds / 1e6)
         seconds, _ = _time(partial(_read_pixels, split, augment), ids)
         yield ReadRate("as training reads", number, len(ids) / seconds, None)
+
+
+def measure_held(split: EncodedSplit, augment: Augment, mb_s: float | None, most: int) -> float:
+    """Images a second as training reads them from a cold cache, by all cores, and by no more than `mb_s`."""
+    ids = sample_ids(augment.seed, 0, torch.arange(min(most, len(split))), len(split), augment.block)
+    choose_feeding(Launch())
+    own = split.source
+    own.forget(ids)
+    split.source = _HeldSource(own, mb_s) if mb_s else own
+    try:
+        return len(ids) / _time(partial(_read_pixels, split, augment), ids)[0]
+    finally:
+        split.source = own
+
+
+class _HeldSource:
+    """A source whose bytes come at no more than a rate, all threads together."""
+
+    def __init__(self, source: ImageSource, mb_s: float) -> None:
+        self._source, self._bytes_s = source, 1e6 * mb_s
+        self._lock, self._free = threading.Lock(), time.perf_counter()
+        self.where, self.sizes, self.forget = source.where, source.sizes, source.forget
+        self.content = source.content
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def read(self, index: int) -> Encoded:
+        data = self._source.read(index)
+        with self._lock:
+            self._free = max(self._free, time.perf_counter()) + len(data) / self._bytes_s
+            until = self._free
+        time.sleep(max(until - time.perf_counter(), 0.0))
+        return data
 
 
 def _read_bytes(source: ImageSource, ids: Tensor) -> int:

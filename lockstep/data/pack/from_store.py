@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from lockstep.data.images.decode import Pixels
-from lockstep.data.map_style import MappedSplit, from_map_style
+from lockstep.data.map_style import from_map_style
+from lockstep.data.own.mapped_split import MappedSplit
 from lockstep.data.pack.packable import Packable, PackableSplit, digest_lines
 from lockstep.data.store import MemorySplit, Split, Store
 from lockstep.errors import DataError

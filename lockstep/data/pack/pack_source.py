@@ -22,7 +22,7 @@ class PackSource:
 
     def __init__(self, folder: Path, split: SplitFacts, index: npt.NDArray[np.void]) -> None:
         self._paths = [folder / file.file for file in split.shards]
-        self._index = index
+        self._index, self._content = index, split.content_sha256()
         self._maps: dict[int, memoryview] = {}
 
     def __len__(self) -> int:
@@ -50,6 +50,10 @@ class PackSource:
         """Height and width of images after EXIF rotation, int64 [N, 2]."""
         rows = self._index[ids.numpy()]
         return torch.from_numpy(np.stack([rows["height"], rows["width"]], 1).astype(np.int64))
+
+    def content(self) -> str:
+        """What identifies the images."""
+        return self._content
 
     def forget(self, ids: Tensor) -> None:
         """Ask the system to drop the shards that hold these images."""
