@@ -39,11 +39,11 @@ PIECES = ["conv_piece", "window", "row_buffer", "channel_segment", "pointwise"]
 # records by name → the files of lockstep/ and the scripts of benchmarks/ that they depend on
 DEPENDS_ON: dict[str, tuple[list[str], list[str]]] = {
     "feeding-gpu": (
-        ["data/images/*", "data/feeding.py", "train/device/prefetch.py"],
+        ["data/images", "data/decoding", "data/feeding.py", "train/device/prefetch.py"],
         ["feeding"],
     ),
     "decode-*": (
-        ["data/images/decode.py", "data/images/random_box.py", "data/pack/raw_split.py"],
+        ["data/decoding/decode.py", "data/images/random_box.py", "data/pack/raw_split.py"],
         ["decode"],
     ),
     "folder-open-*": (

@@ -147,7 +147,7 @@ THREADS = {
     ("elastic/launcher_link.py", "Thread"),  # hear and beat: they cut a group, in a thread that is told
     ("cli/launch.py", "Thread"),
     ("data/loader.py", "ThreadPoolExecutor"),  # by its initializer
-    ("data/images/encoded_split.py", "ThreadPoolExecutor"),  # files only
+    ("data/decoding/batch_decoder.py", "ThreadPoolExecutor"),  # files only
     ("data/pack/write_pack.py", "ThreadPoolExecutor"),  # files only
     ("kernels/triton/compile_ahead.py", "ThreadPoolExecutor"),  # Triton compiles for a target, not on a GPU
 }

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from lockstep.data.images import decode
-from lockstep.data.images.decode import UNREADABLE, cut_image, fit_image, measure
-from lockstep.data.images.decode_fingerprint import decode_fingerprint, explain_decoder
+from lockstep.data.decoding import decode
+from lockstep.data.decoding.decode import UNREADABLE, cut_image, fit_image, measure
+from lockstep.data.decoding.decode_fingerprint import decode_fingerprint, explain_decoder
 
 HEIGHT, WIDTH = 90, 130
 
@@ -133,7 +133,7 @@ def test_pillow_alone_gives_nearly_the_same_and_another_fingerprint(monkeypatch:
     assert explain_decoder() == ()
     assert "simplejpeg" in told and "opencv" in told and decode_fingerprint() is told
     monkeypatch.setattr(decode, "find_libraries", lambda: (None, None))
-    monkeypatch.setattr("lockstep.data.images.decode_fingerprint.find_libraries", lambda: (None, None))
+    monkeypatch.setattr("lockstep.data.decoding.decode_fingerprint.find_libraries", lambda: (None, None))
     assert np.abs(cut(encoded, box, (3, 50, 64)).astype(int) - ours).mean() < 6
     assert np.abs(fit(encoded, (3, 50, 64)).astype(int) - fitted).max() <= 3  # two libjpegs
     assert "lockstep-train[images]" in explain_decoder()[0]

@@ -15,8 +15,8 @@ from PIL import Image
 import lockstep
 from lockstep.data import feeding
 from lockstep.data.catalog import open_store
-from lockstep.data.images import batch_decoder
-from lockstep.data.images.decode_processes import DecodeProcesses, find_decoders
+from lockstep.data.decoding import batch_decoder
+from lockstep.data.decoding.decode_processes import DecodeProcesses, find_decoders
 from lockstep.data.images.view_options import View
 from lockstep.errors import DataError
 
@@ -92,7 +92,7 @@ def test_a_process_that_is_killed_is_an_error_and_not_a_wait(folder, three_proce
 
 def test_no_process_is_left_if_the_one_that_asked_is_killed():
     script = (
-        "import time; from lockstep.data.images.decode_processes import DecodeProcesses\n"
+        "import time; from lockstep.data.decoding.decode_processes import DecodeProcesses\n"
         "found = DecodeProcesses(2)\n"
         "print(*(p.pid for p in found._lines.values()), flush=True); time.sleep(60)"
     )

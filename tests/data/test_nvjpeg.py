@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from lockstep.data.catalog import open_store
-from lockstep.data.images.decode import fit_image
+from lockstep.data.decoding.decode import fit_image
 from lockstep.errors import DataError
 
 BOX = 5, 8, 100, 90
@@ -68,7 +68,7 @@ def test_pixels_are_near_those_of_a_cpu_and_do_not_depend_on_the_batch(folder):
 
 @pytest.mark.gpu
 def test_what_it_is_not_made_for_is_decoded_on_the_host():
-    from lockstep.data.images.nvjpeg import find_nvjpeg
+    from lockstep.data.decoding.nvjpeg import find_nvjpeg
 
     gpu = find_nvjpeg()
     exif = Image.Exif()
@@ -84,7 +84,7 @@ def test_what_it_is_not_made_for_is_decoded_on_the_host():
 
 @pytest.mark.gpu
 def test_grey_images_and_large_batches():
-    from lockstep.data.images.nvjpeg import find_nvjpeg
+    from lockstep.data.decoding.nvjpeg import find_nvjpeg
 
     gpu = find_nvjpeg()
     files = [make_jpeg(seed, size=(50 + seed, 90)) for seed in range(200)]

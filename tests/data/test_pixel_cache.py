@@ -46,7 +46,7 @@ def read(photos: Path, cache: Path | None, slots: float = 1e6) -> tuple[torch.Te
 def count_decoded(split: EncodedSplit, monkeypatch: pytest.MonkeyPatch) -> int:
     found = []
     with monkeypatch.context() as patch:
-        patch.setattr(split, "_fill", lambda index, box, out: found.append(index))
+        patch.setattr(split._decoder, "_fill", lambda index, box, out: found.append(index))
         split.decode(torch.arange(len(split)))
     return len(found)
 

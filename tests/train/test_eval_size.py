@@ -14,7 +14,7 @@ from small import as_worker, command, summary, train
 import lockstep
 from lockstep.cli.main import run as call_lockstep
 from lockstep.data import open_data
-from lockstep.data.images.decode import fit_image
+from lockstep.data.decoding.decode import fit_image
 from lockstep.data.pack.find_source import pack_data
 from lockstep.errors import DataError, ModelError
 from lockstep.spec.run_file import dump_toml

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.data.images.batch_decoder import cut_range, in_parallel
-from lockstep.data.images.decode import Pixels
+from lockstep.data.decoding.batch_decoder import cut_range, in_parallel
+from lockstep.data.decoding.decode import Pixels
 from lockstep.errors import DataError
 from lockstep.kernels import random
 

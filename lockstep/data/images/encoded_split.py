@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lockstep.data.decoding.batch_decoder import BatchDecoder, ImageSource, cut_range, in_parallel
+from lockstep.data.decoding.decode import Pixels
 from lockstep.data.feeding import feeding
-from lockstep.data.images.batch_decoder import BatchDecoder, ImageSource, cut_range, in_parallel
-from lockstep.data.images.decode import Pixels
 from lockstep.data.images.pixel_cache import PixelCache, open_pixel_cache
 from lockstep.data.images.view_options import View
 from lockstep.data.store import MemorySplit

@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 
 from lockstep.data.data_set import Count, DataSet
-from lockstep.data.images.batch_decoder import in_parallel
-from lockstep.data.images.decode_fingerprint import decode_fingerprint, explain_decoder
+from lockstep.data.decoding.batch_decoder import in_parallel
+from lockstep.data.decoding.decode_fingerprint import decode_fingerprint, explain_decoder
 from lockstep.data.images.encoded_split import EncodedSplit
 from lockstep.data.images.folder_listing import find_roots, list_files, list_splits
 from lockstep.data.images.image_file import STATISTICS, FileSource, ImageFile, read_image

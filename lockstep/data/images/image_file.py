@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.data.images.batch_decoder import unreadable
-from lockstep.data.images.decode import UNREADABLE, explain_unreadable, fit_image, measure
-from lockstep.data.images.decode_server import read_bytes
+from lockstep.data.decoding.batch_decoder import unreadable
+from lockstep.data.decoding.decode import UNREADABLE, explain_unreadable, fit_image, measure
+from lockstep.data.decoding.decode_server import read_bytes
 from lockstep.errors import DataError
 
 SUFFIXES = (".png", ".jpg", ".jpeg")

@@ -22,9 +22,9 @@ from pathlib import Path
 
 import numpy as np
 
+from lockstep.data.decoding.decode import Pixels
+from lockstep.data.decoding.decode_fingerprint import decode_fingerprint
 from lockstep.data.feeding import PixelSpace, feeding
-from lockstep.data.images.decode import Pixels
-from lockstep.data.images.decode_fingerprint import decode_fingerprint
 from lockstep.data.images.view_options import View
 
 _SUM = 8  # bytes of a checksum

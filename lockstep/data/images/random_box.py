@@ -13,8 +13,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from lockstep.data.images.batch_decoder import cut_range, in_parallel
-from lockstep.data.images.decode import Pixels, resize_box
+from lockstep.data.decoding.batch_decoder import cut_range, in_parallel
+from lockstep.data.decoding.decode import Pixels, resize_box
 from lockstep.data.store import Split
 from lockstep.kernels import random
 

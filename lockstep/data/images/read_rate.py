@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from lockstep.data.augment import Augment
+from lockstep.data.decoding.batch_decoder import ImageSource, cut_range, in_parallel
+from lockstep.data.decoding.decode import Encoded
 from lockstep.data.feeding import choose_feeding
-from lockstep.data.images.batch_decoder import ImageSource, cut_range, in_parallel
-from lockstep.data.images.decode import Encoded
 from lockstep.data.images.encoded_split import EncodedSplit
 from lockstep.data.order import sample_ids
 from lockstep.data.store import Split

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lockstep.data.images.batch_decoder import cut_range, in_parallel
+from lockstep.data.decoding.batch_decoder import cut_range, in_parallel
 from lockstep.data.images.image_file import ImageFile, measure_file
 
 _Arrays = dict[str, npt.NDArray[np.generic]]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.data.images.decode_server import read_bytes
+from lockstep.data.decoding.decode_server import read_bytes
 from lockstep.data.images.folder import FolderOptions
 from lockstep.data.images.folder_listing import list_splits
 from lockstep.data.images.image_file import ImageFile

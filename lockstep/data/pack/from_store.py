@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lockstep.data.images.decode import Pixels
+from lockstep.data.decoding.decode import Pixels
 from lockstep.data.map_style import from_map_style
 from lockstep.data.own.mapped_split import MappedSplit
 from lockstep.data.pack.packable import Packable, PackableSplit, digest_lines

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps
 
-from lockstep.data.images.decode import Pixels, as_mode, fit_image, measure
-from lockstep.data.images.decode_fingerprint import decode_fingerprint
+from lockstep.data.decoding.decode import Pixels, as_mode, fit_image, measure
+from lockstep.data.decoding.decode_fingerprint import decode_fingerprint
 from lockstep.data.pack.packable import Packable
 from lockstep.data.store import check_size
 from lockstep.errors import DataError

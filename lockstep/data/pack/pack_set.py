@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from lockstep.data.data_set import Count, DataSet
-from lockstep.data.images.batch_decoder import in_parallel
-from lockstep.data.images.decode_fingerprint import explain_decoder
+from lockstep.data.decoding.batch_decoder import in_parallel
+from lockstep.data.decoding.decode_fingerprint import explain_decoder
 from lockstep.data.images.encoded_split import EncodedSplit
 from lockstep.data.images.folder import FolderOptions, images_manifest
 from lockstep.data.images.image_file import STATISTICS

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from lockstep.data.images.decode import Pixels
+from lockstep.data.decoding.decode import Pixels
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lockstep.data.images.batch_decoder import cut_range, in_parallel
-from lockstep.data.images.decode import Pixels, resize_box
+from lockstep.data.decoding.batch_decoder import cut_range, in_parallel
+from lockstep.data.decoding.decode import Pixels, resize_box
 from lockstep.data.pack.pack_facts import SplitFacts, map_array
 from lockstep.errors import DataError
 

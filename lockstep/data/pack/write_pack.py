@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lockstep.data.images.batch_decoder import unreadable
-from lockstep.data.images.decode import UNREADABLE, explain_unreadable
+from lockstep.data.decoding.batch_decoder import unreadable
+from lockstep.data.decoding.decode import UNREADABLE, explain_unreadable
 from lockstep.data.pack.finish_pack import rename_part, write_facts, write_indexes
 from lockstep.data.pack.image_form import ImageForm, PackedImage
 from lockstep.data.pack.pack_facts import FILE, PackFacts, hash_file, read_facts

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from lockstep.data.images.decode import END, is_upright
+from lockstep.data.decoding.decode import END, is_upright
 from lockstep.errors import DataError
 
 _NAMES = "libnvjpeg.so.13", "libnvjpeg.so.12", "libnvjpeg.so"

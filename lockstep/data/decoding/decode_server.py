@@ -16,7 +16,7 @@ from stat import S_ISREG
 
 import numpy as np
 
-from lockstep.data.images.decode import UNREADABLE, Pixels, cut_image, explain_unreadable, fit_image
+from lockstep.data.decoding.decode import UNREADABLE, Pixels, cut_image, explain_unreadable, fit_image
 
 MOST_BYTES = 1 << 17  # of a message
 

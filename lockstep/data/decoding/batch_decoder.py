@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.data.feeding import feeding
-from lockstep.data.images.decode import (
+from lockstep.data.decoding.decode import (
     UNREADABLE,
     Encoded,
     Pixels,
@@ -25,7 +24,8 @@ from lockstep.data.images.decode import (
     explain_unreadable,
     fit_image,
 )
-from lockstep.data.images.decode_processes import BadImage, Box, Place, find_decoders
+from lockstep.data.decoding.decode_processes import BadImage, Box, Place, find_decoders
+from lockstep.data.feeding import feeding
 from lockstep.data.images.view_options import View
 from lockstep.errors import DataError
 
@@ -110,7 +110,7 @@ class BatchDecoder:
 
     def _decode_on_gpu(self, numbers: Sequence[int], boxes: Sequence[Box] | None, images: Tensor) -> set[int]:
         """Decode what a GPU can; returns which places of the batch are done."""
-        from lockstep.data.images.nvjpeg import find_nvjpeg
+        from lockstep.data.decoding.nvjpeg import find_nvjpeg
 
         gpu = find_nvjpeg()
 

@@ -14,7 +14,7 @@ import numpy as np
 import PIL
 from PIL import features
 
-from lockstep.data.images.decode import cut_image, find_libraries, fit_image
+from lockstep.data.decoding.decode import cut_image, find_libraries, fit_image
 
 _PROBES = ("probe.jpg", "probe_progressive.jpg")
 _SHAPES = ((3, 52, 70), (3, 20, 24), (1, 11, 17), (3, 9, 5))
@@ -52,7 +52,7 @@ def _hash_on_gpu(digest: hashlib._Hash) -> list[str]:
     """Add what nvJPEG makes of the first probe to the hash; returns its name."""
     import torch
 
-    from lockstep.data.images.nvjpeg import find_nvjpeg
+    from lockstep.data.decoding.nvjpeg import find_nvjpeg
 
     gpu = find_nvjpeg()
     coded = gpu.parse(files(__package__).joinpath(_PROBES[0]).read_bytes())

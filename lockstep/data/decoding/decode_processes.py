@@ -23,12 +23,12 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from lockstep.data.images.decode_server import MOST_BYTES
+from lockstep.data.decoding.decode_server import MOST_BYTES
 from lockstep.data.images.view_options import View
 from lockstep.errors import DataError
 
 _CODE = (
-    "import sys; sys.path[:] = sys.argv[2:]; import lockstep.data.images.decode_server as d; d.serve_all()"
+    "import sys; sys.path[:] = sys.argv[2:]; import lockstep.data.decoding.decode_server as d; d.serve_all()"
 )
 _CHUNKS = 3  # requests for every process in a batch: images differ in size
 _MOST_ITEMS = 64  # of a request
