@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from lockstep.cli.data_action.folder_defaults import find_facts, fit_folder, tell_defaults
+from lockstep.cli.data_action.folder_defaults import check_imagenet, find_facts, fit_folder, tell_defaults
 from lockstep.cli.flag import add_device, add_elastic, add_feeding, add_run_keys, add_runs_dir, add_workers
 from lockstep.cli.launch import start_workers
 from lockstep.errors import BadInput, SpecError
@@ -130,6 +130,8 @@ def _train(options: argparse.Namespace, run: Run, launch: Launch) -> int:
     if options.print_config:
         print(dump_toml(run), end="")
         return 0
+    if options.recipe == "imagenet":
+        check_imagenet(run)
     launch = start_workers(launch, run)
     from lockstep.cli.listeners import train_with_listeners
 
@@ -150,10 +152,12 @@ def resolve(options: argparse.Namespace, launch: Launch) -> tuple[Run, str]:
         layers.append({"model": {"weights": str(fork_weights(launch))}})
     with named_file(options):
         run = _lay(to_table(base), layers)
+        if options.recipe == "imagenet" and run.data.name == "pack":  # it has the size that a folder has
+            kept = {"data": {"name": "pack", "size": base.data.options["size"]}}
+            return _lay(merge(to_table(base), kept), layers), name
         if options.recipe != "folder" or (facts := find_facts(run)) is None:
             return run, name
-        fitted = merge(to_table(base), fit_folder(facts, run, name, launch))
-        run = _lay(fitted, layers)
+        run = _lay(merge(to_table(base), fit_folder(facts, run, name, launch)), layers)
     if not launch.quiet:
         tell_defaults(facts, run)
     return run, name

@@ -113,3 +113,25 @@ def test_a_resumed_run_keeps_the_defaults_it_began_with(capsys, photos, tmp_path
     assert printed(capsys, photos)[0].train.batch == 32
     assert call(resumed) == 2
     assert "other images" in (said := capsys.readouterr().err) or "manifest.num_train" in said
+
+
+def test_imagenet_says_how_its_folders_must_look(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for keys in ([], ["-o", "data.dir=nowhere"]):
+        assert call(["train", "imagenet", *keys]) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1 and "train/n01440764/*.JPEG" in said and "lockstep data pack" in said
+
+
+def test_a_pack_of_imagenet_is_read_at_the_recipes_size(capsys):
+    assert call(["train", "imagenet", "-o", "data.name=pack", "-o", "data.dir=packed", "--print-config"]) == 0
+    run = from_table(tomllib.loads(capsys.readouterr().out))
+    assert run.data.name == "pack" and run.data.options == {"size": 224}
+
+
+def test_imagenet_trains_on_folders_of_its_form(photos, tmp_path):
+    """As a user does, with few and small images of three classes."""
+    keys = ("model.name=lenet5", "data.size=16", "train.epochs=2", "train.batch=16", "train.precision=fp32")
+    words = [word for key in (f"data.dir={photos}", *keys) for word in ("-o", key)]
+    more = ["--runs-dir", str(tmp_path / "runs"), "--device", "cpu", "--quiet"]
+    assert call(["train", "imagenet", *words, *more]) == 0

@@ -1,4 +1,4 @@
-"""The defaults of the recipe `folder` for the images that it is given, for every verb that takes a recipe."""
+"""The recipes of one's own files: the defaults of `folder` for its images, and what `imagenet` must find."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.cli.launch import find_main
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, SpecError
 from lockstep.recipes.folder_rule import choose_defaults
 from lockstep.spec import Launch, Run
 from lockstep.spec.run_file import Table, to_table
@@ -65,4 +65,16 @@ def tell_defaults(facts: ImageFacts, run: Run) -> None:
         "each of these, --print-config shows all",
         file=sys.stderr,
         flush=True,
+    )
+
+
+def check_imagenet(run: Run) -> None:
+    """Refuse a run of the recipe `imagenet` without its images, which cannot be fetched."""
+    if run.data.name not in ("folder", "pack") or Path(run.data.dir or _DEFAULT).is_dir():
+        return
+    raise SpecError(
+        f"data.dir={run.data.dir or ''}: the recipe imagenet needs -o data.dir=IMAGENET, a folder with "
+        "train/n01440764/*.JPEG … and val/n01440764/*.JPEG …, a folder for each of the 1,000 classes; "
+        "`lockstep data pack IMAGENET PACKED --size 256 --quality 90` makes a pack of it, for "
+        "-o data.name=pack -o data.dir=PACKED"
     )
