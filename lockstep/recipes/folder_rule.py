@@ -19,11 +19,13 @@ _LANES = (2, 2, 4, 4, 4, 4)
 _PHOTO_SIZES = (96, 128, 160)  # the largest that is not above the images'
 
 
-def choose_defaults(num_train: int, num_classes: int, side: int, channels: int) -> dict[str, Any]:
+def choose_defaults(
+    num_train: int, num_classes: int, side: int, channels: int, has_gpu: bool
+) -> dict[str, Any]:
     """Keys of a Run for `num_train` images; `side` is the median of their shorter sides, in pixels.
 
     Few images want many epochs in small batches. Small images keep their size, and get the settings of the
-    recipe `cifar10`; of photographs random parts are shown.
+    recipe `cifar10`; of photographs random parts are shown. Most CPUs take many times as long in bf16.
     """
     amount = bisect(_LENGTHS, num_train)
     is_photo, is_large = side >= _PHOTO_SIDE, side >= _PHOTO_SIDE and num_train >= _MANY
@@ -39,7 +41,7 @@ def choose_defaults(num_train: int, num_classes: int, side: int, channels: int) 
             "epochs": (_PHOTO_EPOCHS if is_photo else _EPOCHS)[amount],
             "batch": batch,
             "lanes": _LANES[amount] if batch >= 32 else 1,
-            "precision": "bf16" if amount else "fp32",
+            "precision": "bf16" if amount and has_gpu else "fp32",
             "label_smoothing": 0.1,
             "channels_last": True,
         },

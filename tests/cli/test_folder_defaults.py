@@ -1,6 +1,7 @@
 """The defaults of the recipe folder: chosen by its training images, told, overridden, kept when resumed."""
 
 import tomllib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ def printed(capsys, photos, *keys):
 
 
 def test_small_colour_images_are_trained_as_those_of_cifar10():
-    run = from_table(choose_defaults(50_000, 10, 32, 3))
+    run = from_table(choose_defaults(50_000, 10, 32, 3, has_gpu=True))
     known = lockstep.recipe("cifar10")
     assert run.model == known.model and run.optimizer == known.optimizer and run.schedule == known.schedule
     assert to_table(run)["train"] == to_table(known)["train"] | {"epochs": 24}
@@ -52,7 +53,9 @@ def test_small_colour_images_are_trained_as_those_of_cifar10():
     ],
 )
 def test_other_images(facts, model, size, epochs, batch, lanes, precision):
-    run = from_table(choose_defaults(*facts))
+    run = from_table(choose_defaults(*facts, has_gpu=True))
+    on_cpu = from_table(choose_defaults(*facts, has_gpu=False))
+    assert on_cpu == replace(run, train=replace(run.train, precision="fp32"))
     assert run.model.name == model and run.data.options == {"size": size, "channels": facts[3]}
     train = run.train
     assert (train.epochs, train.batch, train.lanes, train.precision) == (epochs, batch, lanes, precision)

@@ -36,7 +36,9 @@ def fit_folder(facts: ImageFacts, run: Run, name: str, launch: Launch) -> Table:
 
     A run that is resumed keeps what it began with, though its folder may have changed since.
     """
-    chosen = choose_defaults(*facts)
+    import torch
+
+    chosen = choose_defaults(*facts, has_gpu=launch.device != "cpu" and torch.cuda.is_available())
     chosen["data"]["name"] = run.data.name
     if launch.resume:
         from lockstep.runs.resume import find_resumed
