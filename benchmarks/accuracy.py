@@ -23,8 +23,8 @@ from typing import Any
 from measure import RESULTS, make_parser, make_record
 
 import lockstep
+from lockstep.cli.train import resolve
 from lockstep.spec.record import write_records
-from lockstep.spec.run_file import from_table, merge, parse_overrides, to_table
 
 
 def main() -> None:
@@ -107,9 +107,9 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 
 def train(options: argparse.Namespace) -> None:
     """One seed, in the folder that its summary goes to."""
-    layer = merge(parse_overrides(options.override), {"seed": options.seed})
-    run = from_table(merge(to_table(lockstep.recipe(options.recipe)), layer))
     launch = lockstep.Launch(name=f"{options.recipe}-seed{options.seed}", runs_dir=options.output.parent)
+    overrides = [*options.override, f"seed={options.seed}"]
+    run, _ = resolve(argparse.Namespace(recipe=options.recipe, config=None, override=overrides), launch)
     options.output.write_text(json.dumps(lockstep.train(run, launch=launch).summary))
 
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from lockstep.cli.data_action.folder_defaults import check_imagenet, find_facts, fit_folder, tell_defaults
 from lockstep.cli.flag import add_device, add_elastic, add_feeding, add_run_keys, add_runs_dir, add_workers
 from lockstep.cli.launch import start_workers
 from lockstep.errors import BadInput, SpecError
@@ -16,6 +17,7 @@ from lockstep.spec import Launch, Run
 from lockstep.spec.identity import is_scripted
 from lockstep.spec.plan import read_plans
 from lockstep.spec.run_file import (
+    Table,
     dump_toml,
     from_table,
     merge,
@@ -130,6 +132,8 @@ def _train(options: argparse.Namespace, run: Run, launch: Launch) -> int:
     if options.print_config:
         print(dump_toml(run), end="")
         return 0
+    if options.recipe == "imagenet":
+        check_imagenet(run)
     launch = start_workers(launch, run)
     from lockstep.cli.listeners import train_with_listeners
 
@@ -140,17 +144,32 @@ def _train(options: argparse.Namespace, run: Run, launch: Launch) -> int:
 def resolve(options: argparse.Namespace, launch: Launch) -> tuple[Run, str]:
     """The Run that the arguments describe, and its default name."""
     base, name = _base(options, launch)
-    table = to_table(base)
+    layers = [parse_overrides(options.override)]
     if options.config:
-        table = merge(table, read_toml(options.config))
+        layers.insert(0, read_toml(options.config))
         name = options.config.stem
-    table = merge(table, parse_overrides(options.override))
     if launch.fork:
         from lockstep.runs.resume import fork_weights
 
-        table = merge(table, {"model": {"weights": str(fork_weights(launch))}})
+        layers.append({"model": {"weights": str(fork_weights(launch))}})
     with named_file(options):
-        return from_table(table), name
+        run = _lay(to_table(base), layers)
+        if options.recipe == "imagenet" and run.data.name == "pack":  # it has the size that a folder has
+            kept = {"data": {"name": "pack", "size": base.data.options["size"]}}
+            return _lay(merge(to_table(base), kept), layers), name
+        if options.recipe != "folder" or (facts := find_facts(run)) is None:
+            return run, name
+        run = _lay(merge(to_table(base), fit_folder(facts, run, name, launch)), layers)
+    if not launch.quiet:
+        tell_defaults(facts, run)
+    return run, name
+
+
+def _lay(table: Table, layers: list[Table]) -> Run:
+    """The Run of a table with layers on top."""
+    for layer in layers:
+        table = merge(table, layer)
+    return from_table(table)
 
 
 @contextmanager

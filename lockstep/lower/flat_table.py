@@ -18,11 +18,10 @@ from lockstep.kernels.triton.conv.fused_layer import Layer
 from lockstep.kernels.triton.conv.tile import KERNEL_TYPES, Tile
 from lockstep.kernels.triton.conv.tile_table import Table
 from lockstep.kernels.triton.lane_tree_sum import lane_tree_sum
+from lockstep.kernels.triton.optimizer_update import ALIGN
 from lockstep.kernels.triton.softmax_loss import cross_entropy, lane_means
 from lockstep.lower.layer_split import LaneWorkers
 from lockstep.spec import Train
-
-_ALIGN = 64  # elements; so that no load of 16 bytes reaches into the next tensor
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class Layout:
         if not self.groups or self.groups[-1].chunks != slot.chunks:
             self.groups.append(_Group(slot.chunks, self.size))
         first = self.size
-        self.size += -(-slot.size // _ALIGN) * _ALIGN
+        self.size += -(-slot.size // ALIGN) * ALIGN
         self.groups[-1].stop = self.size
         return slice(first, first + slot.size)
 

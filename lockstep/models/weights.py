@@ -1,7 +1,8 @@
 """Loads weights from a safetensors file into a model, matched by name and checked first.
 
 It follows registry.build, for `model.weights`. The file is a checkpoint's state file, where the model's
-tensors are named "model.NAME" beside other groups, or a plain export with bare names.
+tensors are named "model.NAME" beside other groups, a plain export with bare names, or one of torchvision's
+or timm's (`foreign_names.py`).
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from torch import nn
 
 from lockstep.errors import ModelError
 from lockstep.models.block import BlockModel
+from lockstep.models.foreign_names import is_foreign, own_names, why_other
 
 _GROUP, _AVERAGED = "model.", "ema."
+_COUNT = ".num_batches_tracked"  # older files do not have these
+_PICKLES = (b"PK\x03\x04", b"\x80\x02")  # what files of torch.save begin with
 
 
 def load_weights(model: nn.Module, path: Path) -> list[str]:
@@ -25,6 +29,9 @@ def load_weights(model: nn.Module, path: Path) -> list[str]:
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
         raise ModelError(f"model.weights={path}: {what}: give the path of a .safetensors file")
+    with path.open("rb") as file:
+        if file.read(4).startswith(_PICKLES):
+            raise ModelError(_pickle_error(path))
     try:
         with safe_open(path, framework="pt") as file:
             return _load(model, path, file)
@@ -37,12 +44,18 @@ def load_weights(model: nn.Module, path: Path) -> list[str]:
 
 
 def _load(model: nn.Module, path: Path, file: Any) -> list[str]:
-    own = model.state_dict()
-    stored = _stored_names(file.keys(), own)
+    own, keys = model.state_dict(), list(file.keys())
+    if is_foreign(model, keys):
+        if reason := why_other(model):
+            raise ModelError(f"model.weights={path}: of another network: {reason}: start without it")
+        stored = own_names(model, keys)
+        own = {name: value for name, value in own.items() if name in stored or not name.endswith(_COUNT)}
+    else:
+        stored = _stored_names(keys, own)
     missing = sorted(own.keys() - stored.keys())
     surplus = sorted(stored.keys() - own.keys() - dict(model.named_buffers()).keys())
     if missing or surplus:
-        raise ModelError(_name_error(path, missing, surplus))
+        raise ModelError(_name_error(path, missing, [stored[name] for name in surplus]))
     reset = _differing(own, stored, file)
     heads = head_names(model)
     for name in reset:
@@ -95,6 +108,14 @@ def _last_layer(prefix: str, head: nn.Module) -> str | None:
     """The full name of the last module under `head` that holds parameters of its own."""
     holders = [name for name, module in head.named_modules(prefix=prefix) if module._parameters]
     return holders[-1] if holders else None
+
+
+def _pickle_error(path: Path) -> str:
+    new = path.with_suffix(".safetensors").name
+    return (
+        f"model.weights={path}: a file of torch.save, which is not read, as it may hold code: read it by "
+        f"torch.load with weights_only=True, and write {new} by safetensors.torch.save_file"
+    )
 
 
 def _name_error(path: Path, missing: list[str], surplus: list[str]) -> str:

@@ -17,7 +17,7 @@ from lockstep.comm.shard.share import Share
 from lockstep.models.tensors import TensorHash, float_state, has_values, model_tensors, trainable
 from lockstep.runs.state_parts import StateParts, StatePiece
 from lockstep.spec import Optimizer
-from lockstep.spec.optimizer_rule import RULES
+from lockstep.spec.optimizer_rule import RULES, is_norm_or_bias
 
 Memory = dict[str, list[Tensor]]  # an optimizer's tensors, such as velocity: one per parameter
 
@@ -86,6 +86,16 @@ class TrainState:
         names = [name for name in self.names or trainable(self.model) if name not in cut]
         whole = {name: known[name].detach() for name in names}
         return whole | self.share.pieces if self.share else whole
+
+    def decayed(self, optimizer: Optimizer) -> list[bool] | None:
+        """Which of `trained` have weight decay; None: all. A piece is what the whole parameter is."""
+        if optimizer.decay_norms:
+            return None
+        whole = self.share.shapes if self.share else {}
+        return [
+            not is_norm_or_bias(name, len(whole.get(name, tensor.shape)))
+            for name, tensor in self.trained().items()
+        ]
 
     def floats(self) -> dict[str, Tensor]:
         """What the averages in `ema` are of, by the same names."""

@@ -21,7 +21,13 @@ _LANE = "numerics.lane"
 
 # Keys that were added during VERSION 5; at these values they change no bit. They are left out then, so that
 # the identity of such a run is the one from before there were such keys.
-_ADDED = {"train.bands": 1, "train.slices": 1, "data.order": "shuffled", "data.repeats": 1}
+_ADDED: dict[str, object] = {
+    "train.bands": 1,
+    "train.slices": 1,
+    "data.order": "shuffled",
+    "data.repeats": 1,
+    "optimizer.decay_norms": True,
+}
 
 # Keys of a Run that cannot change a bit: they say where files are, or when checkpoints are saved.
 _NOT_IDENTITY = ("data.dir", "model.weights", "kernels.table", "checkpoint.every_steps", "checkpoint.keep")

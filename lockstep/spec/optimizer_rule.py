@@ -38,6 +38,11 @@ class Rule:
         return 1.0 - a ** (step + 1), 1.0 - b ** (step + 1)
 
 
+def is_norm_or_bias(name: str, num_dims: int) -> bool:
+    """Whether a parameter is left out of weight decay by `optimizer.decay_norms=false`, as in timm."""
+    return num_dims <= 1 or name.endswith(".bias")
+
+
 def _sgd(grad, first, second, a, b, eps, correct_a, correct_b, divide, sqrt):
     return grad, first, second
 

@@ -118,6 +118,7 @@ class Optimizer:
     lr: float = 0.05
     weight_decay: float = 0.0
     options: Mapping[str, float] = field(default_factory=dict)
+    decay_norms: bool = True  # false: weight decay leaves out norms and biases
 
     def __post_init__(self) -> None:
         check_fields(self, "optimizer")
@@ -239,7 +240,7 @@ def _own_options(
     defaults = table[value.name]
     for key in value.options:
         if key not in defaults:
-            common = ("lr", "weight_decay") if section == "optimizer" else ("warmup_epochs",)
+            common = ("lr", "weight_decay", "decay_norms") if section == "optimizer" else ("warmup_epochs",)
             raise SpecError(
                 f"{section}: {unknown('key', key, ('name', *common, *defaults))} (for {value.name})"
             )

@@ -16,17 +16,17 @@ from lockstep.spec.optimizer_rule import RULES
 
 @torch.no_grad()
 def update_params(
-    optimizer: Optimizer, lr: float, step: int, params: list[Tensor], grads: list[Tensor], memory: Memory
-) -> None:
-    """Change `params` and `memory` in place; `step` counts from 0. The gradients are overwritten."""
+    optimizer: Optimizer, lr: float, step: int, params: list[Tensor], grads: list[Tensor], memory: Memory,
+    decayed: list[bool] | None = None,
+) -> None:  # fmt: skip
+    """Change `params` and `memory` in place; `step` counts from 0. The gradients are overwritten.
+
+    `decayed` says which of `params` have weight decay; None: all.
+    """
     if not params:  # a stage of a pipeline may have none that are trained
         return
     rule = RULES[optimizer.name]
-    if optimizer.weight_decay:
-        if rule.decays_weights:
-            torch._foreach_mul_(params, 1.0 - lr * optimizer.weight_decay)
-        else:
-            torch._foreach_add_(grads, torch._foreach_mul(params, optimizer.weight_decay))
+    _decay(optimizer, lr, params, grads, decayed or [True] * len(params))
     kept = [_Each(tensors) for tensors in memory.values()]
     first, second = (*kept, None, None)[:2]
     numbers, corrections = rule.numbers(optimizer.options), rule.corrections(optimizer.options, step)
@@ -34,6 +34,20 @@ def update_params(
     for tensors, new in zip(memory.values(), changed, strict=False):
         torch._foreach_copy_(tensors, new.tensors)
     torch._foreach_sub_(params, torch._foreach_mul(move.tensors, lr))
+
+
+def _decay(
+    optimizer: Optimizer, lr: float, params: list[Tensor], grads: list[Tensor], decayed: list[bool]
+) -> None:
+    """Shrink the weights, or add their decay to the gradients."""
+    weights = [p for p, is_decayed in zip(params, decayed, strict=True) if is_decayed]
+    if not optimizer.weight_decay or not weights:
+        return
+    if RULES[optimizer.name].decays_weights:
+        torch._foreach_mul_(weights, 1.0 - lr * optimizer.weight_decay)
+    else:
+        chosen = [grad for grad, is_decayed in zip(grads, decayed, strict=True) if is_decayed]
+        torch._foreach_add_(chosen, torch._foreach_mul(weights, optimizer.weight_decay))
 
 
 class _Each:

@@ -177,8 +177,8 @@ class Step:
         # not `state.step`: epochs may have been longer before the data was changed
         done = state.epoch * steps + state.step_in_epoch
         lr = run.schedule.rate(run.optimizer.lr, done, self._total_steps, steps)
-        params = list(state.trained().values())
-        rules.update_params(run.optimizer, lr, state.step, params, grads, state.memory)
+        params, decayed = list(state.trained().values()), state.decayed(run.optimizer)
+        rules.update_params(run.optimizer, lr, state.step, params, grads, state.memory, decayed)
         for buffer, value in zip(self._lowered.buffers(), buffers, strict=True):
             buffer.copy_(value)
         if run.train.ema:

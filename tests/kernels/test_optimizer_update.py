@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lockstep.kernels.triton.optimizer_update import step_values, update_flat
+from lockstep.kernels.triton.optimizer_update import ALIGN, step_values, update_flat
 from lockstep.runs.train_state import init_memory
 from lockstep.spec import Optimizer
 from lockstep.spec.run import OPTIMIZERS
@@ -36,6 +36,29 @@ def test_every_rule_is_the_hosts(name: str, weight_decay: float) -> None:
     assert torch.equal(average, averaged)
     for one, (other,) in zip(memory, state.values(), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_what_has_no_decay_is_the_hosts(name: str) -> None:
+    torch.manual_seed(0)
+    optimizer = Optimizer(name, lr=0.1, weight_decay=0.1, decay_norms=False)
+    sizes, chosen = [3 * ALIGN, ALIGN, 17 * ALIGN], [True, False, True]
+    ours = torch.randn(sum(sizes), device=DEVICE)
+    host = [part.clone() for part in ours.split(sizes)]
+    state, copy = init_memory(optimizer, host), torch.zeros_like(ours)
+    memory = [torch.zeros_like(ours) for _ in state]
+    blocks = torch.cat([torch.full((n // ALIGN,), on) for n, on in zip(sizes, chosen, strict=True)])
+    decayed = blocks.to(DEVICE, torch.uint8)
+    values = torch.tensor([step_values(optimizer, 0.1, 0.0, n) for n in range(STEPS)], device=DEVICE)
+    good = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    for step in range(STEPS):
+        grad, cursor = torch.randn_like(ours), torch.tensor([step], device=DEVICE)
+        update_flat(optimizer, ours, grad, memory, None, copy, values, cursor, good, len(ours), decayed)
+        grads = [part.clone() for part in grad.split(sizes)]
+        rules.update_params(optimizer, 0.1, step, host, grads, state, chosen)
+    assert torch.equal(ours, torch.cat(host))
+    for one, parts in zip(memory, state.values(), strict=True):
+        assert torch.equal(one, torch.cat(parts))
 
 
 def test_a_step_that_is_not_finite_changes_nothing() -> None:

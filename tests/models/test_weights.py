@@ -115,7 +115,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     empty.touch()
     whole = save(tmp_path / "w.safetensors", small().state_dict()).read_bytes()
     cut.write_bytes(whole[: len(whole) // 2])
-    for path in (pickled, empty, cut):
+    text = refusal(small(), pickled)
+    assert "torch.load with weights_only=True, and write model.safetensors by" in text
+    for path in (empty, cut):
         assert "not a readable safetensors file" in refusal(small(), path)
 
 

@@ -52,7 +52,7 @@ def test_train_stays_a_function_when_its_package_is_imported():
 
 
 def test_recipes():
-    assert set(RECIPES) == {"shapes", "mnist", "fashion", "cifar10", "emotion", "folder"}
+    assert set(RECIPES) == {"shapes", "mnist", "fashion", "cifar10", "emotion", "folder", "imagenet"}
     for name, function in RECIPES.items():
         assert isinstance(function(), lockstep.Run) and function.__doc__, name
 

@@ -28,6 +28,7 @@ from lockstep.train.step import Step
 SIZES = ("data.size=8", "data.num_train=14", "data.num_test=4", "train.batch=4", "train.lanes=2")
 AUGMENT = 'data.augment=["flip","crop:1","cutout:2"]'
 KEYS = (*SIZES, "kernels.set=fused")
+DECAY = ("optimizer.decay_norms=false", "optimizer.weight_decay=0.1")
 TWO_STEPS = "data.num_train=8"  # an epoch
 
 
@@ -80,14 +81,21 @@ def hashes(result):
             tiny,
             ("optimizer.name=nag", "train.label_smoothing=0.1", AUGMENT),
         ),
-        (tiny, ("optimizer.name=adamw", "optimizer.lr=0.01", "train.clip=0.5", "train.ema=0.9")),
+        (tiny, (*DECAY, "optimizer.name=adamw", "optimizer.lr=0.01", "train.clip=0.5", "train.ema=0.9")),
         (tiny, ("optimizer.name=sgd", "train.wire=bf16")),
         (residual, ("train.ema=0.9", "train.clip=0.5", TWO_STEPS)),
-        (residual, ("train.wire=bf16", "data.num_train=4")),
+        (residual, (*DECAY, "train.wire=bf16", "data.num_train=4")),
         (tiny, ("kernels.set=compiled", "train.label_smoothing=0.1", AUGMENT)),
         (
             residual,
-            ("kernels.set=compiled", "train.ema=0.9", "train.clip=0.5", "train.wire=bf16", TWO_STEPS),
+            (
+                *DECAY,
+                "kernels.set=compiled",
+                "train.ema=0.9",
+                "train.clip=0.5",
+                "train.wire=bf16",
+                TWO_STEPS,
+            ),
         ),
     ],
     ids=["nag", "adamw", "wire", "residual", "residual, wire", "compiled", "compiled, wire"],

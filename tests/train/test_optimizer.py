@@ -1,10 +1,12 @@
 """Every rule against torch.optim in float64, and rule 10: an element's update knows no slice."""
 
+from dataclasses import replace
+
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from lockstep.runs.train_state import init_memory
+from lockstep.runs.train_state import TrainState, init_memory
 from lockstep.spec import Optimizer
 from lockstep.spec.run import OPTIMIZERS
 from lockstep.train.optimizer import update_params
@@ -35,10 +37,15 @@ def randoms(shapes, seed: int, dtype: torch.dtype) -> list[Tensor]:
     return [torch.randn(shape, dtype=dtype, generator=generator) for shape in shapes]
 
 
-def train(optimizer: Optimizer, params: list[Tensor], grads: list[list[Tensor]]) -> dict[str, list[Tensor]]:
+def train(
+    optimizer: Optimizer,
+    params: list[Tensor],
+    grads: list[list[Tensor]],
+    decayed: list[bool] | None = None,
+) -> dict[str, list[Tensor]]:
     state = init_memory(optimizer, params)
     for step, row in enumerate(grads):
-        update_params(optimizer, LR, step, params, [grad.clone() for grad in row], state)
+        update_params(optimizer, LR, step, params, [grad.clone() for grad in row], state, decayed)
     return state
 
 
@@ -55,6 +62,29 @@ def test_equals_torch_in_float64(name: str, weight_decay: float) -> None:
         reference.step()
     train(rule(name, weight_decay), ours, grads)
     for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b.detach(), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_norms_and_biases_without_decay_equal_torch_in_float64(name: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3)).double()
+    optimizer = replace(rule(name, 0.1), decay_norms=False)
+    state = TrainState.begin(model, optimizer, 0.0)
+    decayed = state.decayed(optimizer)
+    assert decayed == [True, False, False, False, True, False]
+    params = list(state.trained().values())
+    theirs = [torch.nn.Parameter(p.clone()) for p in params]
+    grads = [randoms([p.shape for p in params], step + 1, torch.float64) for step in range(STEPS)]
+    chosen = [(0.1, [theirs[0], theirs[4]]), (0.0, [theirs[i] for i in (1, 2, 3, 5)])]
+    references = [REFERENCES[name](group, weight_decay) for weight_decay, group in chosen]
+    for row in grads:
+        for p, grad in zip(theirs, row, strict=True):
+            p.grad = grad.clone()
+        for reference in references:
+            reference.step()
+    train(optimizer, params, grads, decayed)
+    for a, b in zip(params, theirs, strict=True):
         torch.testing.assert_close(a, b.detach(), rtol=1e-12, atol=1e-14)
 
 

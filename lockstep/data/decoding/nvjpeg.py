@@ -55,8 +55,7 @@ class NvJpeg:
             )
         self._lock, self._lib = Lock(), _load()
         self._quick = ctypes.PyDLL(self._lib._name)  # for calls too short to give up the interpreter's lock
-        self._device = torch.device("cuda", torch.cuda.current_device())
-        torch.zeros(1, device=self._device)  # the library needs a CUDA context
+        self._device = torch.empty(0, device="cuda").device  # of this worker; it makes a CUDA context, too
         self._handle, self._state, self._header = c_void_p(), c_void_p(), c_void_p()
         made = (
             name

@@ -14,6 +14,8 @@ from lockstep.spec import Optimizer
 from lockstep.spec.optimizer_rule import RULES
 
 _BLOCK = 1024
+# Elements: tensors of a flat table begin at its multiples, so no load of 16 bytes reaches into the next one.
+ALIGN = 64
 # Triton's interpreter calls plain Python functions
 _compile = (lambda direction: direction) if triton.knobs.runtime.interpret else triton.jit
 _DIRECTIONS = {name: _compile(rule.direction) for name, rule in RULES.items()}
@@ -31,10 +33,11 @@ def _sqrt(x):
 
 @triton.jit
 def _update(
-    p, g, first, second, average, copy, values, cursor, bad, size, trained,
+    p, g, first, second, average, copy, values, cursor, bad, decayed, size, trained,
     DIRECTION: tl.constexpr, DIVIDE: tl.constexpr, SQRT: tl.constexpr,
     MEMORY: tl.constexpr, AVERAGES: tl.constexpr, DECAY: tl.constexpr,
-    DECAYS_WEIGHTS: tl.constexpr, A: tl.constexpr, B: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr,
+    DECAYS_WEIGHTS: tl.constexpr, CHOOSES: tl.constexpr, ALIGN: tl.constexpr,
+    A: tl.constexpr, B: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """`values` [steps, 6]: see `step_values`; the values of p after the first `trained` are statistics."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -46,9 +49,13 @@ def _update(
     grad = given
     if DECAY > 0.0:
         if DECAYS_WEIGHTS:
-            weight = weight * tl.load(values + 3)
+            shrunk, added = weight * tl.load(values + 3), grad
         else:
-            grad = grad + weight * DECAY
+            shrunk, added = weight, grad + weight * DECAY
+        if CHOOSES:
+            is_decayed = tl.load(decayed + i // ALIGN, mask=inside, other=0) != 0
+            shrunk, added = tl.where(is_decayed, shrunk, weight), tl.where(is_decayed, added, grad)
+        weight, grad = shrunk, added
     one, two = grad, grad  # placeholders for a rule without memory
     if MEMORY > 0:
         one = tl.load(first + i, mask=inside, other=0.0)
@@ -81,21 +88,23 @@ def _advance(cursor, bad, loss, right, results):
 
 def update_flat(
     optimizer: Optimizer, p: Tensor, g: Tensor, memory: list[Tensor], average: Tensor | None, copy: Tensor,
-    values: Tensor, cursor: Tensor, bad: Tensor, trained: int,
+    values: Tensor, cursor: Tensor, bad: Tensor, trained: int, decayed: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Update the flat table `p`, its `memory`, `average` and `copy` by the gradient `g`, unless `bad` is set.
 
     `values` has one row of `step_values` for each step; the `cursor` is the number of the row. After the
-    first `trained` values of `p` come statistics, whose new values are in `g`.
+    first `trained` values of `p` come statistics, whose new values are in `g`. `decayed` has a number for
+    every `ALIGN` values of `p`: 0 leaves them out of weight decay; None: all have it.
     """
     rule = RULES[optimizer.name]
     first, second = (*memory, None, None)[:2]
     a, b, eps = rule.numbers(optimizer.options)
     _update[(triton.cdiv(len(p), _BLOCK),)](
-        p, g, first, second, average, copy, values, cursor, bad, len(p), trained,
+        p, g, first, second, average, copy, values, cursor, bad, decayed, len(p), trained,
         DIRECTION=_DIRECTIONS[optimizer.name], DIVIDE=_divide, SQRT=_sqrt,
         MEMORY=len(memory), AVERAGES=average is not None,
-        DECAY=optimizer.weight_decay, DECAYS_WEIGHTS=rule.decays_weights, A=a, B=b, EPS=eps, BLOCK=_BLOCK,
+        CHOOSES=decayed is not None, ALIGN=ALIGN, DECAY=optimizer.weight_decay,
+        DECAYS_WEIGHTS=rule.decays_weights, A=a, B=b, EPS=eps, BLOCK=_BLOCK,
         enable_fp_fusion=False,
     )  # fmt: skip
 

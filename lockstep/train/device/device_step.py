@@ -16,7 +16,7 @@ from lockstep.data.store import Split
 from lockstep.kernels.triton.batch_gather import Move, gather_batch
 from lockstep.kernels.triton.epoch_order import order
 from lockstep.kernels.triton.lane_tree_sum import lane_tree_sum
-from lockstep.kernels.triton.optimizer_update import advance_cursor, step_values, update_flat
+from lockstep.kernels.triton.optimizer_update import ALIGN, advance_cursor, step_values, update_flat
 from lockstep.lower.device_lanes import DeviceLanes
 from lockstep.runs.train_state import TrainState
 from lockstep.spec import Run
@@ -47,6 +47,7 @@ class DeviceStep:
         self.grads = zeros(size)
         self._memory = [zeros(size) for _ in state.memory]
         self._average = zeros(size) if state.ema else None
+        self._decayed = self._find_decayed()
         first = lane_positions(0, run.train.batch, run.train.lanes)[own.start : own.stop].flatten()
         steps = torch.arange(self.steps)[:, None] * run.train.batch
         positions = (first + steps).to(device)
@@ -62,6 +63,17 @@ class DeviceStep:
         self.status = zeros(2, dtype=torch.int32)  # the cursor; whether a step was not finite
         self._cursor, self._bad = self.status[:1], self.status[1:]
         self._clipped = [torch.empty_like(p) for p in fused.params.values()] if run.train.clip else []
+
+    def _find_decayed(self) -> Tensor | None:
+        """For every `ALIGN` values of a flat table, whether they have weight decay; None: all have it."""
+        chosen = self.state.decayed(self.run.optimizer)
+        if chosen is None:
+            return None
+        params = self._fused.params.values()
+        marks = [torch.full_like(p, on, requires_grad=False) for p, on in zip(params, chosen, strict=True)]
+        flat = torch.zeros(self._layout.size, device=self.device)
+        self._program.to_flat(self._layout, marks, flat)
+        return flat.view(-1, ALIGN).amax(1).to(torch.uint8)
 
     def parts(self, flat: Tensor) -> list[Tensor]:
         """Split a flat table: gradients, sent in the wire type; statistics and loss, sent as they are."""
@@ -91,7 +103,7 @@ class DeviceStep:
             self._clip()
         update_flat(
             self.run.optimizer, self.network.weights, self.grads, self._memory, self._average,
-            self.network.copy, self._values, self._cursor, self._bad, self._layout.params,
+            self.network.copy, self._values, self._cursor, self._bad, self._layout.params, self._decayed,
         )  # fmt: skip
         ends = self.grads[self._layout.loss :], self.grads[self._layout.right :]
         advance_cursor(self._cursor, self._bad, *ends, self.results)

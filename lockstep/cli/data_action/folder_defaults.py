@@ -1,0 +1,82 @@
+"""The recipes of one's own files: the defaults of `folder` for its images, and what `imagenet` must find."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lockstep.cli.launch import find_main
+from lockstep.errors import LockstepError, SpecError
+from lockstep.recipes.folder_rule import choose_defaults
+from lockstep.spec import Launch, Run
+from lockstep.spec.run_file import Table, to_table
+
+if TYPE_CHECKING:
+    from lockstep.data.images.image_facts import ImageFacts
+
+_DEFAULT = "data/folder"
+
+
+def find_facts(run: Run) -> ImageFacts | None:
+    """What is known of the images of a Run; None if there are none, which is reported when it is trained."""
+    if run.data.name not in ("folder", "pack") or not Path(run.data.dir or _DEFAULT).is_dir():
+        return None
+    from lockstep.data import open_data
+    from lockstep.data.images.image_facts import measure_images
+
+    try:
+        return measure_images(open_data(run))
+    except LockstepError:
+        return None
+
+
+def fit_folder(facts: ImageFacts, run: Run, name: str, launch: Launch) -> Table:
+    """The layer of keys that these images decide.
+
+    A run that is resumed keeps what it began with, though its folder may have changed since.
+    """
+    import torch
+
+    chosen = choose_defaults(*facts, has_gpu=launch.device != "cpu" and torch.cuda.is_available())
+    chosen["data"]["name"] = run.data.name
+    if launch.resume:
+        from lockstep.runs.resume import find_resumed
+
+        directory, _ = find_resumed(launch, launch.name or name)
+        before = to_table(directory.run()) if directory else {}
+        before.get("data", {}).pop("name", None)  # a folder may have become a pack since
+        for section, row in chosen.items():
+            row |= {key: value for key, value in before.get(section, {}).items() if key in row}
+    return chosen
+
+
+def tell_defaults(facts: ImageFacts, run: Run) -> None:
+    """Say, by one process of a job, which images there are and what they have decided."""
+    if not find_main():
+        return
+    train, optimizer = run.train, run.optimizer
+    size = run.data.options.get("size", facts.side)
+    print(
+        f"{facts}: {run.model.name} at {size} pixels, {train.epochs} epochs, batch {train.batch} in "
+        f"{train.lanes} lane{'s' * (train.lanes > 1)}, {train.precision}, {optimizer.name} with lr "
+        f"{optimizer.lr:g} and weight decay {optimizer.weight_decay:g}, "
+        f"label smoothing {train.label_smoothing:g}, augmented by "
+        f"{', '.join(run.data.augment) or 'nothing'}\n"
+        "fewer images train longer, and photographs of few a class are changed more; -o KEY=VALUE changes "
+        "each of these, --print-config shows all",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def check_imagenet(run: Run) -> None:
+    """Refuse a run of the recipe `imagenet` without its images, which cannot be fetched."""
+    if run.data.name not in ("folder", "pack") or Path(run.data.dir or _DEFAULT).is_dir():
+        return
+    raise SpecError(
+        f"data.dir={run.data.dir or ''}: the recipe imagenet needs -o data.dir=IMAGENET, a folder with "
+        "train/n01440764/*.JPEG … and val/n01440764/*.JPEG …, a folder for each of the 1,000 classes; "
+        "`lockstep data pack IMAGENET PACKED --size 256 --quality 90` makes a pack of it, for "
+        "-o data.name=pack -o data.dir=PACKED"
+    )
