@@ -47,7 +47,12 @@ def prepare_device(
     use_gpu = name == "cuda" or (name == "auto" and torch.cuda.is_available())
     if use_gpu and local_rank is not None:
         torch.cuda.set_device(local_rank % torch.cuda.device_count())
-    return torch.device("cuda", torch.cuda.current_device()) if use_gpu else torch.device("cpu")
+    return current_gpu() if use_gpu else torch.device("cpu")
+
+
+def current_gpu() -> torch.device:
+    """The GPU of this worker, once `prepare_device` has chosen it."""
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def set_precision(tf32: bool) -> None:

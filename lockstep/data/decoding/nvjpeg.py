@@ -23,6 +23,7 @@ from torch.nn.functional import interpolate
 
 from lockstep.data.decoding.decode import END, is_upright
 from lockstep.errors import DataError
+from lockstep.kernels.numerics import current_gpu
 
 _NAMES = "libnvjpeg.so.13", "libnvjpeg.so.12", "libnvjpeg.so"
 _TOOLKIT = Path("/usr/local/cuda/lib64")  # where it is if the loader does not know
@@ -55,7 +56,8 @@ class NvJpeg:
             )
         self._lock, self._lib = Lock(), _load()
         self._quick = ctypes.PyDLL(self._lib._name)  # for calls too short to give up the interpreter's lock
-        self._device = torch.empty(0, device="cuda").device  # of this worker; it makes a CUDA context, too
+        self._device = current_gpu()
+        torch.zeros(1, device=self._device)  # the library needs a CUDA context
         self._handle, self._state, self._header = c_void_p(), c_void_p(), c_void_p()
         made = (
             name
