@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
+_TOP = 5
+
 
 def add_parser(verbs: Verbs) -> None:
     """Add the verb and its flags."""
@@ -125,8 +127,9 @@ def _tell(
 
 
 def _print_classes(more: dict[str, Any]) -> None:
-    """The top-5 accuracy and a line for each class, the worst first."""
-    print(f"top-5 accuracy {100 * more['top5_accuracy']:.2f} %")
+    """The top-5 accuracy, if there are more classes, and a line for each class, the worst first."""
+    if len(more["classes"]) > _TOP:
+        print(f"top-5 accuracy {100 * more['top5_accuracy']:.2f} %")
     width = max(len(row["class"]) for row in more["classes"])
     for row in sorted(more["classes"], key=lambda row: 1.0 if row["accuracy"] is None else row["accuracy"]):
         share = "     –" if row["accuracy"] is None else f"{100 * row['accuracy']:5.1f} %"

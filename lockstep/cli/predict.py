@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep.cli.flag import add_device, add_eval_workers, add_json, add_trained_run, eval_launch
 from lockstep.cli.launch import start_users
 from lockstep.cli.trained_run import joined_run, open_part, open_run
-from lockstep.errors import BadInput
+from lockstep.errors import BadInput, DataError
 
 if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -63,13 +63,19 @@ def _read(trained: Trained, options: argparse.Namespace, tells: bool = True) -> 
     if missing:
         raise BadInput(f"no such file, or a folder: {', '.join(missing)}: give PNG or JPEG files")
     height, width = trained.shape[1:]
-    pictures = []
+    pictures, bad = [], []
     for path in options.images:
-        picture, size = read_image(path, trained.shape, trained.crop_pct)
+        try:
+            picture, size = read_image(path, trained.shape, trained.crop_pct)
+        except DataError as error:
+            bad.append(str(error))
+            continue
         pictures.append(picture)
         if tells and size != (height, width):
             note = f"{path}: resized from {size[1]}×{size[0]} to {width}×{height}"
             print(note, file=sys.stderr)
+    if bad:
+        raise DataError("; ".join(bad))
     return pictures
 
 

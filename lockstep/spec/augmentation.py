@@ -94,4 +94,5 @@ def _rule(name: str) -> str:
         f"{number.name} {'a whole number ' if number.whole else ''}from {number.low:g} to {number.high:g}"
         for number in numbers
     )
-    return f"must be like {example}: {', '.join(ranges)}"
+    order = "; the last two from low to high" if name in ("gaussian_blur", "random_resized_crop") else ""
+    return f"must be like {example}: {', '.join(ranges)}{order}"

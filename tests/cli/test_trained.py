@@ -58,13 +58,13 @@ def test_predict_gives_five_classes_and_says_when_it_resizes(trained, tmp_path, 
 
 
 @pytest.mark.parametrize("content", [None, b"no image"])
-def test_predict_names_an_image_it_cannot_read(trained, tmp_path, capsys, content):
-    path = tmp_path / "bad.png"
-    if content:
+def test_predict_names_all_images_it_cannot_read(trained, tmp_path, capsys, content):
+    paths = [tmp_path / "bad.png", tmp_path / "worse.png"]
+    for path in paths if content else ():
         path.write_bytes(content)
-    assert run(arguments("predict", trained, str(path), "--device", "cpu")) == 2
+    assert run(arguments("predict", trained, *map(str, paths), "--device", "cpu")) == 2
     captured = capsys.readouterr()
-    assert "bad.png" in captured.err and not captured.out
+    assert "bad.png" in captured.err and "worse.png" in captured.err and not captured.out
 
 
 def test_export_safetensors_is_the_model(trained, capsys):
