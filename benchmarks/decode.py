@@ -1,14 +1,15 @@
 """Random resized crops of 224 from JPEGs of 500 × 375 and from raw pixels: images a second, beside Pillow.
 
 All cases decode the same images to the same boxes, in as many threads as there are cores; a DataLoader has as
-many processes. Rounds of all cases alternate. The images are made: smooth noise of several sizes, as
-photographs have it, saved at quality 95 (about 54 KB) and 98 (about 91 KB).
+many processes, and so has WebDataset, if it is installed. Rounds of all cases alternate. The images are made:
+smooth noise of several sizes, as photographs have it, saved at quality 95 (about 54 KB) and 98 (about 91 KB).
 
 python benchmarks/decode.py --rounds 7
 """
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import os
 import tempfile
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import simplejpeg
@@ -35,6 +37,7 @@ from lockstep.spec.record import Record, write_records
 HEIGHT, WIDTH, SIZE, RAW = 375, 500, 224, 256
 COUNT, DISTINCT = 512, 32
 SCALE = 0.08, 1.0
+Box = tuple[int, int, int, int]
 
 
 class Made:
@@ -102,6 +105,9 @@ def compare(quality: int, rounds: int, pool: ThreadPoolExecutor, folder: str) ->
         ],
         "DataLoader with Pillow": lambda: list(loader),
     }
+    if importlib.util.find_spec("webdataset"):
+        web = open_webdataset(source, boxes, Path(folder, f"tar-{quality}"))
+        cases["WebDataset with Pillow"] = lambda: list(web)
     rates: dict[str, list[float]] = {name: [] for name in cases}
     for turn in range(rounds + 1):
         for name, work in cases.items():
@@ -120,7 +126,7 @@ def compare(quality: int, rounds: int, pool: ThreadPoolExecutor, folder: str) ->
     for name, over in (
         ("Lockstep", "Pillow"),
         ("Lockstep", "full decode alone"),
-        ("Lockstep", "DataLoader with Pillow"),
+        *(("Lockstep", name) for name in cases if name.endswith("with Pillow")),
         ("Lockstep, raw pixels of 256", "Lockstep"),
     ):
         ratios = [a / b for a, b in zip(rates[name], rates[over], strict=True)]
@@ -132,7 +138,24 @@ def compare(quality: int, rounds: int, pool: ThreadPoolExecutor, folder: str) ->
     return found
 
 
-def crop_by_pillow(data: bytes, box: tuple[int, int, int, int]) -> np.ndarray:
+def open_webdataset(source: Made, boxes: list[Box], folder: Path) -> Any:
+    """The same images in four tar shards, read by as many processes as there are cores."""
+    import webdataset
+
+    folder.mkdir()
+    with webdataset.ShardWriter(f"{folder}/%d.tar", maxcount=COUNT // 4, verbose=0) as writer:
+        for index in range(COUNT):
+            writer.write({"__key__": f"{index:06}", "jpg": source.read(index)})
+
+    def crop(sample: dict[str, Any]) -> Tensor:
+        return torch.from_numpy(crop_by_pillow(sample["jpg"], boxes[int(sample["__key__"])]).copy())
+
+    shards = sorted(map(str, folder.glob("*.tar")))
+    samples = webdataset.WebDataset(shards, shardshuffle=False).map(crop).batched(64)
+    return DataLoader(samples, batch_size=None, num_workers=len(os.sched_getaffinity(0)))
+
+
+def crop_by_pillow(data: bytes, box: Box) -> np.ndarray:
     """Decode, crop and resize by Pillow."""
     top, left, height, width = box
     with Image.open(io.BytesIO(data)) as file:
