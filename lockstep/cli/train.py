@@ -130,6 +130,9 @@ def run_train(options: argparse.Namespace) -> int:
 
 def _train(options: argparse.Namespace, run: Run, launch: Launch) -> int:
     if options.print_config:
+        from lockstep.data.catalog import make_options
+
+        make_options(run.data.name, run.data.options)  # wrong ones are refused here, too
         print(dump_toml(run), end="")
         return 0
     if options.recipe == "imagenet":

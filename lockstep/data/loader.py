@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,7 +97,7 @@ class TrainLoader:
         if isinstance(self._split, MemorySplit) and not self._augment.is_drawn_before:  # a gather in memory
             yield from (self._finish(epoch, step, *self._read(epoch, step)) for step in steps)
             return
-        with ThreadPoolExecutor(1, "lockstep-read", self._choose_gpu) as pool:
+        with ThreadPoolExecutor(1, "lockstep-read", self._choose_gpu) as pool, _interruptible(pool):
             ahead: deque[Future[tuple[Tensor, Tensor, Any]]] = deque()
             for step in steps:
                 while len(ahead) <= feeding().ahead and step + len(ahead) < len(self):
@@ -140,6 +141,16 @@ class TrainLoader:
         if self.needs.images:
             images = images.contiguous(memory_format=self._memory_format)
         return Lanes(images, labels, len(self._own), self._own.start)
+
+
+@contextmanager
+def _interruptible(pool: ThreadPoolExecutor) -> Iterator[None]:
+    """A second Ctrl-C does not wait for a sample that may never come."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
 
 
 def eval_blocks(

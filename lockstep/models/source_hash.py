@@ -5,11 +5,14 @@ A description changes when the source, the structure, a plain attribute or the c
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -54,6 +57,39 @@ def describe_callable(function: Callable[..., Any]) -> str:
     except (OSError, TypeError):
         return name
     return f"{name} {_sha256(source)}"
+
+
+def describe_values(thing: Any, depth: int = 6) -> str:
+    """A hash of what a function or object holds: closure, defaults, attributes; else its type."""
+    return _sha256(_tell_values(thing, depth))
+
+
+def _tell_values(thing: Any, depth: int) -> str:
+    if isinstance(thing, (bool, int, float, complex, str, bytes, type(None))):
+        return repr(thing)
+    if isinstance(thing, torch.Tensor):
+        thing = thing.detach().cpu().contiguous().view(torch.uint8).numpy() if thing.numel() else None
+    if isinstance(thing, np.ndarray) and thing.dtype != object:
+        return f"{thing.dtype} {thing.shape} {hashlib.sha256(np.ascontiguousarray(thing).data).hexdigest()}"
+    if not depth:
+        return type(thing).__qualname__
+    if isinstance(thing, Mapping):
+        parts = [f"{_tell_values(k, depth - 1)}: {_tell_values(v, depth - 1)}" for k, v in thing.items()]
+    elif isinstance(thing, (list, tuple)):
+        parts = [_tell_values(part, depth - 1) for part in thing]
+    elif isinstance(thing, functools.partial):
+        parts = [_tell_values(part, depth) for part in (thing.func, thing.args, thing.keywords)]
+    elif inspect.isfunction(thing):
+        closed = inspect.getclosurevars(thing)
+        held = (thing.__defaults__, thing.__kwdefaults__, dict(closed.nonlocals), dict(closed.globals))
+        parts = [describe_callable(thing), *(_tell_values(part, depth - 1) for part in held)]
+    elif inspect.ismethod(thing):
+        parts = [_tell_values(part, depth) for part in (thing.__func__, thing.__self__)]
+    elif isinstance(thing, (type, types.ModuleType)):
+        parts = [thing.__name__]
+    else:
+        parts = [_tell_values(getattr(thing, "__dict__", None), depth - 1)]
+    return f"{type(thing).__qualname__}({', '.join(parts)})"
 
 
 def _sha256(text: str) -> str:

@@ -136,4 +136,5 @@ def _shape_error(path: Path, name: str, shape: list[int], tensor: torch.Tensor) 
     return (
         f"model.weights={path}: {name} is {list(shape)} in the file and {list(tensor.shape)} in the model:"
         " only the last layer may differ, so set data.size and the model's options to those it was saved with"
+        " (a ResNet of torchvision or timm needs -o model.stem=imagenet, or images of 96 pixels or more)"
     )

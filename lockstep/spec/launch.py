@@ -96,7 +96,7 @@ class Launch:
             if type(value) is not int or value < least:
                 raise SpecError(f"{flag} {value} must be a whole number from {least}")
         if not 0 < self.pixel_cache_gb <= 1e6:
-            raise SpecError(f"--pixel-cache-gb {self.pixel_cache_gb:g} must be above 0")
+            raise SpecError(f"--pixel-cache-gb {self.pixel_cache_gb:g} must be above 0, at most 1e6")
         if not 0 <= self.wait_s <= 1e6:
             raise SpecError(f"--wait {self.wait_s:g} must be a number of seconds from 0")
         if self.rdzv is not None and not (_ENDPOINT.fullmatch(self.rdzv) and 0 < self.endpoint[1] < 65536):

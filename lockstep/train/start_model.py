@@ -12,7 +12,7 @@ from lockstep.data import Store
 from lockstep.data.changes.own_change import OwnChange, OwnFunction
 from lockstep.errors import ModelError
 from lockstep.models import build_model, load_weights
-from lockstep.models.source_hash import describe_callable, describe_module
+from lockstep.models.source_hash import describe_callable, describe_module, describe_values
 from lockstep.models.tensors import model_tensors, tensors_sha256
 from lockstep.runs.tensor_file import file_sha256
 from lockstep.spec import Run
@@ -49,8 +49,9 @@ def describe_own(run: Run, model: Any, source: dict[str, Any]) -> None:
 
 
 def describe_augment(function: OwnFunction, store: Store) -> str:
-    """A name for a script's augmentation that changes with its source and its results; tries it out."""
-    return f"{describe_callable(function)} {OwnChange(function, 0).try_out(store.shape)}"
+    """A name for a script's augmentation that changes with its source, values and results; tries it out."""
+    tried = OwnChange(function, 0).try_out(store.shape)
+    return f"{describe_callable(function)} {describe_values(function)} {tried}"
 
 
 def explain_host_path(function: OwnFunction, device: torch.device) -> list[str]:

@@ -138,3 +138,17 @@ def test_imagenet_trains_on_folders_of_its_form(photos, tmp_path):
     words = [word for key in (f"data.dir={photos}", *keys) for word in ("-o", key)]
     more = ["--runs-dir", str(tmp_path / "runs"), "--device", "cpu", "--quiet"]
     assert call(["train", "imagenet", *words, *more]) == 0
+
+
+@pytest.mark.parametrize(
+    "key", ["data.eval_crop=3", "data.eval_size=-1", "data.sizes=32@1", "data.crop_pct=87.5"]
+)
+def test_wrong_keys_are_refused_though_nothing_is_trained(photos, capsys, key):
+    assert call([*words(photos, key), "--print-config"]) == 2
+    assert key.partition("=")[0] in capsys.readouterr().err
+
+
+def test_the_defaults_do_not_depend_on_a_decoder_that_is_elsewhere(photos, capsys):
+    run, _ = printed(capsys, photos)
+    other, _ = printed(capsys, photos, "data.decoder=nvjpeg")
+    assert other.train == run.train and other.data.augment == run.data.augment

@@ -149,6 +149,18 @@ def test_trained_bits_depend_on_neither_processes_nor_workers(tmp_path: Path) ->
     assert len(hashes) == 1 and all(found in text for text in told for found in hashes), told
 
 
+def test_a_sample_that_never_comes_can_be_interrupted(tmp_path: Path) -> None:
+    with start(tmp_path, workers=1, processes=1, delay=1000.0, epochs=1) as job:
+        assert wait_until(lambda: len(family(job.pid)) == 1)
+        processes = family(job.pid)
+        time.sleep(2)  # until it waits for a batch
+        for _ in range(2):  # the first one would save after the step
+            os.kill(job.pid, signal.SIGINT)
+            time.sleep(1)
+        job.communicate(timeout=30)
+        assert wait_until(lambda: not any(map(lives, processes)), 5)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
 def test_none_is_left_behind(tmp_path: Path, number: signal.Signals) -> None:
     with start(tmp_path, workers=1, processes=2, delay=0.01, epochs=50) as job:

@@ -79,6 +79,21 @@ def test_any_number_of_images_and_long_names(tmp_path):
     decoders.close()
 
 
+def test_no_file_stays_open(tmp_path):
+    Image.new("RGB", (5, 4), (200, 100, 50)).save(tmp_path / "x.png")
+    data, places = (tmp_path / "x.png").read_bytes(), []
+    for number in range(300):
+        (tmp_path / f"{number}.tar").write_bytes(b"before" + data)
+        places.append((str(tmp_path / f"{number}.tar"), 6, len(data)))
+    decoders = DecodeProcesses(1)
+    found = decoders.decode(places, None, View((3, 4, 5)))
+    (process,) = decoders._lines.values()
+    assert len(list(Path("/proc", str(process.pid), "fd").iterdir())) < 20 and bool(
+        (found[:, 1] == 100).all()
+    )
+    decoders.close()
+
+
 def test_a_process_that_is_killed_is_an_error_and_not_a_wait(folder, three_processes):
     decoders = find_decoders(os.getpid(), 3)
     read_all(folder)

@@ -20,13 +20,16 @@ _DEFAULT = "data/folder"
 
 def find_facts(run: Run) -> ImageFacts | None:
     """What is known of the images of a Run; None if there are none, which is reported when it is trained."""
-    if run.data.name not in ("folder", "pack") or not Path(run.data.dir or _DEFAULT).is_dir():
+    data = run.data
+    if data.name not in ("folder", "pack") or not Path(data.dir or _DEFAULT).is_dir():
         return None
-    from lockstep.data import open_data
+    from lockstep.data.catalog import make_options, open_store
     from lockstep.data.images.image_facts import measure_images
 
+    make_options(data.name, data.options)  # wrong ones are refused here
+    here = {key: value for key, value in data.options.items() if key != "decoder"}  # which may be elsewhere
     try:
-        return measure_images(open_data(run))
+        return measure_images(open_store(data.name, Path(data.dir or _DEFAULT), here))
     except LockstepError:
         return None
 
@@ -56,15 +59,15 @@ def tell_defaults(facts: ImageFacts, run: Run) -> None:
     if not find_main():
         return
     train, optimizer = run.train, run.optimizer
-    size = run.data.options.get("size", facts.side)
+    size = run.data.options.get("sizes") or run.data.options.get("size", facts.side)
+    words = "fewer images train longer, and photographs of few a class are changed more"
     print(
-        f"{facts}: {run.model.name} at {size} pixels, {train.epochs} epochs, batch {train.batch} in "
-        f"{train.lanes} lane{'s' * (train.lanes > 1)}, {train.precision}, {optimizer.name} with lr "
-        f"{optimizer.lr:g} and weight decay {optimizer.weight_decay:g}, "
+        f"{facts}: {run.model.name} at {size} pixels, {train.epochs} epoch{'s' * (train.epochs > 1)}, "
+        f"batch {train.batch} in {train.lanes} lane{'s' * (train.lanes > 1)}, {train.precision}, "
+        f"{optimizer.name} with lr {optimizer.lr:g} and weight decay {optimizer.weight_decay:g}, "
         f"label smoothing {train.label_smoothing:g}, augmented by "
         f"{', '.join(run.data.augment) or 'nothing'}\n"
-        "fewer images train longer, and photographs of few a class are changed more; -o KEY=VALUE changes "
-        "each of these, --print-config shows all",
+        f"{words}; -o KEY=VALUE changes each of these, --print-config shows all",
         file=sys.stderr,
         flush=True,
     )

@@ -91,7 +91,7 @@ def pack(options: argparse.Namespace) -> int:
     counts = ", ".join(f"{count:,} {name}" for name, count in result.counts.items())
     skipped = f", {len(result.bad):,} bad ones left out (skipped.txt)" if result.bad else ""
     print(f"{options.dest}: {counts} images{skipped}")
-    print(f"lockstep train folder -o data.name=pack -o data.dir={options.dest} -o data.size=96")
+    print(f"lockstep train folder -o data.name=pack -o data.dir={options.dest}")
     return 0
 
 

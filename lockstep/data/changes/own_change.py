@@ -21,7 +21,7 @@ from lockstep.errors import DataError
 from lockstep.kernels import random
 
 OwnFunction = Callable[[Pixels, np.random.Generator], Pixels]
-_TRIED = 4  # draws of the trial
+_TRIED = 16  # draws of the trial
 _WORD = (1 << 64) - 1
 
 

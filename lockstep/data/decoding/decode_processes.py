@@ -33,7 +33,7 @@ _CODE = (
 _CHUNKS = 3  # requests for every process in a batch: images differ in size
 _MOST_ITEMS = 64  # of a request
 Place = tuple[str, int, int]  # the file, and where in it the image begins and how long it is; -1: all of it
-Box = tuple[int, int, int, int]
+Box = tuple[int, int, int, int]  # top, left, height, width
 
 
 class BadImage(Exception):
@@ -128,7 +128,7 @@ class DecodeProcesses:
             return BadImage(*told) if told else None
         code = self._lines.pop(line).wait()
         line.close()
-        return DataError(f"a process that decodes images ended with exit code {code}")
+        return DataError(f"a process that decodes images ended with exit code {code}: --resume RUN goes on")
 
     def close(self) -> None:
         """End the processes."""

@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import sys
-from functools import lru_cache
+from contextlib import suppress
 from stat import S_ISREG
 
 import numpy as np
@@ -26,15 +26,17 @@ def serve_all() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     line = socket.socket(fileno=int(sys.argv[1]))
-    while True:
-        message, fds, _, _ = socket.recv_fds(line, MOST_BYTES, 1)
-        if not message:
-            return
-        request = json.loads(message)
-        memory: Pixels = np.frombuffer(mmap.mmap(fds[0], 0), np.uint8)  # unmapped when it is no longer used
-        os.close(fds[0])
-        answer = _fill(memory, request["shape"], request["share"], request["items"])
-        line.send(json.dumps(answer).encode())
+    with suppress(OSError):  # the other has ended
+        while True:
+            message, fds, _, _ = socket.recv_fds(line, MOST_BYTES, 1)
+            if not message:
+                return
+            request = json.loads(message)
+            memory: Pixels = np.frombuffer(mmap.mmap(fds[0], 0), np.uint8)
+            os.close(fds[0])
+            answer = _fill(memory, request["shape"], request["share"], request["items"])
+            del memory  # which unmaps it
+            line.send(json.dumps(answer).encode())
 
 
 def _fill(
@@ -45,7 +47,7 @@ def _fill(
     for slot, path, start, length, box in items:
         out = memory[slot * size : (slot + 1) * size].reshape(shape)
         try:
-            data = read_bytes(path) if length < 0 else os.pread(_open(path), length, start)
+            data = read_bytes(path) if length < 0 else _read_part(path, start, length)
             if box:
                 cut_image(data, (box[0], box[1], box[2], box[3]), out)
             else:
@@ -57,10 +59,13 @@ def _fill(
     return []
 
 
-@lru_cache(maxsize=256)
-def _open(path: str) -> int:
-    """A shard of a pack, which stays open."""
-    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def _read_part(path: str, start: int, length: int) -> bytes:
+    """Some bytes of a shard."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.pread(fd, length, start)
+    finally:
+        os.close(fd)
 
 
 def read_bytes(path: str, most: int = -1) -> bytes:

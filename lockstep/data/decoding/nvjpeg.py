@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from lockstep.data.decoding.decode import END, is_upright
+from lockstep.data.decoding.decode_processes import Box
 from lockstep.errors import DataError
 from lockstep.kernels.numerics import current_gpu
 
@@ -31,7 +32,6 @@ _BACKENDS = {"engines": 3, "kernels": 2}  # of nvjpegCreateEx, the better one fi
 _BASELINE = 0xC0  # one scan, sequential, coded by Huffman
 _FORMATS = {1: 2, 3: 3}  # channels: luminance, or a plane for each colour
 _MOST_BYTES = 1 << 29  # of the pixels of a batch
-Box = tuple[int, int, int, int]
 
 
 class _Planes(ctypes.Structure):

@@ -56,6 +56,10 @@ class EncodedSplit:
         view = self._view._replace(shape=(self._view.shape[0], size, size))
         return EncodedSplit(self.source, self.labels, view, self._fix)
 
+    def read_by(self, source: ImageSource) -> EncodedSplit:
+        """The same images from another source."""
+        return EncodedSplit(source, self.labels, self._view, self._fix)
+
     @property
     def is_kept(self) -> bool:
         """Whether pixels stay in memory once they are decoded."""

@@ -12,15 +12,12 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import math
-import mmap
 import os
 import weakref
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-
-import numpy as np
 
 from lockstep.data.decoding.decode import Pixels
 from lockstep.data.decoding.decode_fingerprint import decode_fingerprint
@@ -58,21 +55,19 @@ class PixelCache:
     def __init__(self, fd: int, shape: tuple[int, int, int]) -> None:
         self._fd, self._slot = fd, slot_bytes(shape)
         weakref.finalize(self, os.close, fd)
-        self._map = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
-        self._pixels = np.frombuffer(self._map, np.uint8)
         self._is_full = False
-        self.count = len(self._map) // self._slot
+        self.count = os.fstat(fd).st_size // self._slot
 
     def read(self, index: int, out: Pixels) -> bool:
         """Copy an image to `out`; False if it is not there, or damaged."""
         if index >= self.count:
             return False
-        start, flat = index * self._slot, out.reshape(-1)
-        stored = int.from_bytes(self._map[start + len(flat) : start + self._slot], "little")
-        if not stored:
+        stored = bytearray(_SUM)
+        try:  # not by a memory map: a file that is cut, or a hole on a full tmpfs, would end us
+            count = os.preadv(self._fd, [out.reshape(-1).data, stored], index * self._slot)
+        except OSError:
             return False
-        flat[:] = self._pixels[start : start + len(flat)]
-        return stored == _checksum(out, index)
+        return count == self._slot and int.from_bytes(stored, "little") == _checksum(out, index)
 
     def write(self, index: int, pixels: Pixels) -> None:
         """Keep an image; if the disk is full, this one and later ones are not kept."""

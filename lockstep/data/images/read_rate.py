@@ -51,13 +51,9 @@ def measure_held(split: EncodedSplit, augment: Augment, mb_s: float | None, most
     """Images a second as training reads them from a cold cache, by all cores, and by no more than `mb_s`."""
     ids = sample_ids(augment.seed, 0, torch.arange(min(most, len(split))), len(split), augment.block)
     choose_feeding(Launch())
-    own = split.source
-    own.forget(ids)
-    split.source = _HeldSource(own, mb_s) if mb_s else own
-    try:
-        return len(ids) / _time(partial(_read_pixels, split, augment), ids)[0]
-    finally:
-        split.source = own
+    split.source.forget(ids)
+    held = split.read_by(_HeldSource(split.source, mb_s)) if mb_s else split
+    return len(ids) / _time(partial(_read_pixels, held, augment), ids)[0]
 
 
 class _HeldSource:

@@ -59,7 +59,8 @@ class ViewOptions:
 
     def facts(self) -> dict[str, object]:
         """What identifies them, beside the images."""
-        shown = {"eval_size": self.eval_size, "crop_pct": float(self.crop_pct), "sizes": self.sizes}
+        sizes = ",".join(f"{size}@{epoch}" for epoch, size in self.stages)
+        shown = {"eval_size": self.eval_size, "crop_pct": float(self.crop_pct), "sizes": sizes}
         plain = {"eval_size": 0, "crop_pct": 1.0, "sizes": ""}
         return {key: value for key, value in shown.items() if value != plain[key]}
 

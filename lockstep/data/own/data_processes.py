@@ -26,6 +26,7 @@ from lockstep.data.own.sample_server import REQUEST_BYTES, SIGNALS, SampleForm, 
 from lockstep.kernels.structure import map_tensors
 
 _ALIGN = 64
+_INDEX_BYTES = 64  # of a request, for each sample
 _CHUNKS, _MOST = 4, 256  # requests for every process in a batch, and samples in a request
 
 
@@ -116,6 +117,8 @@ class DataProcesses:
                 "told": form.told,
                 "starts": starts,
             }
+            if len(json.dumps(request)) + _MOST * _INDEX_BYTES > REQUEST_BYTES:
+                raise UnreadSample(0, "its target has too many parts for data_processes: leave that out")
             with self._lock:
                 self._deal(request, indices, fd, memory, marks)
         finally:
@@ -156,7 +159,7 @@ class DataProcesses:
                 for key, _ in selector.select():
                     answering: Any = key.fileobj
                     selector.unregister(answering)
-                    answer = answering.recv(REQUEST_BYTES)
+                    answer = _receive(answering)
                     place = int.from_bytes(memory[key.data : key.data + 8], "little")
                     fault = fault or self._fault(answering, answer, place)
                     ask(answering, key.data)
@@ -182,6 +185,14 @@ class DataProcesses:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
         self._lines = {}
+
+
+def _receive(line: socket.socket) -> bytes:
+    """An answer; nothing if the process has ended."""
+    try:
+        return line.recv(REQUEST_BYTES)
+    except OSError:
+        return b""
 
 
 def _fate(pid: int) -> str:
