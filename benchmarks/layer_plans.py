@@ -16,7 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -63,28 +63,30 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     cores = Cores(max(options.cores, *(read_workers(plan) for plan in options.plans)))
-    records = []
+    records: list[Any] = []
     for model in options.models:
         plans = [plan for plan in options.plans if MODELS[model] or " then " not in plan]
-        every = ["data=1", *plans]
+        records.append(None)
         with ThreadPoolExecutor(options.cores) as pool:
-            rows = list(pool.map(lambda plan, model=model: train(model, plan, cores, options), every))
-        name = f"{model} ({' '.join(options.keys)})" if options.keys else model
-        alone, found = rows[0], dict(zip(plans, rows[1:], strict=True))
-        differ = {plan: row for plan, row in found.items() if row != alone}
-        print(f"{model}: {len(found) - len(differ)} of {len(found)} plans as one worker {differ}", flush=True)
-        records.append(
-            make_record(
-                f"{name}: plans that give other bits than one worker, after {options.steps} steps",
-                [float(len(differ))],
-                "plans",
-                plans=plans,
-                differ=list(differ),
-                one_worker=alone,
-            )
-        )
-        write_records(options.output, records)
+            runs = {pool.submit(train, model, plan, cores, options): plan for plan in ["data=1", *plans]}
+            found: dict[str, list[Any]] = {}
+            for run in as_completed(runs):
+                found[runs[run]] = run.result()
+                if "data=1" in found and len(found) > 1:  # what has ended is kept if the rest is stopped
+                    records[-1] = tell(model, found, options)
+                    write_records(options.output, records)
+        print(f"{records[-1].name}: {records[-1].details['differ']} of {len(plans)}", flush=True)
     sys.exit(1 if any(record.value for record in records) else 0)
+
+
+def tell(model: str, found: dict[str, list[Any]], options: Any) -> Any:
+    """The record of the plans that have ended."""
+    plans, alone = [plan for plan in found if plan != "data=1"], found["data=1"]
+    differ = [plan for plan in plans if found[plan] != alone]
+    name = f"{model} ({' '.join(options.keys)})" if options.keys else model
+    title = f"{name}: plans that give other bits than one worker, after {options.steps} steps"
+    count = [float(len(differ))]
+    return make_record(title, count, "plans", plans=plans, differ=differ, one_worker=alone)
 
 
 def train(model: str, plan: str, cores: Cores, options: Any) -> list[Any]:

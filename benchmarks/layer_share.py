@@ -17,7 +17,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +53,8 @@ def main() -> None:
     cores, cases = Cores(max(options.cores, 4)), [(m, p) for m in options.models for p in options.plans]
     with ThreadPoolExecutor(options.cores) as pool:
         records = []
-        for record in pool.map(lambda case: measure(*case, cores, options), cases):
-            records.append(record)
+        for run in as_completed([pool.submit(measure, *case, cores, options) for case in cases]):
+            records.append(run.result())
             write_records(options.output, records)
 
 
