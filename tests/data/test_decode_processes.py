@@ -16,7 +16,7 @@ import lockstep
 from lockstep.data import feeding
 from lockstep.data.catalog import open_store
 from lockstep.data.decoding import batch_decoder
-from lockstep.data.decoding.decode_processes import DecodeProcesses, find_decoders
+from lockstep.data.decoding.decode_processes import BadImage, DecodeProcesses, find_decoders
 from lockstep.data.images.view_options import View
 from lockstep.errors import DataError
 
@@ -76,6 +76,20 @@ def test_any_number_of_images_and_long_names(tmp_path):
     for count in (0, 1, 2, 700):
         found = decoders.decode([(str(place / "x.png"), 0, -1)] * count, None, View((3, 4, 5)))
         assert found.shape == (count, 3, 4, 5) and bool((found[:, 0] == 200).all())
+    decoders.close()
+
+
+def test_no_answer_of_a_batch_that_failed_is_taken_for_the_next(tmp_path):
+    (tmp_path / "bad.png").write_bytes(b"none")
+    Image.new("RGB", (900, 900), (1, 2, 3)).save(tmp_path / "large.png")
+    Image.new("RGB", (5, 4), (200, 100, 50)).save(tmp_path / "x.png")
+    bad, large, good = ((str(tmp_path / f"{name}.png"), 0, -1) for name in ("bad", "large", "x"))
+    decoders = DecodeProcesses(3)
+    for _ in range(3):
+        with pytest.raises(BadImage, match="not an image"):
+            decoders.decode([bad, *[large] * 20], None, View((3, 4, 5)))
+        found = decoders.decode([good] * 9, None, View((3, 4, 5)))
+        assert bool((found[:, 2] == 50).all())
     decoders.close()
 
 

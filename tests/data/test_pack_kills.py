@@ -75,9 +75,16 @@ def test_interrupted_by_the_keyboard(photos: Path, whole: dict[str, bytes], tmp_
         dest, part = tmp_path / f"{turn}" / "pack", tmp_path / f"{turn}" / "pack.part"
         dest.parent.mkdir()
         with Forked(pack_command(photos, dest)) as process:
-            while process.poll() is None and not list(part.glob("*.tar")):
+            while process.poll() is None and not part.exists():
+                time.sleep(0.001)
+            while process.poll() is None:  # it stands still while we look
+                process.send_signal(signal.SIGSTOP)
+                if list(part.glob("*.tar")):
+                    break
+                process.send_signal(signal.SIGCONT)
                 time.sleep(0.001)
             process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGCONT)
             done = process.finish()
         if done.returncode:
             break

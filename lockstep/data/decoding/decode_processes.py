@@ -11,18 +11,17 @@ import json
 import math
 import mmap
 import os
-import selectors
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from functools import cache
 from threading import Lock
 
 import torch
 from torch import Tensor
 
+from lockstep.data.decoding.deal_requests import deal_requests
 from lockstep.data.decoding.decode_server import MOST_BYTES
 from lockstep.data.images.view_options import View
 from lockstep.errors import DataError
@@ -73,7 +72,8 @@ class DecodeProcesses:
             with self._lock:
                 if not self._lines:
                     raise DataError("all processes that decode images have ended")
-                self._deal(self._requests(places, boxes, view), fd)
+                requests = self._requests(places, boxes, view)
+                deal_requests(self._lines, lambda _: next(requests, None), self._fault, fd)
         finally:
             os.close(fd)
         return torch.frombuffer(memory, dtype=torch.uint8)[: count * size].view(count, *view.shape)
@@ -94,35 +94,7 @@ class DecodeProcesses:
             yield text
             first += len(items)
 
-    def _deal(self, requests: Iterator[bytes], fd: int) -> None:
-        """Give each process a request whenever it has answered; after a fault, wait for what was begun."""
-        fault: Exception | None = None
-        with selectors.DefaultSelector() as selector:
-
-            def ask(line: socket.socket) -> None:
-                request = None if fault else next(requests, None)
-                if request is not None:
-                    with suppress(OSError):  # it has ended, as its answer will say
-                        socket.send_fds(line, [request], [fd])
-                    selector.register(line, selectors.EVENT_READ)
-
-            for line in self._lines:
-                ask(line)
-            while selector.get_map():
-                for key, _ in selector.select():
-                    answering = key.fileobj
-                    assert isinstance(answering, socket.socket)
-                    selector.unregister(answering)
-                    fault = fault or self._fault(answering)
-                    ask(answering)
-        if fault:
-            raise fault
-
-    def _fault(self, line: socket.socket) -> Exception | None:
-        try:
-            answer = line.recv(MOST_BYTES)
-        except OSError:
-            answer = b""
+    def _fault(self, line: socket.socket, answer: bytes) -> Exception | None:
         if answer:
             told = json.loads(answer)
             return BadImage(*told) if told else None

@@ -10,7 +10,6 @@ import json
 import math
 import mmap
 import os
-import selectors
 import signal
 import socket
 import threading
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lockstep.data.decoding.deal_requests import deal_requests
 from lockstep.data.own.sample_server import REQUEST_BYTES, SIGNALS, SampleForm, serve_samples
 from lockstep.kernels.structure import map_tensors
 
@@ -139,32 +139,21 @@ class DataProcesses:
             raise UnreadSample(0, "all data processes have ended")
         size = max(min(-(-len(indices) // (_CHUNKS * len(self._lines))), _MOST), 1)
         todo = iter([range(i, min(i + size, len(indices))) for i in range(0, len(indices), size)])
-        fault: Exception | None = None
-        with selectors.DefaultSelector() as selector:
+        places = {line: marks + 8 * number for number, line in enumerate(self._lines)}  # which it is at
 
-            def ask(line: socket.socket, mark: int) -> None:
-                places = next(todo, None)
-                if places is None or fault:
-                    return
-                wanted = [indices[place] for place in places]
-                told = {**request, "places": list(places), "indices": wanted, "mark": mark}
-                memory[mark : mark + 8] = places[0].to_bytes(8, "little")
-                with suppress(OSError):  # it has ended, as its answer will say
-                    socket.send_fds(line, [json.dumps(told).encode()], [fd])
-                selector.register(line, selectors.EVENT_READ, mark)
+        def next_request(line: socket.socket) -> bytes | None:
+            part = next(todo, None)
+            if part is None:
+                return None
+            wanted, mark = [indices[place] for place in part], places[line]
+            memory[mark : mark + 8] = part[0].to_bytes(8, "little")
+            return json.dumps({**request, "places": list(part), "indices": wanted, "mark": mark}).encode()
 
-            for number, line in enumerate(self._lines):
-                ask(line, marks + 8 * number)
-            while selector.get_map():
-                for key, _ in selector.select():
-                    answering: Any = key.fileobj
-                    selector.unregister(answering)
-                    answer = _receive(answering)
-                    place = int.from_bytes(memory[key.data : key.data + 8], "little")
-                    fault = fault or self._fault(answering, answer, place)
-                    ask(answering, key.data)
-        if fault:
-            raise fault
+        def find_fault(line: socket.socket, answer: bytes) -> Exception | None:
+            mark = places[line]
+            return self._fault(line, answer, int.from_bytes(memory[mark : mark + 8], "little"))
+
+        deal_requests(self._lines, next_request, find_fault, fd)
 
     def _fault(self, line: socket.socket, answer: bytes, place: int) -> Exception | None:
         if not answer:
@@ -185,14 +174,6 @@ class DataProcesses:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
         self._lines = {}
-
-
-def _receive(line: socket.socket) -> bytes:
-    """An answer; nothing if the process has ended."""
-    try:
-        return line.recv(REQUEST_BYTES)
-    except OSError:
-        return b""
 
 
 def _fate(pid: int) -> str:
