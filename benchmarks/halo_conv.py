@@ -98,12 +98,19 @@ class Tally:
         self.errors: list[float] = []
         self.equal: dict[str, list[bool]] = defaultdict(list)
         self.losers: list[str] = []
-        self.num_outside = 0
+        self.far: list[str] = []
+        self.num_outside = self.num_uncut_outside = 0
 
     def add(self, shape: Shape, found: Tensor, uncut: Tensor, true: Tensor) -> None:
-        error = float((found.double() - true).abs().max() / true.abs().max().clamp_min(1e-30))
-        self.errors.append(error)
-        self.num_outside += error > TOLERANCE[found.dtype]
+        limit = TOLERANCE[found.dtype] * true.abs().max().clamp_min(1e-30)
+        self.errors.append(float((found.double() - true).abs().max() / true.abs().max().clamp_min(1e-30)))
+        outside, uncut_outside = (bool((one.double() - true).abs().max() > limit) for one in (found, uncut))
+        self.num_outside += outside
+        self.num_uncut_outside += uncut_outside
+        if outside or uncut_outside:
+            self.far.append(
+                f"{shape}{' (uncut too)' * (outside and uncut_outside)}{' (uncut only)' * (not outside)}"
+            )
         same = torch.equal(found, uncut)
         out_rows = shape.x.shape[2] if shape.form.transposed else shape.dy.shape[2]
         groups, channels = shape.form.groups, min(shape.x.shape[1], shape.dy.shape[1])
@@ -127,7 +134,12 @@ class Tally:
 
     def records(self, name: str, has_bits: bool) -> list[Record]:
         error = make_record(
-            f"{name}: error to float64", self.errors, "of the largest", outside=self.num_outside
+            f"{name}: error to float64",
+            self.errors,
+            "of the largest",
+            outside=self.num_outside,
+            uncut_outside=self.num_uncut_outside,
+            far=self.far[:LIMIT_OF_LOSERS],
         )
         if not has_bits:
             return [error]

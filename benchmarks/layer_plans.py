@@ -29,7 +29,6 @@ from lockstep.spec.record import write_records
 COMMON = ["train.bands=4", "train.slices=4", "train.lanes=4", "train.batch=8", "train.epochs=1"]
 COMMON += ["data.num_test=21", "train.ema=0.9", "train.clip=1.0", "data.augment=flip,crop"]
 COMMON += ["schedule.warmup_epochs=0", "data.channels=3", "kernels.set=stock"]
-COMMON += ["checkpoint.every_steps=10", "checkpoint.keep=9"]
 MODELS = {
     "alexnet": ["model.name=alexnet", "data.size=127", "optimizer.name=adam", "optimizer.lr=0.0003"],
     "googlenet": ["model.name=googlenet", "data.size=64"],
@@ -63,20 +62,22 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     cores = Cores(max(options.cores, *(read_workers(plan) for plan in options.plans)))
-    records: list[Any] = []
-    for model in options.models:
-        plans = [plan for plan in options.plans if MODELS[model] or " then " not in plan]
-        records.append(None)
-        with ThreadPoolExecutor(options.cores) as pool:
-            runs = {pool.submit(train, model, plan, cores, options): plan for plan in ["data=1", *plans]}
-            found: dict[str, list[Any]] = {}
-            for run in as_completed(runs):
-                found[runs[run]] = run.result()
-                if "data=1" in found and len(found) > 1:  # what has ended is kept if the rest is stopped
-                    records[-1] = tell(model, found, options)
-                    write_records(options.output, records)
-        print(f"{records[-1].name}: {records[-1].details['differ']} of {len(plans)}", flush=True)
-    sys.exit(1 if any(record.value for record in records) else 0)
+    cases = [(model, plan) for model in options.models for plan in ["data=1", *options.plans]]
+    cases = [(model, plan) for model, plan in cases if MODELS[model] or " then " not in plan]
+    found: dict[str, dict[str, list[Any]]] = {model: {} for model in options.models}
+    records: dict[str, Any] = {}
+    with ThreadPoolExecutor(options.cores) as pool:
+        runs = {pool.submit(train, *case, cores, options): case for case in cases}
+        for run in as_completed(runs):
+            model, plan = runs[run]
+            found[model][plan] = run.result()
+            print(f"{len(found[model])} of {model}: {plan}", flush=True)
+            if "data=1" in found[model]:  # what has ended is kept if the rest is stopped
+                records[model] = tell(model, found[model], options)
+                write_records(options.output, list(records.values()))
+    for record in records.values():
+        print(f"{record.name}: {record.details['differ']} of {len(record.details['plans'])}", flush=True)
+    sys.exit(1 if any(record.value for record in records.values()) else 0)
 
 
 def tell(model: str, found: dict[str, list[Any]], options: Any) -> Any:
@@ -98,6 +99,8 @@ def train(model: str, plan: str, cores: Cores, options: Any) -> list[Any]:
             command += [options.device]
             if MODELS[model]:
                 keys = [*COMMON, *MODELS[model], f"data.num_train={8 * options.steps}", *options.keys]
+                if " then " in plan:
+                    keys += ["checkpoint.every_steps=10", "checkpoint.keep=9"]
                 words = [word for key in keys for word in ("-o", key)]
                 words += ["--runs-dir", folder, "--device", options.device, "--quiet", *start]
                 command = [sys.executable, "-m", "lockstep", "train", "shapes", *words, "--plan", part]
