@@ -30,7 +30,7 @@ from lockstep.spec.record import read_records
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 TRAINING = ["kernels", "lower", "models", "data", "recipes", "comm", "train"]
-TRAINING += ["spec/optimizer_rule.py", "spec/learning_rate.py", "lanes/step_reduction.py"]
+TRAINING += ["spec/rule/optimizer_rule.py", "spec/rule/learning_rate.py", "lanes/step_reduction.py"]
 STEP_ON_GPU = ["kernels", "lower", "models", "train/device"]
 WORKERS = ["elastic", "comm", "train/worker.py", "train/loop.py", "train/step.py", "train/handshake.py"]
 WORKERS += ["lanes/step_reduction.py"]
@@ -38,7 +38,7 @@ TIMING = ["gpu_step", "case", "timing", "time_job", "peers", "own_step", "flax_p
 PIECES = ["conv_piece", "window", "row_buffer", "channel_segment", "pointwise"]
 # records by name → the files of lockstep/ and the scripts of benchmarks/ that they depend on
 DEPENDS_ON: dict[str, tuple[list[str], list[str]]] = {
-    "block-order-*": (["data/order.py", "spec/sample_order.py"], ["block_order"]),
+    "block-order-*": (["data/order.py", "spec/rule/sample_order.py"], ["block_order"]),
     "feeding-*": (
         ["data/images", "data/decoding", "data/feeding.py", "train/device/prefetch.py"],
         ["feeding"],

@@ -22,8 +22,8 @@ from lockstep.data.store import Split, Store
 from lockstep.errors import DataError
 from lockstep.kernels import random
 from lockstep.spec import Run
-from lockstep.spec.augmentation import CHANGES, CROPS, mixes, read_numbers
-from lockstep.spec.sample_order import find_block
+from lockstep.spec.rule.augmentation import CHANGES, CROPS, mixes, read_numbers
+from lockstep.spec.rule.sample_order import find_block
 
 _DRAWS = ("crop-row", "crop-col", "flip", "cutout-row", "cutout-col")
 

@@ -24,7 +24,7 @@ from lockstep.lower.batched import BatchedLanes, chain_of, same_bits
 from lockstep.lower.lane_by_lane import LaneByLane
 from lockstep.lower.program import DeviceLowering
 from lockstep.spec import Run
-from lockstep.spec.augmentation import mixes
+from lockstep.spec.rule.augmentation import mixes
 
 
 @dataclass(frozen=True)

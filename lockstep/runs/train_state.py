@@ -17,7 +17,7 @@ from lockstep.comm.shard.share import Share
 from lockstep.models.tensors import TensorHash, float_state, has_values, model_tensors, trainable
 from lockstep.runs.state_parts import StateParts, StatePiece
 from lockstep.spec import Optimizer
-from lockstep.spec.optimizer_rule import RULES, is_norm_or_bias
+from lockstep.spec.rule.optimizer_rule import RULES, is_norm_or_bias
 
 Memory = dict[str, list[Tensor]]  # an optimizer's tensors, such as velocity: one per parameter
 

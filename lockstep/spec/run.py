@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep.errors import SpecError, unknown
-from lockstep.spec.augmentation import check_item
 from lockstep.spec.field import accept_number, check_fields
-from lockstep.spec.learning_rate import CURVES, find_rate
-from lockstep.spec.optimizer_rule import RULES
-from lockstep.spec.sample_order import check_repeats, find_block
+from lockstep.spec.rule.augmentation import check_item
+from lockstep.spec.rule.learning_rate import CURVES, find_rate
+from lockstep.spec.rule.optimizer_rule import RULES
+from lockstep.spec.rule.sample_order import check_repeats, find_block
 
 OPTIMIZERS: dict[str, Mapping[str, float]] = {name: rule.keys for name, rule in RULES.items()}
 SCHEDULES: dict[str, Mapping[str, float]] = {name: curve.keys for name, curve in CURVES.items()}

@@ -1,4 +1,4 @@
-"""The optimizer on the host: a rule of `spec/optimizer_rule.py` over lists of tensors.
+"""The optimizer on the host: a rule of `spec/rule/optimizer_rule.py` over lists of tensors.
 
 A gradient's path ends here: backward → lane tree → optimizer. Every operation rounds once, as IEEE 754 says.
 PyTorch's fused optimizers do not, and their result depends on how tensors are cut into slices.
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lockstep.runs.train_state import Memory
 from lockstep.spec import Optimizer
-from lockstep.spec.optimizer_rule import RULES
+from lockstep.spec.rule.optimizer_rule import RULES
 
 
 @torch.no_grad()

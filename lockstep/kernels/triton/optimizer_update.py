@@ -1,4 +1,4 @@
-"""The optimizer on a GPU: the rules of `spec/optimizer_rule.py` compiled, all parameters in one launch.
+"""The optimizer on a GPU: the rules of `spec/rule/optimizer_rule.py` compiled, all parameters in one launch.
 
 Every operation rounds once, so the bits are those of `train.optimizer`. A step that is not finite changes
 nothing.
@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lockstep.spec import Optimizer
-from lockstep.spec.optimizer_rule import RULES
+from lockstep.spec.rule.optimizer_rule import RULES
 
 _BLOCK = 1024
 # Elements: tensors of a flat table begin at its multiples, so no load of 16 bytes reaches into the next one.
