@@ -1,0 +1,150 @@
+"""A Cluster: how fast machines compute and how fast they talk, as a file that one can read and edit.
+
+probe → Cluster → planner → Plan. Every rate is of one worker: a GPU, or a core of a CPU. Workers beyond those
+of a node are on further nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+from lockstep.errors import SpecError, unknown
+from lockstep.spec.field import accept_number
+
+KINDS = ("cpu", "gpu")
+EXCHANGES = ("reduce", "gather", "send")  # gradients by the tree; all_gather; one worker to another
+
+
+@dataclass(frozen=True)
+class Link:
+    """What a worker sends another: seconds = latency + bytes / rate."""
+
+    latency_us: float
+    gb_s: float
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One worker's device."""
+
+    kind: str  # cpu or gpu
+    device: str
+    memory_gb: float
+    memory_gb_s: float  # read and written
+    gflop_s: Mapping[str, float]  # by precision, of a large product
+    launch_us: float = 0.0  # to start one operation
+    step_ms: float = 0.0  # of the host in every step
+    slowdown: tuple[float, ...] = (1.0,)  # of computing, while 1, 2 … workers of a node compute
+
+
+@dataclass(frozen=True)
+class Node:
+    """Workers of one machine."""
+
+    workers: int
+    link: Link | None = None  # between two of them
+    price_hour: float = 0.0
+
+
+@dataclass(frozen=True)
+class Network:
+    """Between nodes; the rate is a node's, each way."""
+
+    latency_us: float
+    gb_s: float
+    nodes_a_switch: int = 0  # 0: one switch for all
+    oversubscription: float = 1.0  # of what leaves a switch
+
+
+@dataclass(frozen=True)
+class Feed:
+    """How a node reads images."""
+
+    disk_mb_s: float = 0.0  # 0: not known
+    decode_img_s: float = 0.0  # of one core, JPEGs of 500 × 375 to crops of 224
+    cores: int = 0
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Measured seconds of one kind of exchange by its bytes."""
+
+    kind: str  # reduce, gather or send
+    workers: int
+    mb: tuple[float, ...]
+    ms: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Workers, nodes, links; `how` says where each figure comes from."""
+
+    name: str
+    worker: Worker
+    node: Node
+    network: Network | None = None
+    feed: Feed = Feed()
+    exchange: tuple[Exchange, ...] = ()
+    how: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check(self, "")
+        if self.worker.kind not in KINDS:
+            raise SpecError(f"worker.kind: {unknown('kind', self.worker.kind, KINDS)}")
+        if not self.worker.gflop_s or "fp32" not in self.worker.gflop_s:
+            raise SpecError("worker.gflop_s has no fp32: give the rate of fp32 products at least")
+        if self.node.workers > 1 and not self.node.link:
+            raise SpecError(
+                f"node.workers={self.node.workers}, and [node.link] is missing: give latency_us and gb_s "
+                "between two workers of a node"
+            )
+        if any(part < 1 for part in self.worker.slowdown):
+            raise SpecError(f"worker.slowdown={list(self.worker.slowdown)}: no part may be below 1")
+        for measured in self.exchange:
+            if measured.kind not in EXCHANGES:
+                raise SpecError(f"exchange.kind: {unknown('kind', measured.kind, EXCHANGES)}")
+            if len(measured.mb) != len(measured.ms) or list(measured.mb) != sorted(set(measured.mb)):
+                raise SpecError("exchange: mb must rise, and ms must have a number for each of mb")
+
+    def slowdown(self, workers: int) -> float:
+        """Of computing, while so many workers compute."""
+        busy = min(workers, self.node.workers, len(self.worker.slowdown))
+        return self.worker.slowdown[busy - 1]
+
+    def nodes(self, workers: int) -> int:
+        """How many nodes so many workers fill; an error if there is no network between them."""
+        count = -(-workers // self.node.workers)
+        if count > 1 and not self.network:
+            raise SpecError(
+                f"{workers} workers are {count} nodes of {self.node.workers}, and cluster '{self.name}' has "
+                f"no [network]: give latency_us and gb_s between nodes, or at most {self.node.workers} workers"
+            )
+        return count
+
+
+_MAY_BE_ZERO = ("launch_us", "step_ms", "price_hour", "nodes_a_switch", "disk_mb_s", "decode_img_s", "cores")
+_MAY_BE_ZERO += ("latency_us", "mb", "ms")
+
+
+def _check(value: Any, where: str) -> None:
+    """Refuse numbers that no machine has."""
+    for item in fields(value):
+        key, found = f"{where}{item.name}", getattr(value, item.name)
+        if is_dataclass(found):
+            _check(found, f"{key}.")
+        elif isinstance(found, tuple) and found and is_dataclass(found[0]):
+            for part in found:
+                _check(part, f"{key}.")
+        elif isinstance(found, (Mapping, tuple)) and item.name != "how":
+            for part in found.values() if isinstance(found, Mapping) else found:
+                _check_number(key, part, item.name)
+        elif isinstance(found, (int, float)):
+            _check_number(key, found, item.name)
+
+
+def _check_number(key: str, value: Any, name: str) -> None:
+    number, least = accept_number(key, value), name in _MAY_BE_ZERO
+    if number < 0 or (number == 0 and not least):
+        raise SpecError(f"{key}={value} must be {'0 or more' if least else 'above 0'}")

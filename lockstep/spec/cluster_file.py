@@ -1,0 +1,108 @@
+"""Reads and writes a Cluster as TOML; refuses keys that it does not know, and numbers that cannot be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep.errors import SpecError, unknown
+from lockstep.spec.cluster import Cluster, Exchange, Feed, Link, Network, Node, Worker
+from lockstep.spec.run_file import read_toml
+
+_PARTS: Mapping[str, type] = {
+    "worker": Worker,
+    "node": Node,
+    "node.link": Link,
+    "network": Network,
+    "feed": Feed,
+    "exchange": Exchange,
+}
+_TEXTS = ("name", "kind", "device")
+_WHOLE = ("workers", "nodes_a_switch", "cores")
+
+
+def read_cluster(path: Path) -> Cluster:
+    """A cluster from its file; errors name the file."""
+    try:
+        return cluster_from_table(read_toml(path))
+    except SpecError as error:
+        text = str(error)
+        raise SpecError(text if text.startswith(str(path)) else f"{path}: {text}") from None
+
+
+def cluster_from_table(table: Mapping[str, Any]) -> Cluster:
+    """A cluster from nested tables."""
+    return _make(Cluster, table, "")  # type: ignore[no-any-return]
+
+
+def _make(kind: type, table: Any, where: str) -> Any:
+    if not isinstance(table, Mapping):
+        raise SpecError(f"{where.rstrip('.')} must be a table: write [{where.rstrip('.')}]")
+    known = {item.name: item for item in fields(kind)}
+    for key in table:
+        if key not in known:
+            raise SpecError(unknown("key", f"{where}{key}", [f"{where}{name}" for name in known]))
+    given: dict[str, Any] = {}
+    for name, item in known.items():
+        if name not in table:
+            if item.default is item.default_factory:  # both missing: it has no default
+                raise SpecError(
+                    f"{where}{name} is missing: {where.rstrip('.') or 'a cluster'} needs {', '.join(_needed(kind))}"
+                )
+            continue
+        value, part = table[name], _PARTS.get(f"{where}{name}")
+        if part and isinstance(value, list):
+            value = tuple(_make(part, row, f"{where}{name}.") for row in value)
+        elif part:
+            value = _make(part, value, f"{where}{name}.")
+        given[name] = _typed(f"{where}{name}", name, value)
+    return kind(**given)
+
+
+def _needed(kind: type) -> list[str]:
+    return [item.name for item in fields(kind) if item.default is item.default_factory]
+
+
+def _typed(key: str, name: str, value: Any) -> Any:
+    if name in _TEXTS and not isinstance(value, str):
+        raise SpecError(f"{key}={value!r} must be text")
+    if name in _WHOLE and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+        raise SpecError(f"{key}={value!r} must be a whole number")
+    if isinstance(value, list):
+        return tuple(value)
+    return value
+
+
+def write_cluster(cluster: Cluster) -> str:
+    """The text of a cluster's file."""
+    top = [f"name = {json.dumps(cluster.name, ensure_ascii=False)}"]
+    sections: list[str] = []
+    for name, kind in _PARTS.items():
+        value: Any = cluster
+        for part in name.split("."):
+            value = getattr(value, part) if value is not None else None
+        for one in value if isinstance(value, tuple) else [value] if value is not None else []:
+            sections += ["", f"[[{name}]]" if isinstance(value, tuple) else f"[{name}]"]
+            for item in fields(kind):
+                own = getattr(one, item.name)
+                if own is None or is_dataclass(own):
+                    continue
+                sections.append(f"{item.name} = {_text(own)}")
+    how = [f"{json.dumps(key)} = {json.dumps(text, ensure_ascii=False)}" for key, text in cluster.how.items()]
+    return (
+        "\n".join([*top, *sections, *(["", "[how]  # where each figure comes from", *how] if how else [])])
+        + "\n"
+    )
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {_text(part)}" for key, part in value.items()) + " }"
+    if isinstance(value, tuple):
+        return "[" + ", ".join(map(_text, value)) + "]"
+    if isinstance(value, float):
+        return f"{value:.6g}" if "." in f"{value:.6g}" or "e" in f"{value:.6g}" else f"{value:.6g}.0"
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,106 @@
+"""A Profile: what a run's model costs, layer by layer, counted and, if it was measured, in seconds.
+
+profile → planner. Seconds are of one worker; numbers of values and multiplications are of one image.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lockstep.errors import SpecError
+
+LAYER_KINDS = ("convolution", "fully connected", "norm", "pooling", "activation", "other")
+
+
+@dataclass(frozen=True)
+class LayerTime:
+    """Seconds of a layer for a number of images, forward and backward, and what part of it: `channel=2`."""
+
+    images: int
+    forward_s: float
+    backward_s: float
+    part: str = ""  # empty: all of it
+
+
+@dataclass(frozen=True)
+class LayerProfile:
+    """One call of the model."""
+
+    name: str
+    kind: str
+    macs: float  # multiplications, forward
+    parameters: int
+    inputs: int  # values
+    outputs: int  # values
+    rows: int = 1  # of its output
+    channels: int = 1  # of its output
+    halo: int = 0  # rows that it needs from each neighbour
+    groups: int = 1
+    times: tuple[LayerTime, ...] = ()
+
+
+@dataclass(frozen=True)
+class LanesTime:
+    """Seconds that a worker takes for some lanes of some images each: forward, backward, local sums."""
+
+    lanes: int
+    images: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A model in layers, and the seconds of a step that are not in them."""
+
+    model: str
+    shape: tuple[int, int, int]  # of an image: channels, rows, columns
+    classes: int
+    precision: str
+    kernels: str
+    layers: tuple[LayerProfile, ...]
+    device: str = ""  # empty: nothing was measured
+    lanes: tuple[LanesTime, ...] = ()
+    update_s: float = 0.0  # of all parameters, once a step
+    host_s: float = 0.0  # of a step: reading its results, its images, its events
+    batch_of_update: int = 0
+    train_images: int = 0
+    how: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def parameters(self) -> int:
+        """Of the whole model."""
+        return sum(layer.parameters for layer in self.layers)
+
+    @property
+    def macs(self) -> float:
+        """Multiplications of one image, forward."""
+        return sum(layer.macs for layer in self.layers)
+
+
+def write_profile(path: Path, profile: Profile) -> None:
+    """Write a profile as JSON."""
+    path.write_text(json.dumps(asdict(profile), indent=1) + "\n", encoding="utf-8")
+
+
+def read_profile(path: Path) -> Profile:
+    """Read what `write_profile` wrote; a line that names the file if it is something else."""
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+        return _from_json(table)
+    except OSError as error:
+        raise SpecError(f"{path}: cannot read the file: {error.strerror}") from None
+    except (ValueError, TypeError, KeyError) as error:
+        raise SpecError(f"{path}: not a profile: {error}; `lockstep profile` writes one") from None
+
+
+def _from_json(table: dict[str, Any]) -> Profile:
+    layers = [
+        LayerProfile(**{**row, "times": tuple(LayerTime(**time) for time in row["times"])})
+        for row in table["layers"]
+    ]
+    lanes = tuple(LanesTime(**row) for row in table["lanes"])
+    return Profile(**{**table, "shape": tuple(table["shape"]), "layers": tuple(layers), "lanes": lanes})
