@@ -13,6 +13,7 @@ from lockstep.errors import LockstepError
 from lockstep.spec.system import check_system
 
 VERBS = ("train", "launch", "eval", "predict", "export", "verify", "layers", "data", "doctor", "bench")
+FORESIGHT: tuple[str, ...] = ()  # verbs of the folder of that name
 _DESCRIPTION = """\
 Train convolutional networks to the same bits: by any number of workers, killed and resumed.
 
@@ -35,8 +36,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"lockstep {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for verb in VERBS:
-        importlib.import_module(f"lockstep.cli.{verb}").add_parser(verbs)
+    for module in (*VERBS, *(f"foresight.{verb}" for verb in FORESIGHT)):
+        importlib.import_module(f"lockstep.cli.{module}").add_parser(verbs)
     return parser
 
 

@@ -18,7 +18,7 @@ EXCHANGES = ("reduce", "gather", "send")  # gradients by the tree; all_gather; o
 
 
 @dataclass(frozen=True)
-class Link:
+class LinkRate:
     """What a worker sends another: seconds = latency + bytes / rate."""
 
     latency_us: float
@@ -44,7 +44,7 @@ class Node:
     """Workers of one machine."""
 
     workers: int
-    link: Link | None = None  # between two of them
+    link: LinkRate | None = None  # between two of them
     price_hour: float = 0.0
 
 
@@ -119,13 +119,13 @@ class Cluster:
         if count > 1 and not self.network:
             raise SpecError(
                 f"{workers} workers are {count} nodes of {self.node.workers}, and cluster '{self.name}' has "
-                f"no [network]: give latency_us and gb_s between nodes, or at most {self.node.workers} workers"
+                f"no [network]: give its latency_us and gb_s, or at most {self.node.workers} workers"
             )
         return count
 
 
-_MAY_BE_ZERO = ("launch_us", "step_ms", "price_hour", "nodes_a_switch", "disk_mb_s", "decode_img_s", "cores")
-_MAY_BE_ZERO += ("latency_us", "mb", "ms")
+_MAY_BE_ZERO = {"launch_us", "step_ms", "price_hour", "nodes_a_switch", "disk_mb_s", "decode_img_s", "cores"}
+_MAY_BE_ZERO |= {"latency_us", "mb", "ms"}
 
 
 def _check(value: Any, where: str) -> None:

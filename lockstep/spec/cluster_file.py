@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import SpecError, unknown
-from lockstep.spec.cluster import Cluster, Exchange, Feed, Link, Network, Node, Worker
+from lockstep.spec.cluster import Cluster, Exchange, Feed, LinkRate, Network, Node, Worker
 from lockstep.spec.run_file import read_toml
 
 _PARTS: Mapping[str, type] = {
     "worker": Worker,
     "node": Node,
-    "node.link": Link,
+    "node.link": LinkRate,
     "network": Network,
     "feed": Feed,
     "exchange": Exchange,
@@ -49,9 +49,8 @@ def _make(kind: type, table: Any, where: str) -> Any:
     for name, item in known.items():
         if name not in table:
             if item.default is item.default_factory:  # both missing: it has no default
-                raise SpecError(
-                    f"{where}{name} is missing: {where.rstrip('.') or 'a cluster'} needs {', '.join(_needed(kind))}"
-                )
+                owner = where.rstrip(".") or "a cluster"
+                raise SpecError(f"{where}{name} is missing: {owner} needs {', '.join(_needed(kind))}")
             continue
         value, part = table[name], _PARTS.get(f"{where}{name}")
         if part and isinstance(value, list):

@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "kernels": {"spec", "comm"},
     "data": {"spec", "kernels"},
     "models": {"spec", "kernels"},
-    "measure": {"spec", "kernels"},
+    "measure": {"spec", "comm", "kernels"},
     "lower": {"spec", "comm", "kernels", "data", "models", "measure"},
     "parallel": {"spec", "comm", "kernels", "data", "models", "measure", "lower"},
     "runs": {"spec", "comm", "kernels", "data", "models", "measure", "lower"},
@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "train": {"spec", "comm", "kernels", "data", "models", "measure", "lower", "parallel", "runs", "lanes"},
     "lightning": {"spec", "comm", "kernels", "models", "measure", "lanes"},
     "report": {"spec"},
+    "planner": {"spec"},
 }
 MAY_IMPORT["cli"] = set(MAY_IMPORT) - {"errors", "lightning"}  # alone has report, and elastic with train
 TOP = {"__init__", "__main__"}  # above everything

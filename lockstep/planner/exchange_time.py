@@ -1,0 +1,103 @@
+"""Seconds of an exchange: as measured for as many workers, else from latency and rate of the links.
+
+A group of workers along an axis lies `stride` ranks apart; it is within a node if all of it fits there.
+Between nodes, all groups of a node use its network at once.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+from lockstep.spec.cluster import Cluster, Exchange, LinkRate
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Workers of one group: how many, and how many ranks apart."""
+
+    size: int
+    stride: int = 1
+
+
+def reduce_s(cluster: Cluster, ring: Ring, num_bytes: float) -> float:
+    """Gradients summed by the lane tree: a reduce-scatter by all_to_all, and an all-gather."""
+    if ring.size == 1:
+        return 0.0
+    if measured := _find(cluster, "reduce", ring):
+        return _interpolate(measured, num_bytes)
+    return 2 * _one_way(cluster, ring, num_bytes)
+
+
+def gather_s(cluster: Cluster, ring: Ring, num_bytes: float) -> float:
+    """Everybody gets all of the bytes, of which each has an equal part; a reduce-scatter takes as long."""
+    if ring.size == 1:
+        return 0.0
+    if measured := _find(cluster, "gather", ring):
+        return _interpolate(measured, num_bytes)
+    return _one_way(cluster, ring, num_bytes)
+
+
+def send_s(cluster: Cluster, stride: int, num_bytes: float) -> float:
+    """From one worker to another, so many ranks away."""
+    if measured := _find(cluster, "send", Ring(2, stride)):
+        return _interpolate(measured, num_bytes)
+    link = find_link(cluster, Ring(2, stride))
+    return link.latency_us * 1e-6 + num_bytes / (link.gb_s * 1e9)
+
+
+def find_link(cluster: Cluster, ring: Ring) -> LinkRate:
+    """What one worker of a group has to send to the others of it; the slowest part decides."""
+    if ring.size * ring.stride <= cluster.node.workers and cluster.node.link:
+        return cluster.node.link
+    network = cluster.network
+    assert network, "nodes() refuses several nodes without a network"
+    nodes = -(-ring.size * ring.stride // cluster.node.workers)
+    over = network.oversubscription if network.nodes_a_switch and nodes > network.nodes_a_switch else 1.0
+    return LinkRate(network.latency_us, network.gb_s / over)
+
+
+def _one_way(cluster: Cluster, ring: Ring, num_bytes: float) -> float:
+    """Each sends (n − 1)/n of the bytes, in n − 1 messages of which several travel at once.
+
+    Over nodes, those of a node exchange first within it; then a node sends each byte once.
+    """
+    local = max(min(ring.size, cluster.node.workers // ring.stride), 1)
+    nodes = -(-ring.size // local)
+    seconds = 0.0
+    if local > 1:
+        link = find_link(cluster, Ring(local, ring.stride))
+        seconds += _depth(local) * link.latency_us * 1e-6 + num_bytes * (local - 1) / local / (
+            link.gb_s * 1e9
+        )
+    if nodes > 1:
+        link = find_link(cluster, ring)
+        groups = min(cluster.node.workers // local, ring.stride)  # of a node, each with bytes of its own
+        each = num_bytes * max(groups, 1) * (nodes - 1) / nodes
+        seconds += _depth(nodes) * link.latency_us * 1e-6 + each / (link.gb_s * 1e9)
+    return seconds
+
+
+def _depth(count: int) -> int:
+    """Messages one after another: the depth of a tree."""
+    return (count - 1).bit_length()
+
+
+def _find(cluster: Cluster, kind: str, ring: Ring) -> Exchange | None:
+    """What was measured for as many workers of one node."""
+    if ring.size * ring.stride > cluster.node.workers:
+        return None
+    return next((row for row in cluster.exchange if row.kind == kind and row.workers == ring.size), None)
+
+
+def _interpolate(measured: Exchange, num_bytes: float) -> float:
+    """Between two sizes that were measured by a straight line; beyond the largest in proportion."""
+    mb, sizes, times = num_bytes / 1e6, measured.mb, measured.ms
+    place = bisect_left(sizes, mb)
+    if place == 0:
+        return times[0] * 1e-3
+    if place == len(sizes):
+        return times[-1] * 1e-3 * mb / sizes[-1]
+    low, high = sizes[place - 1], sizes[place]
+    share = (mb - low) / (high - low)
+    return (times[place - 1] + share * (times[place] - times[place - 1])) * 1e-3
