@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 
-from lockstep.spec.cluster import Cluster, Exchange, LinkRate
+from lockstep.spec.cluster import Cluster, ExchangeTimes, LinkRate
 
 
 @dataclass(frozen=True)
@@ -83,14 +83,14 @@ def _depth(count: int) -> int:
     return (count - 1).bit_length()
 
 
-def _find(cluster: Cluster, kind: str, ring: Ring) -> Exchange | None:
+def _find(cluster: Cluster, kind: str, ring: Ring) -> ExchangeTimes | None:
     """What was measured for as many workers of one node."""
     if ring.size * ring.stride > cluster.node.workers:
         return None
     return next((row for row in cluster.exchange if row.kind == kind and row.workers == ring.size), None)
 
 
-def _interpolate(measured: Exchange, num_bytes: float) -> float:
+def _interpolate(measured: ExchangeTimes, num_bytes: float) -> float:
     """Between two sizes that were measured by a straight line; beyond the largest in proportion."""
     mb, sizes, times = num_bytes / 1e6, measured.mb, measured.ms
     place = bisect_left(sizes, mb)

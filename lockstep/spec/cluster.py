@@ -26,7 +26,7 @@ class LinkRate:
 
 
 @dataclass(frozen=True)
-class Worker:
+class WorkerSpeed:
     """One worker's device."""
 
     kind: str  # cpu or gpu
@@ -40,7 +40,7 @@ class Worker:
 
 
 @dataclass(frozen=True)
-class Node:
+class NodeShape:
     """Workers of one machine."""
 
     workers: int
@@ -49,7 +49,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Network:
+class NetworkRate:
     """Between nodes; the rate is a node's, each way."""
 
     latency_us: float
@@ -59,7 +59,7 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Feed:
+class FeedRate:
     """How a node reads images."""
 
     disk_mb_s: float = 0.0  # 0: not known
@@ -68,7 +68,7 @@ class Feed:
 
 
 @dataclass(frozen=True)
-class Exchange:
+class ExchangeTimes:
     """Measured seconds of one kind of exchange by its bytes."""
 
     kind: str  # reduce, gather or send
@@ -82,11 +82,11 @@ class Cluster:
     """Workers, nodes, links; `how` says where each figure comes from."""
 
     name: str
-    worker: Worker
-    node: Node
-    network: Network | None = None
-    feed: Feed = Feed()
-    exchange: tuple[Exchange, ...] = ()
+    worker: WorkerSpeed
+    node: NodeShape
+    network: NetworkRate | None = None
+    feed: FeedRate = FeedRate()
+    exchange: tuple[ExchangeTimes, ...] = ()
     how: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

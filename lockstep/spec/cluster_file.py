@@ -9,16 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import SpecError, unknown
-from lockstep.spec.cluster import Cluster, Exchange, Feed, LinkRate, Network, Node, Worker
+from lockstep.spec.cluster import (
+    Cluster,
+    ExchangeTimes,
+    FeedRate,
+    LinkRate,
+    NetworkRate,
+    NodeShape,
+    WorkerSpeed,
+)
 from lockstep.spec.run_file import read_toml
 
 _PARTS: Mapping[str, type] = {
-    "worker": Worker,
-    "node": Node,
+    "worker": WorkerSpeed,
+    "node": NodeShape,
     "node.link": LinkRate,
-    "network": Network,
-    "feed": Feed,
-    "exchange": Exchange,
+    "network": NetworkRate,
+    "feed": FeedRate,
+    "exchange": ExchangeTimes,
 }
 _TEXTS = ("name", "kind", "device")
 _WHOLE = ("workers", "nodes_a_switch", "cores")
