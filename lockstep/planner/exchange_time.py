@@ -29,6 +29,11 @@ def reduce_s(cluster: Cluster, ring: Ring, num_bytes: float) -> float:
     return 2 * _one_way(cluster, ring, num_bytes)
 
 
+def bucket_s(cluster: Cluster, ring: Ring, num_bytes: float, sharded: bool) -> float:
+    """A bucket of gradients: everybody gets their sum, or of a shard each only its own part of it."""
+    return (gather_s if sharded else reduce_s)(cluster, ring, num_bytes)
+
+
 def gather_s(cluster: Cluster, ring: Ring, num_bytes: float) -> float:
     """Everybody gets all of the bytes, of which each has an equal part; a reduce-scatter takes as long."""
     if ring.size == 1:
