@@ -13,7 +13,7 @@ from lockstep.errors import LockstepError
 from lockstep.spec.system import check_system
 
 VERBS = ("train", "launch", "eval", "predict", "export", "verify", "layers", "data", "doctor", "bench")
-FORESIGHT: tuple[str, ...] = ()  # verbs of the folder of that name
+FORESIGHT: tuple[str, ...] = ("profile", "plan")  # verbs of the folder of that name
 _DESCRIPTION = """\
 Train convolutional networks to the same bits: by any number of workers, killed and resumed.
 

@@ -176,7 +176,7 @@ def deal_work(run: Run, profile: Profile, cluster: Cluster, plan: Plan) -> StepW
 def cut_stages(costs: Sequence[float], count: int) -> list[range]:
     """Neighbouring layers in so many stages, the longest of which is as short as can be, within 0.1 %."""
     count = min(count, len(costs))
-    low, high = max(max(costs), sum(costs) / count), sum(costs)
+    low, high = max(*costs, sum(costs) / count), sum(costs)
     while high - low > 1e-3 * high:
         middle = (low + high) / 2
         low, high = (low, middle) if len(_fill(costs, middle, count)) <= count else (middle, high)
