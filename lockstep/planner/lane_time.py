@@ -51,12 +51,20 @@ def find_lane_time(run: Run, profile: Profile, cluster: Cluster, lanes: int) -> 
 
 
 def _rows(profile: Profile, images: int) -> list[LanesTime]:
-    """The steps with lanes of this size; else those of the nearest size, in proportion."""
-    if not profile.lanes:
-        return []
-    size = min({row.images for row in profile.lanes}, key=lambda known: abs(known - images))
-    share = images / size
-    return [LanesTime(row.lanes, images, row.seconds * share) for row in profile.lanes if row.images == size]
+    """Steps with lanes of this size, by their number of lanes: on a line through the two nearest sizes."""
+    counts = sorted({row.lanes for row in profile.lanes})
+    return [LanesTime(count, images, _at(profile, count, images)) for count in counts]
+
+
+def _at(profile: Profile, lanes: int, images: int) -> float:
+    rows = sorted(
+        (row for row in profile.lanes if row.lanes == lanes), key=lambda row: abs(row.images - images)
+    )
+    near = rows[0]
+    if near.images == images or len(rows) == 1:
+        return near.seconds * images / near.images
+    slope = (near.seconds - rows[1].seconds) / (near.images - rows[1].images)
+    return max(near.seconds + slope * (images - near.images), near.seconds * min(images / near.images, 1.0))
 
 
 def _split(rows: list[LanesTime], lanes: int) -> tuple[float, float]:

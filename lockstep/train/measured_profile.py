@@ -28,6 +28,7 @@ class ProfileOptions:
     steps: int = 12
     parts: tuple[tuple[str, int], ...] = ()  # such as ("channel", 2)
     lanes: tuple[int, ...] = ()  # numbers of lanes whose steps are timed; empty: all, half of them, and one
+    lane_images: tuple[int, ...] = ()  # images of these lanes; empty: as many as the run has
 
 
 def measure_profile(run: Run, launch: Launch, options: ProfileOptions, say: Say) -> Profile:
@@ -38,11 +39,12 @@ def measure_profile(run: Run, launch: Launch, options: ProfileOptions, say: Say)
     setup = set_up(run, device)
     layers = _time_layers(setup, options.images or (own,), options.parts, say)
     rows, update_s = [], 0.0
-    for count in options.lanes or sorted({train.lanes, max(train.lanes // 2, 1), 1}, reverse=True):
-        say(f"steps with {count} lane{'s' * (count > 1)} of {own} images")
-        small = replace(run, train=replace(train, lanes=count, batch=count * own))
+    counts = options.lanes or sorted({train.lanes, max(train.lanes // 2, 1), 1}, reverse=True)
+    for count, images in ((count, images) for images in options.lane_images or (own,) for count in counts):
+        say(f"steps with {count} lane{'s' * (count > 1)} of {images} images")
+        small = replace(run, train=replace(train, lanes=count, batch=count * images))
         found = time_steps(setup if small == run else set_up(small, device), launch, options.steps)
-        rows.append(LanesTime(count, own, found.median_s))
+        rows.append(LanesTime(count, images, found.median_s))
         update_s = update_s or found.update_s
     return Profile(
         model=setup.model_name,
