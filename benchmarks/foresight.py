@@ -37,17 +37,12 @@ from lockstep.train.setup import set_up
 from lockstep.train.step_time import time_steps
 
 STEPS, FIRST = 28, 4
-# name: model, its options, size, batch, lanes
-CPU: dict[str, tuple[str, dict[str, Any], int, int, int]] = {
-    "emotion48": ("emotion48", {}, 48, 64, 8),
-    "alexnet": ("alexnet", {}, 127, 16, 4),
-    "googlenet": ("googlenet", {}, 64, 16, 4),
-    "resnet18": ("resnet18", {}, 32, 32, 8),
-}
+# model: size, batch, lanes
+CPU = {"emotion48": (48, 64, 8), "alexnet": (127, 16, 4), "googlenet": (64, 16, 4), "resnet18": (32, 32, 8)}
 PLANS = ["data=1", "data=2", "pipeline=2", "data=2,shard=optimizer", "data=2,shard=parameters"]
 PLANS += ["channel=2", "spatial=2"]
 GPU = {
-    "emotion48": (48, 1, "fused", (1024, 8192), (2048, 4096, 16384)),
+    "emotion48": (48, 1, "fused", (1024, 8192), (512, 2048, 4096)),
     "resnet18": (32, 3, "fused", (512, 2048), (256, 1024, 4096)),
     "resnet50": (224, 3, "compiled", (96, 256), (64, 128, 192)),
     "alexnet": (224, 3, "compiled", (128, 512), (256, 384, 1024)),
@@ -74,27 +69,20 @@ def main() -> None:
         write_records(options.output, records)
 
 
-def make_run(model: str, options: dict[str, Any], size: int, channels: int, train: Train) -> Run:
+def make_run(model: str, size: int, channels: int, train: Train, steps: int = STEPS) -> Run:
     """The recipe `shapes` with another model and size."""
-    data = Data(
-        name="shapes",
-        options={
-            "size": size,
-            "channels": channels,
-            "num_train": STEPS * train.batch,
-            "num_test": train.batch,
-        },
-    )
-    return replace(lockstep.recipe("shapes"), model=Model(model, options=options), data=data, train=train)
+    count = {"num_train": steps * train.batch, "num_test": train.batch}
+    data = Data(name="shapes", options={"size": size, "channels": channels, **count})
+    return replace(lockstep.recipe("shapes"), model=Model(model), data=data, train=train)
 
 
 def on_cpu(name: str, cluster: Cluster, options: Any) -> list[Any]:
     """One model under every plan."""
-    model, own, size, batch, lanes = CPU[name]
+    size, batch, lanes = CPU[name]
     train = Train(epochs=1, batch=batch, lanes=lanes)
     channels = 1 if name == "emotion48" else 3
     run, grid = (
-        make_run(model, own, size, channels, replace(train, bands=bands, slices=bands)) for bands in (1, 2)
+        make_run(name, size, channels, replace(train, bands=bands, slices=bands)) for bands in (1, 2)
     )
     profiles: dict[bool, Profile] = {}
     records = []
@@ -159,7 +147,8 @@ def on_gpu(name: str) -> list[Any]:
     size, channels, kernels, known, asked = GPU[name]
 
     def run_of(batch: int) -> Run:
-        run = make_run(name, {}, size, channels, Train(epochs=1, batch=batch, lanes=1, precision="bf16"))
+        train = Train(epochs=1, batch=batch, lanes=1, precision="bf16")
+        run = make_run(name, size, channels, train, steps=4)
         return replace(run, kernels=Kernels(set=kernels))
 
     times = {}
