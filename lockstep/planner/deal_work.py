@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from lockstep.planner.exchange_time import Ring, bucket_s, gather_s, reduce_s, send_s
 from lockstep.planner.lane_time import LaneTime, find_lane_time
-from lockstep.planner.layer_seconds import Pass, layer_pass
+from lockstep.planner.layer_seconds import LayerTable, Pass
 from lockstep.planner.step_work import BucketWork, StageWork, StepWork
 from lockstep.spec.cluster import Cluster
 from lockstep.spec.plan import Plan
@@ -29,9 +29,20 @@ class Dealer:
     """The parts that do not depend on the stage."""
 
     run: Run
-    profile: Profile
-    cluster: Cluster
+    table: LayerTable
     plan: Plan
+
+    @property
+    def profile(self) -> Profile:
+        return self.table.profile
+
+    @property
+    def cluster(self) -> Cluster:
+        return self.table.cluster
+
+    @property
+    def images(self) -> int:
+        return self.table.images
 
     def deal(self) -> StepWork:
         """The work of a step."""
@@ -39,27 +50,23 @@ class Dealer:
         workers = plan.data * plan.least
         cluster.nodes(workers)  # an error without a network
         lanes = -(-run.train.lanes // plan.data)
-        lane = find_lane_time(run, self.profile, cluster, lanes)
+        lane = find_lane_time(run, self.table, lanes)
         slow = cluster.slowdown(workers)
-        passes = [self._part(layer, lane.scale * slow) for layer in self.profile.layers]
+        passes = [self._part(place, lane.scale * slow) for place in range(len(self.profile.layers))]
         cuts = cut_stages([one.both_s for one in passes], plan.pipeline)
         stages = tuple(self._stage(own, passes, lane, lanes, slow) for own in cuts)
         return StepWork(
             cluster, plan, stages, lane.host_s, self._data_s(), run.train.batch, cluster.worker.kind == "gpu"
         )
 
-    @property
-    def images(self) -> int:
-        return self.run.train.batch // self.run.train.lanes
-
-    def _part(self, layer: LayerProfile, scale: float) -> Pass:
+    def _part(self, place: int, scale: float) -> Pass:
         """What a worker computes of a layer."""
-        plan, args = self.plan, (self.profile, layer, self.cluster, self.images)
-        whole, part = layer_pass(*args), Pass(1.0, 1.0)
+        plan, layer = self.plan, self.profile.layers[place]
+        whole, part = self.table.passes()[place], Pass(1.0, 1.0)
         for axis in ("channel", "spatial"):
             count = getattr(plan, axis)
             if count > 1 and self._is_cut(layer, axis):
-                own = layer_pass(*args, f"{axis}={count}")
+                own = self.table.passes(f"{axis}={count}")[place]
                 part = Pass(
                     part.forward_s * own.forward_s / max(whole.forward_s, 1e-12),
                     part.backward_s * own.backward_s / max(whole.backward_s, 1e-12),
@@ -170,7 +177,12 @@ class Dealer:
 
 def deal_work(run: Run, profile: Profile, cluster: Cluster, plan: Plan) -> StepWork:
     """The work of a step under a plan whose `data` is filled in."""
-    return Dealer(run, profile, cluster, plan).deal()
+    return Dealer(run, make_table(run, profile, cluster), plan).deal()
+
+
+def make_table(run: Run, profile: Profile, cluster: Cluster) -> LayerTable:
+    """The layers of a run's lanes, for as many plans as are asked for."""
+    return LayerTable(profile, cluster, run.train.batch // run.train.lanes)
 
 
 def cut_stages(costs: Sequence[float], count: int) -> list[range]:

@@ -61,7 +61,9 @@ def explain(best: Candidate, profile: Profile, cluster: Cluster) -> list[str]:
             f"would help, each by itself: {', '.join(words)}; the last bits change with all but plans"
         )
     limit, most = find_limit(best.run, profile, cluster)
-    lines.append(f"speedup limit of this run: {limit:.1f} × with {most} workers, one for each lane")
+    lines.append(
+        f"speedup limit by data alone: {limit:.1f} × with {most} workers of {best.run.train.lanes} lanes"
+    )
     return lines
 
 
@@ -81,10 +83,11 @@ def _most(run: Run, cluster: Cluster) -> int:
 
 
 def find_limit(run: Run, profile: Profile, cluster: Cluster) -> tuple[float, int]:
-    """How many times as fast as one worker as many as there are lanes are, by data alone."""
-    most = _most(run, cluster)
-    one, all_of_them = (judge(run, profile, cluster, Plan(data=n)).cost for n in (1, most))
-    return one.total_s / all_of_them.total_s, most
+    """How many times as fast as one worker the best number of workers is, by data alone, and that number."""
+    counts = [1 << i for i in range(_most(run, cluster).bit_length())]
+    times = {n: judge(run, profile, cluster, Plan(data=n)).cost.total_s for n in counts}
+    best = min(times, key=lambda n: times[n])
+    return times[1] / times[best], best
 
 
 def heaviest(profile: Profile) -> tuple[Sequence[LayerProfile], float]:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lockstep.planner.layer_seconds import is_measured, layer_pass
-from lockstep.spec.cluster import Cluster
+from lockstep.planner.layer_seconds import LayerTable, is_measured
 from lockstep.spec.profile import LanesTime, Profile
 from lockstep.spec.run import Run
 
@@ -34,10 +33,10 @@ class LaneTime:
     scale: float  # a lane over the sum of its layers
 
 
-def find_lane_time(run: Run, profile: Profile, cluster: Cluster, lanes: int) -> LaneTime:
+def find_lane_time(run: Run, table: LayerTable, lanes: int) -> LaneTime:
     """For a worker with so many lanes of the run."""
-    images = run.train.batch // run.train.lanes
-    passes = [layer_pass(profile, layer, cluster, images) for layer in profile.layers]
+    profile, cluster, images = table.profile, table.cluster, table.images
+    passes = table.passes()
     forward, backward = (sum(getattr(p, key) for p in passes) for key in ("forward_s", "backward_s"))
     if is_measured(profile, cluster) and (rows := _rows(profile, images)):
         fixed_s, lane_s = _split(rows, lanes)

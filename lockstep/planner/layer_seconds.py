@@ -6,7 +6,7 @@ time of its multiplications or of its bytes, whichever is longer, and of startin
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lockstep.spec.cluster import Cluster
 from lockstep.spec.profile import LayerProfile, LayerTime, Profile
@@ -26,6 +26,24 @@ class Pass:
     @property
     def both_s(self) -> float:
         return self.forward_s + self.backward_s
+
+
+@dataclass(frozen=True)
+class LayerTable:
+    """All layers of a profile for some images, by part; each part is computed once, for many plans."""
+
+    profile: Profile
+    cluster: Cluster
+    images: int
+    _known: dict[str, list[Pass]] = field(default_factory=dict)
+
+    def passes(self, part: str = "") -> list[Pass]:
+        """A pass for every layer."""
+        if part not in self._known:
+            layers = self.profile.layers
+            found = [layer_pass(self.profile, layer, self.cluster, self.images, part) for layer in layers]
+            self._known[part] = found
+        return self._known[part]
 
 
 def layer_pass(profile: Profile, layer: LayerProfile, cluster: Cluster, images: int, part: str = "") -> Pass:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from lockstep.errors import SpecError
 from lockstep.planner.cost import StepCost, predict
-from lockstep.planner.deal_work import deal_work
-from lockstep.planner.layer_seconds import is_measured
+from lockstep.planner.deal_work import Dealer, make_table
+from lockstep.planner.layer_seconds import LayerTable, is_measured
 from lockstep.planner.memory import WorkerMemory, find_memory
 from lockstep.spec.cluster import Cluster
 from lockstep.spec.plan import SHARDS, Plan
@@ -43,10 +43,10 @@ def find_plans(
     run: Run, profile: Profile, cluster: Cluster, workers: int, goal: str = "time"
 ) -> list[Candidate]:
     """All plans for so many workers, ranked; those that do not fit the memory come last."""
-    found = []
+    found, table = [], make_table(run, profile, cluster)
     for plan in list_plans(run, workers):
         with suppress(SpecError):
-            found.append(judge(run, profile, cluster, plan))
+            found.append(_judge(run, table, plan))
     if not found:
         raise SpecError(
             f"no plan comes out for {workers} workers: train.lanes={run.train.lanes}; give at most "
@@ -57,7 +57,12 @@ def find_plans(
 
 def judge(run: Run, profile: Profile, cluster: Cluster, plan: Plan) -> Candidate:
     """What one plan costs."""
-    cost = predict(deal_work(run, profile, cluster, plan))
+    return _judge(run, make_table(run, profile, cluster), plan)
+
+
+def _judge(run: Run, table: LayerTable, plan: Plan) -> Candidate:
+    profile, cluster = table.profile, table.cluster
+    cost = predict(Dealer(run, table, plan).deal())
     memory = find_memory(run, profile, plan, cluster.worker.kind == "gpu" and run.kernels.set != "stock")
     error = MEASURED_ERROR if is_measured(profile, cluster) else COUNTED_ERROR
     fits = memory.total_gb <= _ROOM * cluster.worker.memory_gb

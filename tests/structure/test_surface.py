@@ -33,6 +33,9 @@ FLAGS = {
     "bench tune": "RECIPE --config --output --override -c -o",
     "bench io": "RECIPE --config --gpu-rate --images --json --override --picture --slow -c -o",
     "bench lanes": "--config --override -c -o RECIPE",
+    "profile": "RECIPE --batch --config --device --output --override --parts --picture --steps --trace -c -o",
+    "plan": "RECIPE --classes --cluster --config --goal --images --json --output --override --profile --top "
+    "--workers -c -o",
 }
 
 
