@@ -33,6 +33,8 @@ FLAGS = {
     "bench tune": "RECIPE --config --output --override -c -o",
     "bench io": "RECIPE --config --gpu-rate --images --json --override --picture --slow -c -o",
     "bench lanes": "--config --override -c -o RECIPE",
+    "scale": "RECIPE --config --device --json --override --steps --weak --workers -c -o",
+    "probe": "--device --list --output --quick --show --workers",
 }
 
 
