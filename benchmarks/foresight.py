@@ -23,7 +23,7 @@ from measure import make_parser, make_record
 
 import lockstep
 from lockstep.kernels.numerics import plain_torch, prepare_device
-from lockstep.measure.worker_name import name_worker
+from lockstep.measure.probe_device import name_device
 from lockstep.planner.cost import predict
 from lockstep.planner.deal_work import deal_work
 from lockstep.spec import Data, Kernels, Launch, Model, Run, Train
@@ -32,9 +32,9 @@ from lockstep.spec.cluster_file import read_cluster
 from lockstep.spec.plan import read_plan
 from lockstep.spec.profile import LanesTime, LayerProfile, LayerTime, Profile
 from lockstep.spec.record import write_records
-from lockstep.train.measured_profile import ProfileOptions, measure_profile
+from lockstep.train.foresight.measured_profile import ProfileOptions, measure_profile
 from lockstep.train.setup import set_up
-from lockstep.train.step_time import time_steps
+from lockstep.train.foresight.step_time import time_steps
 
 STEPS, FIRST = 28, 4
 # model: size, batch, lanes
@@ -158,7 +158,7 @@ def on_gpu(name: str) -> list[Any]:
             times[batch] = time_steps(set_up(run_of(batch), device), Launch(device="cuda"), 24).each_s
             print(f"{name}, {batch}: {statistics.median(times[batch]):.5f} s", flush=True)
     rows = tuple(LanesTime(1, batch, statistics.median(times[batch])) for batch in known)
-    place = name_worker(device)
+    place = name_device(device)
     whole = tuple(LayerTime(row.images, row.seconds / 3, row.seconds * 2 / 3) for row in rows)
     layers = (LayerProfile("model", "other", 0.0, 0, 0, 0, times=whole),)
     profile = Profile(name, (channels, size, size), 10, "bf16", kernels, layers, device=place, lanes=rows)

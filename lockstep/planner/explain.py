@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from lockstep.errors import SpecError
-from lockstep.planner.search import Candidate, find_plans, judge, variants
+from lockstep.planner.search import RankedPlan, find_plans, judge, variants
 from lockstep.spec.cluster import Cluster
 from lockstep.spec.plan import Plan
 from lockstep.spec.profile import LayerProfile, Profile
@@ -34,7 +34,7 @@ class Advice:
     gain: float
 
 
-def explain(best: Candidate, profile: Profile, cluster: Cluster) -> list[str]:
+def explain(best: RankedPlan, profile: Profile, cluster: Cluster) -> list[str]:
     """Lines for people about the best plan for a number of workers."""
     parts = sorted(best.cost.parts().items(), key=lambda item: -item[1])
     told = [
@@ -96,7 +96,7 @@ def heaviest(profile: Profile) -> tuple[Sequence[LayerProfile], float]:
     return layers, sum(layer.parameters for layer in layers) / max(profile.parameters, 1)
 
 
-def advise(best: Candidate, profile: Profile, cluster: Cluster) -> list[Advice]:
+def advise(best: RankedPlan, profile: Profile, cluster: Cluster) -> list[Advice]:
     """Changes of the run by what they bring at the same number of workers, the best first."""
     base, found = best.cost.img_s, []
     for what, run in variants(best.run).items():

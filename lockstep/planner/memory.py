@@ -26,7 +26,7 @@ class WorkerMemory:
         return self.weights_gb + self.gradients_gb + self.optimizer_gb + self.activations_gb
 
 
-def find_memory(run: Run, profile: Profile, plan: Plan, at_once: bool) -> WorkerMemory:
+def worker_memory(run: Run, profile: Profile, plan: Plan, at_once: bool) -> WorkerMemory:
     """Of the busiest worker; `at_once`: all its lanes are computed together, as kernels on a GPU do."""
     lanes = -(-run.train.lanes // plan.data)
     images = run.train.batch // run.train.lanes

@@ -10,7 +10,7 @@ from lockstep.errors import SpecError
 from lockstep.planner.cost import StepCost, predict
 from lockstep.planner.deal_work import Dealer, make_table
 from lockstep.planner.layer_seconds import LayerTable, is_measured
-from lockstep.planner.memory import WorkerMemory, find_memory
+from lockstep.planner.memory import WorkerMemory, worker_memory
 from lockstep.spec.cluster import Cluster
 from lockstep.spec.plan import SHARDS, Plan
 from lockstep.spec.plan_check import check_layers, check_slices
@@ -24,7 +24,7 @@ MEASURED_ERROR, COUNTED_ERROR = 0.2, 0.5  # half the range of a prediction, as d
 
 
 @dataclass(frozen=True)
-class Candidate:
+class RankedPlan:
     """A plan, the run that it is for, and what a step of it costs."""
 
     run: Run
@@ -41,7 +41,7 @@ class Candidate:
 
 def find_plans(
     run: Run, profile: Profile, cluster: Cluster, workers: int, goal: str = "time"
-) -> list[Candidate]:
+) -> list[RankedPlan]:
     """All plans for so many workers, ranked; those that do not fit the memory come last."""
     found, table = [], make_table(run, profile, cluster)
     for plan in list_plans(run, workers):
@@ -55,18 +55,18 @@ def find_plans(
     return sorted(found, key=lambda one: (not one.fits, *_key(one, cluster, goal), str(one.plan)))
 
 
-def judge(run: Run, profile: Profile, cluster: Cluster, plan: Plan) -> Candidate:
+def judge(run: Run, profile: Profile, cluster: Cluster, plan: Plan) -> RankedPlan:
     """What one plan costs."""
     return _judge(run, make_table(run, profile, cluster), plan)
 
 
-def _judge(run: Run, table: LayerTable, plan: Plan) -> Candidate:
+def _judge(run: Run, table: LayerTable, plan: Plan) -> RankedPlan:
     profile, cluster = table.profile, table.cluster
     cost = predict(Dealer(run, table, plan).deal())
-    memory = find_memory(run, profile, plan, cluster.worker.kind == "gpu" and run.kernels.set != "stock")
+    memory = worker_memory(run, profile, plan, cluster.worker.kind == "gpu" and run.kernels.set != "stock")
     error = MEASURED_ERROR if is_measured(profile, cluster) else COUNTED_ERROR
     fits = memory.total_gb <= _ROOM * cluster.worker.memory_gb
-    return Candidate(run, plan, cost, memory, fits, error)
+    return RankedPlan(run, plan, cost, memory, fits, error)
 
 
 def list_plans(run: Run, workers: int) -> Iterator[Plan]:
@@ -100,16 +100,16 @@ def _divisors(number: int, most: int) -> list[int]:
     return [n for n in range(1, min(number, most) + 1) if number % n == 0]
 
 
-def _key(one: Candidate, cluster: Cluster, goal: str) -> tuple[float, ...]:
+def _key(one: RankedPlan, cluster: Cluster, goal: str) -> tuple[float, ...]:
     if goal == "memory":
         return one.memory.total_gb, one.cost.total_s
     nodes = cluster.nodes(one.workers)
     return (one.cost.total_s * (nodes if goal == "cost" else 1), one.memory.total_gb)
 
 
-def best_of_counts(run: Run, profile: Profile, cluster: Cluster, goal: str) -> list[Candidate]:
+def best_of_counts(run: Run, profile: Profile, cluster: Cluster, goal: str) -> list[RankedPlan]:
     """The best plan for every power of two of workers, up to what the lanes allow: how a run scales."""
-    found, workers = list[Candidate](), 1
+    found, workers = list[RankedPlan](), 1
     most = run.train.lanes if cluster.network else min(run.train.lanes, cluster.node.workers)
     while workers <= most:
         with suppress(SpecError):

@@ -11,7 +11,7 @@ from lockstep.planner.cost import predict
 from lockstep.planner.deal_work import cut_stages, deal_work
 from lockstep.planner.exchange_time import Ring, gather_s, reduce_s
 from lockstep.planner.explain import explain, find_limit, find_turn
-from lockstep.planner.memory import find_memory
+from lockstep.planner.memory import worker_memory
 from lockstep.planner.search import best_of_counts, find_plans, list_plans
 from lockstep.spec.cluster import ExchangeTimes
 from lockstep.spec.plan import Plan, read_plan
@@ -119,7 +119,7 @@ def test_stages_are_balanced(count):
 def test_memory_of_shares_and_stages():
     run, profile = run_of(optimizer="adam"), chain()
     plain, shared, staged = (
-        find_memory(run, profile, read_plan(plan), False)
+        worker_memory(run, profile, read_plan(plan), False)
         for plan in ("data=4", "data=4,shard=parameters", "data=1,pipeline=4")
     )
     assert shared.weights_gb == plain.weights_gb / 4 and shared.optimizer_gb == plain.optimizer_gb / 4

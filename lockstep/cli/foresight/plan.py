@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 from lockstep.cli.flag import add_run_keys
 from lockstep.cli.foresight.profile import check_new
 from lockstep.cli.train import named_file, resolve
-from lockstep.errors import BadInput, SpecError
+from lockstep.errors import BadInput
 from lockstep.spec import Launch, Run
 from lockstep.spec.cluster import Cluster
-from lockstep.spec.cluster_file import read_cluster
 from lockstep.spec.profile import Profile, read_profile
 
 if TYPE_CHECKING:
-    from lockstep.planner.search import Candidate
+    from lockstep.planner.search import RankedPlan
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -65,10 +64,11 @@ def show_plans(options: argparse.Namespace) -> int:
     """Predict, rank, explain."""
     from lockstep.cli.foresight.counted_profile import count_profile
     from lockstep.planner.explain import explain
+    from lockstep.planner.preset import find_cluster
     from lockstep.planner.search import GOALS, best_of_counts, find_plans
 
     run, _ = resolve(options, Launch())
-    cluster = find_cluster_file(options.cluster)
+    cluster = find_cluster(options.cluster)
     if options.goal not in GOALS:
         raise BadInput(f"--goal {options.goal} must be {', '.join(GOALS[:-1])} or {GOALS[-1]}")
     if options.workers is not None and options.workers < 1:
@@ -103,13 +103,6 @@ def show_plans(options: argparse.Namespace) -> int:
     return 0
 
 
-def find_cluster_file(text: str) -> Cluster:
-    """A preset by its name, or a file."""
-    if Path(text).exists() or text.endswith(".toml"):
-        return read_cluster(Path(text))
-    raise SpecError(f"--cluster {text}: no such file")
-
-
 def check_profile(profile: Profile, run: Run, path: Path) -> None:
     """Refuse a profile of something else."""
     for key, own, its in (
@@ -120,7 +113,7 @@ def check_profile(profile: Profile, run: Run, path: Path) -> None:
             raise BadInput(f"--profile {path} is of {key}={its}, and the run has {own}: measure it again")
 
 
-def _row(each: Candidate, one: Candidate, profile: Profile, cluster: Cluster) -> dict[str, object]:
+def _row(each: RankedPlan, one: RankedPlan, profile: Profile, cluster: Cluster) -> dict[str, object]:
     hours = train_hours(each, profile)
     nodes = cluster.nodes(each.workers)
     return {
@@ -138,13 +131,13 @@ def _row(each: Candidate, one: Candidate, profile: Profile, cluster: Cluster) ->
     }
 
 
-def train_hours(each: Candidate, profile: Profile) -> float:
+def train_hours(each: RankedPlan, profile: Profile) -> float:
     """Hours of all steps of the run; evaluation is not in it."""
     steps = profile.train_images // each.run.train.batch * each.run.train.epochs
     return steps * each.cost.total_s / 3600
 
 
-def _print_table(found: list[Candidate], one: Candidate, profile: Profile, cluster: Cluster) -> None:
+def _print_table(found: list[RankedPlan], one: RankedPlan, profile: Profile, cluster: Cluster) -> None:
     priced = cluster.node.price_hour > 0
     rows = [
         ("plan", "workers", "step ms", "img/s", "speedup", "of ideal", "exchange", "bubble", "GB", "hours")
@@ -174,14 +167,14 @@ def _print_table(found: list[Candidate], one: Candidate, profile: Profile, clust
         print("  ".join(words).rstrip())
 
 
-def _tell_error(best: Candidate) -> str:
+def _tell_error(best: RankedPlan) -> str:
     low, high = best.cost.total_s / (1 + best.error), best.cost.total_s * (1 + best.error)
     return (
         f"range of a step: {1e3 * low:.4g} to {1e3 * high:.4g} ms (how wrong it was so far: docs/planning.md)"
     )
 
 
-def _plan_file(best: Candidate) -> str:
+def _plan_file(best: RankedPlan) -> str:
     """The plan as `train --plan` reads it."""
     words = [word.partition("=") for word in str(best.plan).split(",")]
     lines = [f"{key} = {value if value.isdecimal() else json.dumps(value)}" for key, _, value in words]

@@ -68,7 +68,7 @@ def show_profile(options: argparse.Namespace) -> int:
     for path in (options.output, options.picture, options.trace):
         check_new(path)
     from lockstep.kernels.numerics import plain_torch
-    from lockstep.train.measured_profile import ProfileOptions, measure_profile
+    from lockstep.train.foresight.measured_profile import ProfileOptions, measure_profile
 
     asked = ProfileOptions(sizes, options.steps, parts)
     with named_file(options), plain_torch():

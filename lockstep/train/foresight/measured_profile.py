@@ -11,11 +11,11 @@ from lockstep.kernels.numerics import prepare_device
 from lockstep.lower.fixed_lane import fixed_values
 from lockstep.measure.layer_count import watch_layers
 from lockstep.measure.layer_time import LayerTimer
-from lockstep.measure.worker_name import name_worker
+from lockstep.measure.probe_device import name_device
 from lockstep.spec import Launch, Run
 from lockstep.spec.profile import LanesTime, LayerProfile, Profile
 from lockstep.train.setup import Setup, set_up
-from lockstep.train.step_time import time_steps
+from lockstep.train.foresight.step_time import time_steps
 
 Say = Callable[[str], None]
 
@@ -53,7 +53,7 @@ def measure_profile(run: Run, launch: Launch, options: ProfileOptions, say: Say)
         precision=train.precision,
         kernels=setup.lowering.program.kernels if setup.lowering else "stock",
         layers=tuple(layers),
-        device=name_worker(device),
+        device=name_device(device),
         lanes=tuple(rows),
         update_s=update_s,
         train_images=len(setup.store.train),
