@@ -74,6 +74,7 @@ DEPENDS_ON: dict[str, tuple[list[str], list[str]]] = {
     "layer-plans-*": ([*TRAINING, "parallel", "runs"], ["layer_plans"]),
     "layer-*": ([*TRAINING, "parallel/split"], ["layer_cost", "layer_share", "watched_train"]),
     "cut-*": ([*TRAINING, "parallel/split"], ["cut_accuracy"]),
+    "simulated-*": (["planner/simulation", "planner/exchange_time.py"], ["goodput"]),
     "foresight-*": (["planner", "measure", "train/step_time.py", "train/measured_profile.py"], ["foresight"]),
     "reduction-*": (["comm"], ["reduction"]),
     "tree-reduce-*": (["comm"], ["tree_reduce", "reduction"]),
