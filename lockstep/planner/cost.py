@@ -47,7 +47,10 @@ def predict(work: StepWork) -> StepCost:
     bubble = sum(stage_time) - stage_time[longest] + 2 * (plan.pipeline - 1) * send
     ring = Ring(plan.data, plan.cells)
     exchange = max(sum(_bucket_times(work, one, ring)) for one in work.stages)
-    exposed = max(_exposed_s(work, one, ring) for one in work.stages)
+    exposed = max(
+        max(_exposed_s(work, one, ring) - after, 0.0)
+        for one, after in zip(work.stages, _after_last_lane(work), strict=True)
+    )
     gather = max(
         gather_s(cluster, ring, one.gather_bytes) if one.gather_bytes else 0.0 for one in work.stages
     )
@@ -83,10 +86,18 @@ def _exposed_s(work: StepWork, stage: StageWork, ring: Ring) -> float:
     times = _bucket_times(work, stage, ring)
     if not work.overlaps:
         return sum(times)
-    free = 0.0
+    free, span_s = 0.0, stage.backward_s + stage.inside_s / 2  # half of these exchanges are forward
     for bucket, seconds in zip(stage.buckets, times, strict=True):
-        free = max(free, bucket.ready * stage.backward_s) + seconds
-    return max(free - stage.backward_s, 0.0)
+        free = max(free, bucket.ready * span_s) + seconds
+    return max(free - span_s, 0.0)
+
+
+def _after_last_lane(work: StepWork) -> list[float]:
+    """Seconds of each stage, done with its last lane, in which the stages before it still compute."""
+    seconds = [0.0]
+    for stage in work.stages[:-1]:
+        seconds.append(seconds[-1] + stage.backward_s + stage.inside_s / 2 + _send_s(work, stage))
+    return seconds
 
 
 def _bucket_times(work: StepWork, stage: StageWork, ring: Ring) -> list[float]:
