@@ -157,6 +157,7 @@ def _time_exchange(
 ) -> list[float]:
     """Seconds of one exchange in each round, of the slowest worker."""
     work = _WORK[kind](group, device, num_bytes)
+    _slowest(group, device, work, 1)  # the first has memory to allocate
     first = max(_slowest(group, device, work, 1), 1e-6)
     at_once = max(1, min(int(_BATCH_S / first), _MOST_AT_ONCE))
     rounds = max(3, min(int(budget_s / (at_once * first)), 15))
