@@ -147,7 +147,7 @@ def measure_exchanges(
     how = (
         f"{group.backend}, between processes of this machine; the slowest worker's time, medians of "
         f"{shortest} rounds or more, {widest[0]:.2f} to {widest[1]:.2f} of the median; reduce: the lane "
-        f"tree over {_LANES} lanes or more; gather: bytes of all parts; send: half of there and back"
+        f"tree over {_LANES} lanes or more; gather: bytes of all parts; send: there and back in turn"
     )
     return Exchanges(tuple(rows), how)
 
