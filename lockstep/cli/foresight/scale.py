@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import statistics
 import subprocess
@@ -12,12 +13,14 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from lockstep import __version__
 from lockstep.cli.flag import add_device, add_json, add_run_keys
 from lockstep.cli.train import resolve
 from lockstep.errors import BadInput, LockstepError, SpecError
 from lockstep.spec import Launch, Run
+from lockstep.spec.record import Record
 from lockstep.spec.run_file import dump_toml
 
 if TYPE_CHECKING:
@@ -33,7 +36,7 @@ Train a recipe for a few steps with each number of workers, and print how long a
 
 Each is a real training in processes of its own; nothing of it is kept. A step's time is a median, without the
 first four steps. With strong scaling the weights after the last step are compared too: they must be the same
-bits for every number of workers. Let the machine be idle meanwhile.
+bits for every number of workers. Let the machine be idle meanwhile. With --json it prints records.
 """
 
 
@@ -91,7 +94,7 @@ def run_scale(options: argparse.Namespace) -> int:
         rows.append(_measure(each, count, options))
     same = len({row.weights_sha256 for row in rows}) == 1
     if options.json:
-        print(json.dumps([{**asdict(row), "img_s": row.img_s} for row in rows], indent=1))
+        print(json.dumps([asdict(record) for record in _make_records(rows, run, options)], indent=1))
     else:
         _print_table(rows, run)
         if not options.weak:
@@ -193,6 +196,33 @@ def _print_table(rows: list[ScaleRow], run: Run) -> None:
     for line in table:
         print("  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)))
     print(f"{run.model.name}, {run.train.precision}; medians of {first.n} steps")
+
+
+def _make_records(rows: list[ScaleRow], run: Run, options: argparse.Namespace) -> list[Record]:
+    """A record of each number of workers: the seconds of a step."""
+    import torch
+
+    from lockstep.measure.probe_device import name_device
+
+    on_gpu = options.device != "cpu" and torch.cuda.is_available()
+    hardware = name_device(torch.device("cuda" if on_gpu else "cpu"))
+    kind = "weak" if options.weak else "strong"
+    versions = {"lockstep": __version__, "torch": torch.__version__}
+    commit = os.environ.get("LOCKSTEP_COMMIT", "unknown")
+    command = " ".join(["lockstep", *sys.argv[1:]])
+    records = []
+    for row in rows:
+        name = f"step of {run.model.name}, {kind} scaling, workers: {row.workers}"
+        details: dict[str, Any] = {
+            "workers": row.workers,
+            "batch": row.batch,
+            "lanes": row.lanes,
+            "img_s": row.img_s,
+        }
+        details |= {"speedup": row.img_s / rows[0].img_s, "weights_sha256": row.weights_sha256}
+        facts = (hardware, command, commit, versions, details)
+        records.append(Record(name, row.step_s, "s", row.n, row.spread_s, *facts))
+    return records
 
 
 def _tell_difference(rows: list[ScaleRow]) -> str:
