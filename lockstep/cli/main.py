@@ -13,7 +13,7 @@ from lockstep.errors import LockstepError
 from lockstep.spec.system import check_system
 
 VERBS = ("train", "launch", "eval", "predict", "export", "verify", "layers", "data", "doctor", "bench")
-FORESIGHT: tuple[str, ...] = ()  # verbs of the folder of that name
+FORESIGHT: tuple[str, ...] = ("report",)  # verbs of the folder of that name
 _DESCRIPTION = """\
 Train convolutional networks to the same bits: by any number of workers, killed and resumed.
 
@@ -25,6 +25,7 @@ Train convolutional networks to the same bits: by any number of workers, killed 
   lockstep launch --workers 4 script.py   a loop of your own, with lockstep.lanes in it
   lockstep verify fashion fashion-2       are two runs the same, bit for bit?
   lockstep layers --plan channel=2        how a plan deals layers to workers
+  lockstep report runs -o page.html       runs side by side as one page: curves, scaling, timelines
   lockstep eval fashion                   lockstep predict fashion photo.png
 """
 
