@@ -30,8 +30,9 @@ def show_curves(runs: list[ShownRun], figures: Figures) -> Section | None:
     section = Section("curves", "Training curves")
     section.add(
         write_text(
-            "A line is training, points are evaluation after an epoch. Of a run with more than "
-            f"{_MOST} steps, each point of the line is the mean of the steps up to it."
+            "A line is training; points on a dotted line are evaluation after an epoch. Runs with the same "
+            f"bits lie on each other. Of a run with more than {_MOST} steps, a point of the line is a mean "
+            "of several."
         )
     )
     named: dict[str, None] = dict.fromkeys(("loss", "accuracy"))
@@ -65,7 +66,8 @@ def _draw(metric: str, runs: list[ShownRun], figures: Figures) -> list[Html]:
             line = {"color": series_color(place)} | ({"dash": "dot", "width": 1} if points is epochs else {})
             traces.append(
                 {"type": "scatter", "mode": "lines+markers" if points is epochs else "lines"}
-                | {"name": f"{run.name}, {what}", "line": line}
+                | {"name": f"{run.name}, {what}", "line": line, "legendgroup": run.name}
+                | {"showlegend": points is trained or not trained}
                 | {"marker": {"color": series_color(place), "size": 8}}
                 | {"x": [step for step, _ in points], "y": [factor * value for _, value in points]}
             )

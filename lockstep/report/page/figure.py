@@ -40,13 +40,14 @@ class Figures:
         self.drawn: list[Figure] = []
 
     def place(self, figure: Figure, *tables: Html) -> Html:
-        """The figure's place on the page, with its table."""
+        """The figure's place on the page, with its table, unless a table follows that is always open."""
+        folded = fold_away("The numbers", *tables).text if tables else ""
         number = len(self.drawn)
         self.drawn.append(figure)
         return Html(
             f"<figure><figcaption>{escape(figure.title)}</figcaption>"
             f'<div class="plot" id="plot{number}" role="img" aria-label="{escape(figure.says, quote=True)}" '
-            f'style="height:{figure.height}px"></div>{fold_away("The numbers", *tables).text}</figure>'
+            f'style="height:{figure.height}px"></div>{folded}</figure>'
         )
 
     def as_json(self) -> str:

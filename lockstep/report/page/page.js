@@ -61,16 +61,16 @@
       autosize: true, height, width: printing ? PRINT_PX : undefined,
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { color: css("ink"), size: small ? 11 : 12, family: "system-ui, Segoe UI, Roboto, Arial, sans-serif" },
-      margin: { l: small ? 8 : 56, r: 14, t: 10, b: 46, pad: 4 },
-      legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom", font: { size: small ? 10 : 12 } },
+      margin: { l: small ? 8 : 56, r: 14, t: 10, b: 46, pad: small ? 0 : 4 },
+      legend: { orientation: "h", traceorder: "normal", x: 0, y: 1, yanchor: "bottom", font: { size: small ? 10 : 12 } },
       hovermode: "closest", dragmode: small ? false : "zoom", bargap: 0.25,
       hoverlabel: { namelength: -1 },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: css("faint"), activecolor: css("ink") },
     });
-    layout.showlegend = shown > 1 || (shown === 1 && data.length > 1);
+    layout.showlegend ??= shown > 1 || (shown === 1 && data.length > 1);
     Plotly.react(div, data, layout, {
       responsive: !printing, displaylogo: false, displayModeBar: small || printing ? false : "hover",
-      modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+      modeBarButtons: [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]], // none that shares
     });
   }
 

@@ -50,8 +50,8 @@ def show_traffic(runs: list[ShownRun], figures: Figures) -> Section | None:
     section.add(
         write_text(
             "Seconds of a step, of the worker that takes longest. Of layers over workers: exchanges, with "
-            "the waiting for others. Of a pipeline: waiting for neighbours, which has the bubble in it. "
-            "Of one worker: the mean step."
+            "the waiting for others; where only these were timed, computing is the rest of the mean step. "
+            "Of a pipeline: waiting for neighbours, which has the bubble in it. Of one worker: the mean step."
         )
     )
     cells = [
@@ -74,7 +74,9 @@ def show_traffic(runs: list[ShownRun], figures: Figures) -> Section | None:
 def step_parts(run: ShownRun) -> tuple[float, float] | None:
     """Seconds a step: computing, and exchanging or waiting for others; None if it did not time them."""
     if run.layers:
-        return run.layers["busy_s"], run.layers["exchange_s"]
+        busy_s, exchange_s = run.layers["busy_s"], run.layers["exchange_s"]
+        rest_s = run.train_s / len(run.steps) - exchange_s if run.train_s else 0.0
+        return busy_s or max(rest_s, 0.0), exchange_s
     if run.stages:
         longest = max(run.stages, key=lambda stage: stage["busy_s"])
         return longest["busy_s"], longest["waited_s"]
@@ -98,15 +100,21 @@ def _layers(run: ShownRun, figures: Figures) -> list[Html]:
     ]
     head = ("layer", "rule", "computing", "exchanging", "sent", "million multiplications", "cut")
     title = f"Time by layer in a step: {run.name}, {run.plan}"
-    figure = _bars(
-        title, *zip(*((row["layer"], row["busy_s"], row["exchange_s"]) for row in shown), strict=True)
+    words = [f"{100 * layers['share']:.0f} % of the multiplications are cut.", _how_timed(layers)]
+    parts, numbers = [write_text(" ".join(words))], make_table(title, head, cells)
+    if not shown:
+        return [*parts, numbers]
+    names, busy, spent = zip(
+        *((row["layer"], row["busy_s"], row["exchange_s"]) for row in shown), strict=True
     )
+    return [*parts, figures.place(_bars(title, names, busy, spent), numbers)]
+
+
+def _how_timed(layers: Row) -> str:
+    if not layers["busy_s"]:
+        return "All lanes were computed in one call, so only exchanges were timed."
     launches = " What is timed is launches, not work." if layers.get("timed") == "launches" else ""
-    share = f"{100 * layers['share']:.0f} % of the multiplications are cut."
-    return [
-        write_text(f"{share} Each time is the largest over workers.{launches}"),
-        figures.place(figure, make_table(title, head, cells)),
-    ]
+    return f"Each time is the largest over workers.{launches}"
 
 
 def _stages(run: ShownRun, figures: Figures) -> list[Html]:
@@ -155,7 +163,8 @@ def _bars(title: str, names: Sequence[str], busy: Sequence[float], spent: Sequen
 
 
 def _fewer(rows: list[Row]) -> list[Row]:
-    """The rows that take longest, in their order, and one for the rest."""
+    """The rows that take longest, in their order, and one for the rest; none of those that take no time."""
+    rows = [row for row in rows if row["busy_s"] + row["exchange_s"]]
     if len(rows) <= _MOST:
         return rows
     times = [row["busy_s"] + row["exchange_s"] for row in rows]

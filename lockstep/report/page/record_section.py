@@ -17,14 +17,15 @@ from lockstep.spec.record import Record
 
 
 def show_records(files: dict[str, list[Record]], figures: Figures) -> Section | None:
-    """All files, each with its table and its plots."""
+    """All files, each with its plots and, beneath them, its table."""
     section = Section("records", "Benchmark records")
     for name, records in files.items():
-        section.add(write_heading(name), _table(name, records))
+        section.add(write_heading(name))
         for unit in dict.fromkeys(record.unit for record in records):
             own = [record for record in records if record.unit == unit]
             if len(own) > 1 and any(record.value for record in own):
                 section.add(_bars(name, unit, own, figures))
+        section.add(_table(name, records))
     return section if section.parts else None
 
 
@@ -74,11 +75,4 @@ def _bars(name: str, unit: str, records: list[Record], figures: Figures) -> Html
     title = f"{name}: {unit}"
     layout = {"xaxis": make_axis(unit), "yaxis": list_axis(names)}
     says = f"Bars of {len(records)} records in {unit}, each with its spread."
-    head = ("what", "value", "lowest", "highest")
-    rows = [
-        (record.name, show_number(record.value, unit=unit), *map(show_number, record.spread))
-        for record in records
-    ]
-    return figures.place(
-        Figure(title, says, [trace], layout, list_height(len(records))), make_table(title, head, rows)
-    )
+    return figures.place(Figure(title, says, [trace], layout, list_height(len(records))))

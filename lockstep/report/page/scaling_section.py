@@ -52,9 +52,10 @@ def scaling_points(runs: list[ShownRun]) -> list[ScalingPoint]:
 
 
 def way_of(plan: str) -> str:
-    """`data=2,pipeline=2` as `data, pipeline`; a word that is no number stays."""
-    words = [word.partition("=") for word in plan.split(",") if word]
-    return ", ".join(key if value.isdecimal() else f"{key}={value}" for key, _, value in words)
+    """`data=2,pipeline=2` as `data, pipeline`: axes with several workers; empty if that is `data` alone."""
+    words = [word.partition("=") for word in plan.split(",") if word and not word.endswith("=1")]
+    ways = [key if value.isdecimal() else f"{key}={value}" for key, _, value in words]
+    return "" if ways == ["data"] else ", ".join(ways)
 
 
 def _configurations(runs: list[ShownRun]) -> list[list[ShownRun]]:

@@ -138,6 +138,7 @@ def _draw(title: str, labels: list[str], spans: list[Span], figures: Figures, co
     axis = make_axis("milliseconds", rangemode="tozero")
     layout = {
         "barmode": "overlay",
+        "showlegend": True,
         "xaxis": axis,
         "yaxis": list_axis(labels),
         "uniformtext": {"minsize": 7, "mode": "hide"},

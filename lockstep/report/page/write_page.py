@@ -19,7 +19,10 @@ from lockstep.report.page.scaling_section import show_scaling
 from lockstep.report.page.timeline_section import show_timelines
 
 # The browser is told to fetch nothing, whatever a script might want.
-_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; "
+    "form-action 'none'; base-uri 'none'"
+)
 
 
 def make_page(source: PageSource, title: str, when: datetime) -> str:
