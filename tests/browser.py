@@ -52,19 +52,18 @@ class Browser:
 
     def open(self, path: Path, width: int, dark: bool = False) -> None:
         """Show a page in a window of this width and wait until all of its plots are drawn."""
-        self.call(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=900,
-            deviceScaleFactor=1,
-            mobile=width < 600,
-        )
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.call("Emulation.setEmulatedMedia", features=[scheme])
+        self.resize(width, dark)
         self.call("Page.navigate", url=path.resolve().as_uri())
         self.wait(
             "document.readyState === 'complete' && document.documentElement.dataset.drawn !== undefined"
         )
+
+    def resize(self, width: int, dark: bool) -> None:
+        """Give the window a width and a scheme of colours."""
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[scheme])
 
     def wait(self, condition: str) -> None:
         """Until an expression is true."""

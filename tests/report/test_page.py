@@ -158,6 +158,8 @@ def test_tables_hold_what_the_runs_reported(page, runs_dir):
     assert one["accuracy"] == f"{100 * summary['accuracy']:.2f} %" and repr(summary["loss"]) in found.values
     assert one["weights_sha256"] == f"{summary['weights_sha256'][:12]} A"  # as of all copies but one
     assert found.table("run", "split")["weights_sha256"] == "abababababab"
+    last = found.table("step", "lost, one, pipe, split, two: test")[str(summary["steps"])]
+    assert last == f"{100 * summary['accuracy']:.4g} %"  # the second table of the two, of the same numbers
     assert found.table("plan", "speedup")["whole model each"] == "1.8 ×"
     assert found.table("plan", "efficiency")["whole model each"] == "90 %"
     assert found.table("part", "error") == {"compute": "10 %", "exposed": "-20 %"}
@@ -289,39 +291,44 @@ def browser(tmp_path_factory):
     found.close()
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
-def test_a_browser_draws_it(browser, page, tmp_path, width, dark):
-    path = tmp_path / "page.html"
-    path.write_text(page)
-    browser.errors.clear()
-    browser.requests.clear()
-    browser.open(path, width, dark)
+@pytest.fixture(scope="module")
+def shown(browser, runs_dir, tmp_path_factory):
+    """A page in the browser's window, of 1280 pixels and light."""
+    path = tmp_path_factory.mktemp("shown") / "page.html"
+    path.write_text(page_of(runs_dir, RESULTS / "workers-cpu.json", RESULTS / "decode-cpu.json"))
+    browser.open(path, 1280)
+    return path
+
+
+FILL = "getComputedStyle(document.querySelector('.plot text')).fill"
+INK = {False: "rgb(28, 36, 48)", True: "rgb(230, 234, 240)"}
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (390, True)])
+def test_a_browser_draws_it(browser, shown, width, dark):
+    browser.resize(width, dark)
+    browser.wait(f"{FILL} === '{INK[dark]}' && document.documentElement.dataset.drawn !== undefined")
     assert not browser.errors
-    assert [url for url in browser.requests if not url.startswith(("data:", "blob:"))] == [path.as_uri()]
+    assert [url for url in browser.requests if not url.startswith(("data:", "blob:"))] == [shown.as_uri()]
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
     marks = "d.querySelectorAll('.point path, path.point, .js-line').length"
     plots = browser.evaluate(f"[...document.querySelectorAll('.plot')].map(d => {marks})")
-    assert len(plots) == len(figures(page)) and all(plots)
+    assert len(plots) == len(figures(shown.read_text())) and all(plots)
     rights = "[...document.querySelectorAll('.plot svg')].map(s => s.getBoundingClientRect().right)"
     assert max(browser.evaluate(rights)) <= width
-    titles = "[...document.querySelectorAll('.modebar-btn')].map(b => b.dataset.title).join()"
-    assert "Share" not in browser.evaluate(titles)
-    ground = browser.evaluate("getComputedStyle(document.body).backgroundColor")
-    text = browser.evaluate("getComputedStyle(document.querySelector('.plot text')).fill")
-    assert (ground, text) == (
-        ("rgb(20, 24, 31)", "rgb(230, 234, 240)") if dark else ("rgb(255, 255, 255)", "rgb(28, 36, 48)")
+    titles = browser.evaluate(
+        "[...document.querySelectorAll('.modebar-btn')].map(b => b.dataset.title).join()"
     )
+    assert "Share" not in titles and ("Zoom" in titles) == (width > 640)
+    ground = browser.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert ground == ("rgb(20, 24, 31)" if dark else "rgb(255, 255, 255)")
 
 
-def test_on_paper_all_is_open_and_light(browser, page, tmp_path):
-    path = tmp_path / "page.html"
-    path.write_text(page)
-    browser.open(path, 1280, dark=True)
+def test_on_paper_all_is_open_and_light(browser, shown):
+    browser.resize(1280, dark=True)
     browser.evaluate("window.dispatchEvent(new Event('beforeprint'))")
     assert browser.evaluate("document.querySelectorAll('details:not([open])').length") == 0
-    assert (
-        browser.evaluate("getComputedStyle(document.querySelector('.plot text')).fill") == "rgb(28, 36, 48)"
-    )
+    assert browser.evaluate(FILL) == INK[False]
     widths = "[...document.querySelectorAll('.plot .main-svg')].map(s => s.getBoundingClientRect().width)"
     assert max(browser.evaluate(widths)) <= 680
     browser.evaluate("window.dispatchEvent(new Event('afterprint'))")

@@ -53,7 +53,7 @@ def mean_points(rows: list[Row], key: str) -> Points:
 
 def _draw(metric: str, runs: list[ShownRun], figures: Figures) -> list[Html]:
     traces: list[dict[str, Any]] = []
-    columns: dict[str, Points] = {}
+    columns: dict[tuple[str, tuple[tuple[int, float], ...]], list[str]] = {}
     factor = 100.0 if metric == "accuracy" else 1.0
     for place, run in enumerate(runs):
         evaluated = f"{run.split}_{metric}"
@@ -62,26 +62,27 @@ def _draw(metric: str, runs: list[ShownRun], figures: Figures) -> list[Html]:
         for what, points in (("training", trained), (_WORDS.get(run.split, run.split), epochs)):
             if not points:
                 continue
-            columns[f"{run.name}, {what}"] = points
+            columns.setdefault((what, tuple(points)), []).append(run.name)
             line = {"color": series_color(place)} | ({"dash": "dot", "width": 1} if points is epochs else {})
             traces.append(
-                {"type": "scatter", "mode": "lines+markers" if points is epochs else "lines"}
-                | {"name": f"{run.name}, {what}", "line": line, "legendgroup": run.name}
-                | {"showlegend": points is trained or not trained}
+                {"type": "scatter", "mode": "lines+markers" if points is epochs else "lines", "line": line}
+                | {"name": run.name if points is trained else f"{run.name}, {what}"}
+                | {"legendgroup": run.name, "showlegend": points is trained or not trained}
                 | {"marker": {"color": series_color(place), "size": 8}}
                 | {"x": [step for step, _ in points], "y": [factor * value for _, value in points]}
             )
     if not traces:
         return []
+    named = {f"{', '.join(names)}: {what}": list(points) for (what, points), names in columns.items()}
     label = "accuracy, %" if metric == "accuracy" else metric
     title = f"{metric[0].upper()}{metric[1:]} by step"
     layout = {"xaxis": make_axis("step"), "yaxis": make_axis(label)}
     says = f"Lines of {metric} by step of {len(runs)} runs; the numbers are in the table below."
-    return [figures.place(Figure(title, says, traces, layout), _table(title, columns, factor))]
+    return [figures.place(Figure(title, says, traces, layout), _table(title, named, factor))]
 
 
 def _table(title: str, columns: dict[str, Points], factor: float) -> Html:
-    """A row a step, a column a line."""
+    """A row a step, a column a line; runs with the same numbers share one."""
     steps = sorted({step for points in columns.values() for step, _ in points})
     by_step = [dict(points) for points in columns.values()]
     unit = " %" if factor == 100.0 else ""

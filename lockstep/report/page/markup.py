@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from itertools import pairwise
 
 _SIDE_BY_SIDE = 6  # columns of runs in one table: more would not fit on paper
 
@@ -103,12 +104,15 @@ def tables_of_runs(
     caption: str, corner: str, names: Sequence[str], rows: Sequence[tuple[str, Sequence[Cell]]]
 ) -> Html:
     """A row a key and a column a run; many runs make several tables. Rows without a value are left out."""
+    num_tables = -(-len(names) // _SIDE_BY_SIDE)
+    ends = [len(names) * place // num_tables for place in range(num_tables + 1)]
     parts = []
-    for start in range(0, len(names), _SIDE_BY_SIDE):
-        part = slice(start, start + _SIDE_BY_SIDE)
-        few = [(key, *cells[part]) for key, cells in rows if any(cell is not None for cell in cells[part])]
-        more = f", {start + 1} to {min(start + _SIDE_BY_SIDE, len(names))} of {len(names)}"
-        parts.append(make_table(caption + more * (len(names) > _SIDE_BY_SIDE), [corner, *names[part]], few))
+    for start, end in pairwise(ends):
+        few = [
+            (key, *row[start:end]) for key, row in rows if any(cell is not None for cell in row[start:end])
+        ]
+        more = f", {start + 1} to {end} of {len(names)}" if num_tables > 1 else ""
+        parts.append(make_table(caption + more, [corner, *names[start:end]], few))
     return Html("".join(part.text for part in parts))
 
 

@@ -112,7 +112,7 @@ def _layers(run: ShownRun, figures: Figures) -> list[Html]:
 
 def _how_timed(layers: Row) -> str:
     if not layers["busy_s"]:
-        return "All lanes were computed in one call, so only exchanges were timed."
+        return "Layers were not timed one by one, only what they exchange."
     launches = " What is timed is launches, not work." if layers.get("timed") == "launches" else ""
     return f"Each time is the largest over workers.{launches}"
 

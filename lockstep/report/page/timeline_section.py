@@ -131,7 +131,7 @@ def _draw(title: str, labels: list[str], spans: list[Span], figures: Figures, co
                 "textposition": "inside",
                 "insidetextanchor": "middle",
                 "textangle": 0,
-                "constraintext": "none",
+                "constraintext": "inside",
             }
             | {"hovertemplate": "%{customdata}: %{x:.4g} ms from %{base:.4g} ms"}
         )
