@@ -69,6 +69,5 @@ def report(options: argparse.Namespace) -> int:
     page = make_page(source, options.title, datetime.now(UTC))
     with options.output.open("x", encoding="utf-8") as file:
         file.write(page)
-    records = sum(map(len, source.records.values()))
-    print(f"{options.output}: {len(source.runs)} runs, {records} records, {len(page.encode()) / 1e6:.1f} MB")
+    print(f"{options.output}: {source.count()}, {len(page.encode()) / 1e6:.1f} MB")
     return 0

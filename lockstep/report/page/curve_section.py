@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lockstep.report.page.figure import Figure, Figures, make_axis, series_color
+from lockstep.report.page.figure import NUM_COLORS, Figure, Figures, make_axis, series_color
 from lockstep.report.page.markup import (
     Cell,
     Html,
@@ -17,6 +17,7 @@ from lockstep.report.page.markup import (
 from lockstep.report.page.shown_run import Row, ShownRun
 
 _MOST = 100  # points of a run: each is the mean of as many steps
+_DASHES = ("solid", "dash", "dashdot")  # of the first runs, and of those whose colours come again
 _WORDS = {"val": "validation", "test": "test"}
 
 Points = list[tuple[int, float]]  # step, value
@@ -63,7 +64,9 @@ def _draw(metric: str, runs: list[ShownRun], figures: Figures) -> list[Html]:
             if not points:
                 continue
             columns.setdefault((what, tuple(points)), []).append(run.name)
-            line = {"color": series_color(place)} | ({"dash": "dot", "width": 1} if points is epochs else {})
+            dash = _DASHES[place // NUM_COLORS % len(_DASHES)]
+            look = {"dash": "dot", "width": 1} if points is epochs else {"dash": dash}
+            line = {"color": series_color(place), **look}
             traces.append(
                 {"type": "scatter", "mode": "lines+markers" if points is epochs else "lines", "line": line}
                 | {"name": run.name if points is trained else f"{run.name}, {what}"}

@@ -52,9 +52,12 @@
     const { data, layout } = paint(figures[number], "");
     const axis = { gridcolor: css("line"), zerolinecolor: css("line"), linecolor: css("line"), automargin: true };
     const more = placeNames(data, layout, small);
-    const shown = data.filter((trace) => trace.showlegend !== false).length;
+    const named = data.filter((trace) => trace.showlegend !== false).map((trace) => trace.name.length);
+    const shown = named.length;
     div.dataset.height ??= parseInt(div.style.height, 10);
-    const height = Number(div.dataset.height) + more + (small ? 18 * Math.max(shown - 2, 0) : 0);
+    const each = 45 + 6.5 * Math.max(...named, 1); // pixels of a name in the legend, about
+    const lines = Math.ceil(shown / Math.max(Math.floor((div.clientWidth - 70) / each), 1));
+    const height = Number(div.dataset.height) + more + 19 * Math.max(lines - 1, 0);
     div.style.height = `${height}px`;
     Object.assign(layout, {
       xaxis: { ...axis, ...layout.xaxis }, yaxis: { ...axis, ...layout.yaxis },

@@ -22,6 +22,12 @@ class PageSource:
     records: dict[str, list[Record]] = field(default_factory=dict)  # by the file's name
     left_out: list[str] = field(default_factory=list)
 
+    def count(self) -> str:
+        """How many runs and records there are, in words."""
+        counts = {"run": len(self.runs), "record": sum(map(len, self.records.values()))}
+        words = [f"{count:,} {what}{'s' * (count != 1)}" for what, count in counts.items() if count]
+        return " and ".join(words)
+
     def add_run(self, path: Path) -> None:
         if any(run.path.resolve() == path.resolve() for run in self.runs):
             return

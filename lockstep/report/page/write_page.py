@@ -41,7 +41,7 @@ def make_page(source: PageSource, title: str, when: datetime) -> str:
         show_left_out(source.left_out),
     ]
     found = [section for section in sections if section]
-    title = title or f"Lockstep: {_compared(source)}"
+    title = title or f"Lockstep: {source.count()}"
     return "\n".join(
         (
             '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">',
@@ -58,17 +58,10 @@ def make_page(source: PageSource, title: str, when: datetime) -> str:
     )
 
 
-def _compared(source: PageSource) -> str:
-    """How many runs and records there are."""
-    records = sum(map(len, source.records.values()))
-    words = [(len(source.runs), "run", "runs"), (records, "record", "records")]
-    return " and ".join(f"{count} {one if count == 1 else many}" for count, one, many in words if count)
-
-
 def _about(source: PageSource, when: datetime) -> str:
     """What is compared, and when the page was written."""
     trained = sorted({f"{run.setting('model.name')} on {run.setting('data.name')}" for run in source.runs})
-    lines = [f"Written {when:%Y-%m-%d %H:%M} UTC. {_compared(source)}."]
+    lines = [f"Written {when:%Y-%m-%d %H:%M} UTC. {source.count()}."]
     if trained:
         lines.append(f"Trained: {', '.join(trained[:6])}{' and others' if len(trained) > 6 else ''}.")
     if source.records:
