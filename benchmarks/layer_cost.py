@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,16 +47,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--half", action="store_true", help="bf16")
+    parser.add_argument("--cases", nargs="+", help="of `large`, besides one worker; default: all")
     options = parser.parse_args()
     prepare_device(options.device, 1)
-    records = cost(options) if options.what == "cost" else large(options.rounds)
+    path = RESULTS / f"layer-{options.what}-{'gpu' if options.device == 'cuda' else 'cpu'}.json"
+    path = options.output or path
+    for records in [cost(options)] if options.what == "cost" else large(options):
+        write_records(path, records)
     for record in records:
         print(f"{record.name}: {record.value:.4g} {record.unit} {record.spread} {json.dumps(record.details)}")
-    write_records(
-        options.output
-        or RESULTS / f"layer-{options.what}-{'gpu' if options.device == 'cuda' else 'cpu'}.json",
-        records,
-    )
 
 
 def cost(options: Any) -> list[Any]:
@@ -104,8 +104,8 @@ def _sync(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def large(rounds: int) -> list[Any]:
-    """Plans beside one worker without a grid, and one worker with two threads."""
+def large(options: Any) -> Iterator[list[Any]]:
+    """Plans beside one worker without a grid, and one with two threads; what is known after each round."""
     cases: dict[str, list[str]] = {
         "one worker": [],
         "one worker, two threads": ["-o", "train.threads=2"],
@@ -113,10 +113,17 @@ def large(rounds: int) -> list[Any]:
         "spatial=2": ["-o", "train.bands=4", "--plan", "spatial=2"],
         "spatial=4": ["-o", "train.bands=4", "--plan", "spatial=4"],
     }
+    if options.cases:
+        cases = {name: words for name, words in cases.items() if name in ("one worker", *options.cases)}
     found: dict[str, list[list[dict[str, float]]]] = {name: [] for name in cases}
-    for _ in range(rounds):
+    for _ in range(options.rounds):
         for name, words in cases.items():
             found[name].append(_watch(words))
+        yield tell_large(found)
+
+
+def tell_large(found: dict[str, list[list[dict[str, float]]]]) -> list[Any]:
+    """Records of the rounds so far."""
     plain, records = [rows[0] for rows in found["one worker"]], []
     named = {
         "step_s": "images a second over one worker's",

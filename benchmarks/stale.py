@@ -74,6 +74,8 @@ DEPENDS_ON: dict[str, tuple[list[str], list[str]]] = {
     "layer-plans-*": ([*TRAINING, "parallel", "runs"], ["layer_plans"]),
     "layer-*": ([*TRAINING, "parallel/split"], ["layer_cost", "layer_share", "watched_train"]),
     "cut-*": ([*TRAINING, "parallel/split"], ["cut_accuracy"]),
+    "foresight-*": (["planner", "measure", "train/foresight"], ["foresight"]),
+    "simulated-*": (["planner/simulation", "planner/exchange_time.py"], ["goodput"]),
     "reduction-*": (["comm"], ["reduction"]),
     "tree-reduce-*": (["comm"], ["tree_reduce", "reduction"]),
     "lightning-*": (["lightning", "lanes", "comm"], ["lightning_overhead"]),

@@ -29,6 +29,11 @@ def reduce_s(cluster: Cluster, ring: Ring, num_bytes: float) -> float:
     return 2 * _one_way(cluster, ring, num_bytes)
 
 
+def bucket_s(cluster: Cluster, ring: Ring, num_bytes: float, sharded: bool) -> float:
+    """A bucket of gradients: everybody gets their sum, or of a shard each only its own part of it."""
+    return (gather_s if sharded else reduce_s)(cluster, ring, num_bytes)
+
+
 def gather_s(cluster: Cluster, ring: Ring, num_bytes: float) -> float:
     """Everybody gets all of the bytes, of which each has an equal part; a reduce-scatter takes as long."""
     if ring.size == 1:
@@ -39,11 +44,13 @@ def gather_s(cluster: Cluster, ring: Ring, num_bytes: float) -> float:
 
 
 def send_s(cluster: Cluster, stride: int, num_bytes: float) -> float:
-    """From one worker to another, so many ranks away."""
-    if measured := _find(cluster, "send", Ring(2, stride)):
+    """From one worker to another, so many ranks away; others of a node that do the same share its network."""
+    pair = Ring(2, stride)
+    if measured := _find(cluster, "send", pair):
         return _interpolate(measured, num_bytes)
-    link = find_link(cluster, Ring(2, stride))
-    return link.latency_us * 1e-6 + num_bytes / (link.gb_s * 1e9)
+    link, inside = find_link(cluster, pair), 2 * stride <= cluster.node.workers
+    senders = 1 if inside else min(stride, cluster.node.workers)
+    return link.latency_us * 1e-6 + num_bytes * senders / (link.gb_s * 1e9)
 
 
 def find_link(cluster: Cluster, ring: Ring) -> LinkRate:

@@ -93,7 +93,7 @@ class Cluster:
         _check(self, "")
         if self.worker.kind not in KINDS:
             raise SpecError(f"worker.kind: {unknown('kind', self.worker.kind, KINDS)}")
-        if not self.worker.gflop_s or "fp32" not in self.worker.gflop_s:
+        if "fp32" not in self.worker.gflop_s:
             raise SpecError("worker.gflop_s has no fp32: give the rate of fp32 products at least")
         if self.node.workers > 1 and not self.node.link:
             raise SpecError(
@@ -102,6 +102,11 @@ class Cluster:
             )
         if any(part < 1 for part in self.worker.slowdown):
             raise SpecError(f"worker.slowdown={list(self.worker.slowdown)}: no part may be below 1")
+        if self.network and self.network.oversubscription < 1:
+            raise SpecError(
+                f"network.oversubscription={self.network.oversubscription} must be 1 or more: 2 means that "
+                "half of what the nodes of a switch can send leaves it at once"
+            )
         for measured in self.exchange:
             if measured.kind not in EXCHANGES:
                 raise SpecError(f"exchange.kind: {unknown('kind', measured.kind, EXCHANGES)}")
@@ -126,25 +131,42 @@ class Cluster:
 
 _MAY_BE_ZERO = {"launch_us", "step_ms", "price_hour", "nodes_a_switch", "disk_mb_s", "decode_img_s", "cores"}
 _MAY_BE_ZERO |= {"latency_us", "mb", "ms"}
+_EXAMPLE = {"Mapping[str, float]": "1.0", "Mapping[str, str]": '"TEXT"'}
 
 
 def _check(value: Any, where: str) -> None:
-    """Refuse numbers that no machine has."""
+    """Refuse values of another type, and numbers that no machine has."""
     for item in fields(value):
-        key, found = f"{where}{item.name}", getattr(value, item.name)
+        key, found, kind = f"{where}{item.name}", getattr(value, item.name), str(item.type)
         if is_dataclass(found):
             _check(found, f"{key}.")
-        elif isinstance(found, tuple) and found and is_dataclass(found[0]):
+        elif kind in ("float", "int"):
+            _check_number(key, found, item.name, kind)
+        elif kind == "str":
+            _expect(key, found, isinstance(found, str), "text")
+        elif kind.startswith("Mapping"):
+            _expect(key, found, isinstance(found, Mapping), f"a table, as {{ NAME = {_EXAMPLE[kind]} }}")
+            for name, part in found.items():
+                if "float" in kind:
+                    _check_number(f"{key}.{name}", part, item.name, "float")
+                else:
+                    _expect(f"{key}.{name}", part, isinstance(part, str), "text")
+        elif kind == "tuple[float, ...]":
+            _expect(key, found, isinstance(found, tuple) and bool(found), "a list of numbers, as [1.0]")
+            for part in found:
+                _check_number(key, part, item.name, "float")
+        elif isinstance(found, tuple):
             for part in found:
                 _check(part, f"{key}.")
-        elif isinstance(found, (Mapping, tuple)) and item.name != "how":
-            for part in found.values() if isinstance(found, Mapping) else found:
-                _check_number(key, part, item.name)
-        elif isinstance(found, (int, float)):
-            _check_number(key, found, item.name)
 
 
-def _check_number(key: str, value: Any, name: str) -> None:
+def _check_number(key: str, value: Any, name: str, kind: str) -> None:
     number, least = accept_number(key, value), name in _MAY_BE_ZERO
+    _expect(key, value, kind == "float" or isinstance(value, int), "a whole number")
     if number < 0 or (number == 0 and not least):
         raise SpecError(f"{key}={value} must be {'0 or more' if least else 'above 0'}")
+
+
+def _expect(key: str, value: Any, holds: bool, rule: str) -> None:
+    if not holds:
+        raise SpecError(f"{key}={list(value) if isinstance(value, tuple) else repr(value)} must be {rule}")

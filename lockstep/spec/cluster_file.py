@@ -28,8 +28,6 @@ _PARTS: Mapping[str, type] = {
     "feed": FeedRate,
     "exchange": ExchangeTimes,
 }
-_TEXTS = ("name", "kind", "device")
-_WHOLE = ("workers", "nodes_a_switch", "cores")
 
 
 def read_cluster(path: Path) -> Cluster:
@@ -60,27 +58,24 @@ def _make(kind: type, table: Any, where: str) -> Any:
                 owner = where.rstrip(".") or "a cluster"
                 raise SpecError(f"{where}{name} is missing: {owner} needs {', '.join(_needed(kind))}")
             continue
-        value, part = table[name], _PARTS.get(f"{where}{name}")
-        if part and isinstance(value, list):
-            value = tuple(_make(part, row, f"{where}{name}.") for row in value)
-        elif part:
-            value = _make(part, value, f"{where}{name}.")
-        given[name] = _typed(f"{where}{name}", name, value)
+        given[name] = _read_value(f"{where}{name}", table[name])
     return kind(**given)
+
+
+def _read_value(key: str, value: Any) -> Any:
+    """What a key stands for: a part of a cluster, several of them, or a plain value; lists become tuples."""
+    part = _PARTS.get(key)
+    if part is ExchangeTimes:
+        if not isinstance(value, list):
+            raise SpecError(f"{key} must be a list of tables: write [[{key}]]")
+        return tuple(_make(part, row, f"{key}.") for row in value)
+    if part:
+        return _make(part, value, f"{key}.")
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _needed(kind: type) -> list[str]:
     return [item.name for item in fields(kind) if item.default is item.default_factory]
-
-
-def _typed(key: str, name: str, value: Any) -> Any:
-    if name in _TEXTS and not isinstance(value, str):
-        raise SpecError(f"{key}={value!r} must be text")
-    if name in _WHOLE and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-        raise SpecError(f"{key}={value!r} must be a whole number")
-    if isinstance(value, list):
-        return tuple(value)
-    return value
 
 
 def write_cluster(cluster: Cluster) -> str:

@@ -45,7 +45,7 @@ class LayerProfile:
 
 @dataclass(frozen=True)
 class LanesTime:
-    """Seconds that a worker takes for some lanes of some images each: forward, backward, local sums."""
+    """Seconds of a whole step that one worker takes alone, with some lanes of some images each."""
 
     lanes: int
     images: int
@@ -65,8 +65,6 @@ class Profile:
     device: str = ""  # empty: nothing was measured
     lanes: tuple[LanesTime, ...] = ()
     update_s: float = 0.0  # of all parameters, once a step
-    host_s: float = 0.0  # of a step: reading its results, its images, its events
-    batch_of_update: int = 0
     train_images: int = 0
     how: Mapping[str, str] = field(default_factory=dict)
 

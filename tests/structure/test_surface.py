@@ -30,10 +30,18 @@ FLAGS = {
     "data check": "NAME --dir --json --override -o",
     "data pack": "SOURCE DEST --as --classes --override --quality --raw --shard-mb --size --skip-bad "
     "--threads -o",
+    "simulate": "RECIPE --checkpoint-s --classes --cluster --config --days --detect-s --images "
+    "--interval-min --json --lanes --node-mtbf-hours --nodes --override --picture --plan --profile "
+    "--recover-s --repair-hours --restart-s --runs --seed --spread --step-ms --steps --survive --trace -c -o",
     "doctor": "--comm --data-dir --json",
     "bench tune": "RECIPE --config --output --override -c -o",
     "bench io": "RECIPE --config --gpu-rate --images --json --override --picture --slow -c -o",
     "bench lanes": "--config --override -c -o RECIPE",
+    "profile": "RECIPE --batch --config --device --output --override --parts --picture --steps --trace -c -o",
+    "plan": "RECIPE --classes --cluster --config --goal --images --json --output --override --profile --top "
+    "--workers -c -o",
+    "scale": "RECIPE --config --device --json --override --steps --weak --workers -c -o",
+    "probe": "--device --list --output --quick --show --workers",
 }
 
 

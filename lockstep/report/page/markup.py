@@ -88,7 +88,7 @@ def write_code(text: str) -> Html:
     return Html(f"<code>{escape(text)}</code>")
 
 
-def make_table(caption: str, head: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Html:
+def html_table(caption: str, head: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Html:
     """A table in a box that scrolls by itself; the first cell of a row is its heading."""
     top = "".join(f'<th scope="col">{escape(text)}</th>' for text in head)
     body = "".join(f"<tr>{_row(row)}</tr>" for row in rows)
@@ -112,7 +112,7 @@ def tables_of_runs(
             (key, *row[start:end]) for key, row in rows if any(cell is not None for cell in row[start:end])
         ]
         more = f", {start + 1} to {end} of {len(names)}" if num_tables > 1 else ""
-        parts.append(make_table(caption + more, [corner, *names[start:end]], few))
+        parts.append(html_table(caption + more, [corner, *names[start:end]], few))
     return Html("".join(part.text for part in parts))
 
 

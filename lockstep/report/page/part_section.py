@@ -9,7 +9,7 @@ from lockstep.report.page.markup import (
     Cell,
     Html,
     Section,
-    make_table,
+    html_table,
     show_ms,
     show_number,
     show_share,
@@ -67,7 +67,7 @@ def show_traffic(runs: list[ShownRun], figures: Figures) -> Section | None:
     head = ("workers, plan, run", "workers", "computing", "exchanging or waiting", "share of it")
     title = "Computing and exchanging in a step, by workers"
     figure = _bars(title, names, [busy for _, busy, _ in rows], [spent for *_, spent in rows])
-    section.add(figures.place(figure, make_table(title, head, cells)))
+    section.add(figures.place(figure, html_table(title, head, cells)))
     return section
 
 
@@ -101,7 +101,7 @@ def _layers(run: ShownRun, figures: Figures) -> list[Html]:
     head = ("layer", "rule", "computing", "exchanging", "sent", "million multiplications", "cut")
     title = f"Time by layer in a step: {run.name}, {run.plan}"
     words = [f"{100 * layers['share']:.0f} % of the multiplications are cut.", _how_timed(layers)]
-    parts, numbers = [write_text(" ".join(words))], make_table(title, head, cells)
+    parts, numbers = [write_text(" ".join(words))], html_table(title, head, cells)
     if not shown:
         return [*parts, numbers]
     names, busy, spent = zip(
@@ -143,7 +143,7 @@ def _stages(run: ShownRun, figures: Figures) -> list[Html]:
     )
     title = f"Time by stage in a step: {run.name}, {run.plan}"
     figure = _bars(title, names, [row["busy_s"] for row in stages], [row["waited_s"] for row in stages])
-    return [figures.place(figure, make_table(title, head, cells))]
+    return [figures.place(figure, html_table(title, head, cells))]
 
 
 def _bars(title: str, names: Sequence[str], busy: Sequence[float], spent: Sequence[float]) -> Figure:

@@ -8,7 +8,7 @@ from lockstep.report.page.markup import (
     Html,
     Section,
     fold_away,
-    make_table,
+    html_table,
     show_number,
     write_code,
     write_heading,
@@ -43,8 +43,8 @@ def _table(name: str, records: list[Record]) -> Html:
     ]
     how = {(record.hardware, record.commit, record.command): None for record in records}
     means = [(hardware, write_code(commit), write_code(command)) for hardware, commit, command in how]
-    values = make_table(f"Records of {name}", ("what", "value", "n", "lowest", "highest"), rows)
-    by = make_table(f"How {name} was measured", ("hardware", "commit", "command"), means)
+    values = html_table(f"Records of {name}", ("what", "value", "n", "lowest", "highest"), rows)
+    by = html_table(f"How {name} was measured", ("hardware", "commit", "command"), means)
     return Html(values.text + fold_away("How it was measured", by).text)
 
 

@@ -11,7 +11,7 @@ from lockstep.report.page.markup import (
     Cell,
     Html,
     Section,
-    make_table,
+    html_table,
     show_number,
     show_share,
     tables_of_runs,
@@ -86,7 +86,7 @@ def show_left_out(lines: list[str]) -> Section | None:
         return None
     rows = [line.partition(": ")[::2] for line in lines]
     section = Section("left-out", "Left out")
-    section.add(make_table("Damaged or not finished", ("what", "why"), rows))
+    section.add(html_table("Damaged or not finished", ("what", "why"), rows))
     return section
 
 

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from lockstep.report.page.figure import Figure, Figures, make_axis, series_color
-from lockstep.report.page.markup import Section, make_table, show_number, write_heading, write_text
+from lockstep.report.page.markup import Section, html_table, show_number, write_heading, write_text
 from lockstep.report.page.shown_run import ShownRun
 
 
@@ -91,7 +91,7 @@ def _add(section: Section, runs: list[ShownRun], points: list[ScalingPoint], fig
         for point in points
     ]
     head = ("plan", "workers", "runs", "speed", "speedup", "efficiency")
-    numbers = make_table(f"Scaling of {what}", head, rows)
+    numbers = html_table(f"Scaling of {what}", head, rows)
     workers = sorted({point.workers for point in points})
     ideal: dict[str, Any] = {"type": "scatter", "mode": "lines", "name": "ideal", "x": workers}
     ideal |= {"line": {"color": "ink", "dash": "dash", "width": 1}}

@@ -10,7 +10,7 @@ from lockstep.report.page.markup import (
     Cell,
     Html,
     Section,
-    make_table,
+    html_table,
     show_number,
     write_heading,
     write_text,
@@ -86,7 +86,7 @@ def _generations(runs: list[ShownRun], figures: Figures) -> Html:
     says = "Stairs of the number of workers by step; each change is a generation."
     head = ("run", "generation", "from step", "workers", "what changed", "until the next step", "since, UTC")
     figure = Figure("Workers by step", says, traces, layout)
-    return figures.place(figure, make_table("Generations", head, cells))
+    return figures.place(figure, html_table("Generations", head, cells))
 
 
 def _pipeline(run: ShownRun) -> list[Span]:
@@ -156,5 +156,5 @@ def _draw(title: str, labels: list[str], spans: list[Span], figures: Figures, co
     says = f"{title}: a strip of time for each of {len(labels)} workers, {len(spans)} events."
     head = ("worker", "does", "what", "from", "for")
     return figures.place(
-        Figure(title, says, traces, layout, list_height(len(labels))), make_table(title, head, rows)
+        Figure(title, says, traces, layout, list_height(len(labels))), html_table(title, head, rows)
     )

@@ -1,0 +1,185 @@
+"""Steps predicted from a probe and a profile of one worker, beside steps that were measured.
+
+python benchmarks/foresight.py --cluster here.toml   two cores: models × plans of 1 and 2 workers
+python benchmarks/foresight.py --device cuda         one GPU: models × three batch sizes
+
+On a CPU each run trains 28 steps, of which the last 24 count. On a GPU a model is profiled at two batch
+sizes, and three others are predicted and measured; the layers are not timed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from measure import make_parser, make_record
+
+import lockstep
+from lockstep.kernels.numerics import plain_torch, prepare_device
+from lockstep.measure.probe_device import name_device
+from lockstep.planner.cost import predict
+from lockstep.planner.deal_work import deal_work
+from lockstep.spec import Data, Kernels, Launch, Model, Run, Train
+from lockstep.spec.cluster import Cluster, NodeShape, WorkerSpeed
+from lockstep.spec.cluster_file import read_cluster
+from lockstep.spec.plan import read_plan
+from lockstep.spec.profile import LanesTime, LayerProfile, LayerTime, Profile
+from lockstep.spec.record import write_records
+from lockstep.train.foresight.measured_profile import ProfileOptions, measure_profile
+from lockstep.train.setup import set_up
+from lockstep.train.foresight.step_time import time_steps
+
+STEPS, FIRST = 28, 4
+# model: size, batch, lanes
+CPU = {"emotion48": (48, 64, 8), "alexnet": (127, 16, 4), "googlenet": (64, 16, 4), "resnet18": (32, 32, 8)}
+PLANS = ["data=1", "data=2", "pipeline=2", "data=2,shard=optimizer", "data=2,shard=parameters"]
+PLANS += ["channel=2", "spatial=2"]
+GPU = {
+    "emotion48": (48, 1, "fused", (1024, 8192), (512, 2048, 4096)),
+    "resnet18": (32, 3, "fused", (512, 2048), (256, 1024, 4096)),
+    "resnet50": (224, 3, "compiled", (96, 256), (64, 128, 192)),
+    "alexnet": (224, 3, "compiled", (128, 512), (256, 384, 1024)),
+    "googlenet": (224, 3, "compiled", (96, 256), (64, 128, 192)),
+}
+
+
+def main() -> None:
+    parser = make_parser(__doc__, None)
+    parser.add_argument("--cluster", type=Path, help="what `lockstep probe` wrote")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--models", nargs="+")
+    parser.add_argument("--plans", nargs="+", default=PLANS)
+    options = parser.parse_args()
+    records: list[Any] = []
+    if options.device == "cuda":
+        for name in options.models or GPU:
+            records += on_gpu(name)
+            write_records(options.output, records)
+        return
+    cluster = read_cluster(options.cluster)
+    for name in options.models or CPU:
+        records += on_cpu(name, cluster, options)
+        write_records(options.output, records)
+
+
+def make_run(model: str, size: int, channels: int, train: Train, steps: int = STEPS) -> Run:
+    """The recipe `shapes` with another model and size."""
+    count = {"num_train": steps * train.batch, "num_test": train.batch}
+    data = Data(name="shapes", options={"size": size, "channels": channels, **count})
+    return replace(lockstep.recipe("shapes"), model=Model(model), data=data, train=train)
+
+
+def on_cpu(name: str, cluster: Cluster, options: Any) -> list[Any]:
+    """One model under every plan."""
+    size, batch, lanes = CPU[name]
+    train = Train(epochs=1, batch=batch, lanes=lanes)
+    channels = 1 if name == "emotion48" else 3
+    run, grid = (
+        make_run(name, size, channels, replace(train, bands=bands, slices=bands)) for bands in (1, 2)
+    )
+    profiles: dict[bool, Profile] = {}
+    records = []
+    for text in options.plans:
+        plan = read_plan(text)
+        cut = plan.splits_layers
+        if cut not in profiles:
+            parts = (("channel", 2), ("spatial", 2)) if cut else ()
+            asked = ProfileOptions(steps=24, parts=parts)
+            with plain_torch():
+                profiles[cut] = measure_profile(grid if cut else run, Launch(device="cpu"), asked, print)
+        plan = replace(plan, data=plan.data or 1)
+        cost = predict(deal_work(grid if cut else run, profiles[cut], cluster, plan))
+        times = measure_run(grid if cut else run, str(plan), plan.data * plan.least)
+        found = statistics.median(times)
+        error = cost.total_s / found - 1
+        print(
+            f"{name}, {plan}: predicted {cost.total_s:.4f} s, measured {found:.4f} s, {100 * error:+.1f} %",
+            flush=True,
+        )
+        records.append(
+            make_record(
+                f"{name} at {size}, batch {batch} in {lanes} lanes, {plan}: seconds of a step",
+                times,
+                "s",
+                predicted_s=cost.total_s,
+                error_percent=round(100 * error, 2),
+                parts={key: round(value, 6) for key, value in cost.parts().items()},
+            )
+        )
+    return records
+
+
+def measure_run(run: Run, plan: str, workers: int) -> list[float]:
+    """Seconds of the steps of a real run, but the first."""
+    from lockstep.spec.run_file import dump_toml
+
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder, "run.toml")
+        config.write_text(dump_toml(run))
+        words = ["-c", str(config), "--plan", plan, "--runs-dir", folder, "--name", "run", "--device", "cpu"]
+        command = [
+            sys.executable,
+            "-m",
+            "lockstep",
+            "train",
+            "shapes",
+            *words,
+            "--workers",
+            str(workers),
+            "--quiet",
+        ]
+        subprocess.run(command, check=True, env={**os.environ})
+        rows = [
+            json.loads(line) for line in (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
+        ]
+    return [run.train.batch / row["img_s"] for row in rows if row["kind"] == "step"][FIRST:]
+
+
+def on_gpu(name: str) -> list[Any]:
+    """One model at three batch sizes, from a profile at two others."""
+    size, channels, kernels, known, asked = GPU[name]
+
+    def run_of(batch: int) -> Run:
+        train = Train(epochs=1, batch=batch, lanes=1, precision="bf16")
+        run = make_run(name, size, channels, train, steps=4)
+        return replace(run, kernels=Kernels(set=kernels))
+
+    times = {}
+    with plain_torch():
+        device = prepare_device("cuda", 1)
+        for batch in (*known, *asked):
+            times[batch] = time_steps(set_up(run_of(batch), device), Launch(device="cuda"), 24).each_s
+            print(f"{name}, {batch}: {statistics.median(times[batch]):.5f} s", flush=True)
+    rows = tuple(LanesTime(1, batch, statistics.median(times[batch])) for batch in known)
+    place = name_device(device)
+    whole = tuple(LayerTime(row.images, row.seconds / 3, row.seconds * 2 / 3) for row in rows)
+    layers = (LayerProfile("model", "other", 0.0, 0, 0, 0, times=whole),)
+    profile = Profile(name, (channels, size, size), 10, "bf16", kernels, layers, device=place, lanes=rows)
+    cluster = Cluster("here", WorkerSpeed("gpu", place, 139, 4000, {"fp32": 5e4}), NodeShape(1))
+    records = []
+    for batch in asked:
+        cost = predict(deal_work(run_of(batch), profile, cluster, read_plan("data=1")))
+        error = cost.total_s / statistics.median(times[batch]) - 1
+        print(f"{name}, batch {batch}: predicted {cost.total_s:.5f} s, {100 * error:+.1f} %", flush=True)
+        records.append(
+            make_record(
+                f"{name} at {size}, batch {batch}, bf16, {kernels}: seconds of a step",
+                list(times[batch]),
+                "s",
+                predicted_s=cost.total_s,
+                error_percent=round(100 * error, 2),
+                profiled_at=list(known),
+            )
+        )
+    return records
+
+
+if __name__ == "__main__":
+    main()

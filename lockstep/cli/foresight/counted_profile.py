@@ -1,0 +1,66 @@
+"""A Profile of a run's model without a measurement and, for published sets, without their data."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lockstep.errors import BadInput, LockstepError
+from lockstep.spec import Run
+from lockstep.spec.profile import Profile
+
+Facts = tuple[tuple[int, int, int], int, int]  # the shape of an image, classes, training images
+_PUBLISHED: dict[str, Facts] = {
+    "cifar10": ((3, 32, 32), 10, 50_000),
+    "mnist": ((1, 28, 28), 10, 60_000),
+    "fashion": ((1, 28, 28), 10, 60_000),
+}
+_IMAGENET = (1000, 1_281_167)
+
+
+def count_profile(run: Run, classes: int = 0, images: int = 0, is_imagenet: bool = False) -> Profile:
+    """What the layers of a run's model compute and hold."""
+    from lockstep.kernels.numerics import plain_torch
+    from lockstep.measure.layer_count import count_layers
+    from lockstep.models import build_model
+
+    shape, found, count = _find_facts(run, classes, images, is_imagenet)
+    with plain_torch():
+        layers = count_layers(
+            build_model(replace(run, model=replace(run.model, weights=None)), shape, found), shape
+        )
+    return Profile(
+        model=run.model.name,
+        shape=shape,
+        classes=found,
+        precision=run.train.precision,
+        kernels=run.kernels.set,
+        layers=tuple(layers),
+        train_images=count,
+        how={"layers": "counted, not measured"},
+    )
+
+
+def _find_facts(run: Run, classes: int, images: int, is_imagenet: bool) -> Facts:
+    if run.data.name in _PUBLISHED and not run.data.options:
+        shape, known, count = _PUBLISHED[run.data.name]
+        return shape, classes or known, images or count
+    if run.data.name not in ("folder", "pack") or run.data.dir:
+        from lockstep.data import open_data
+
+        try:
+            store = open_data(run)
+            return store.shape, classes or len(store.classes), images or len(store.train)
+        except LockstepError:
+            if not classes:
+                raise
+    if is_imagenet:
+        classes, images = classes or _IMAGENET[0], images or _IMAGENET[1]
+    if not classes or not images:
+        raise BadInput(
+            f"the images of data.name={run.data.name} are not here: give --classes and --images, or "
+            "-o data.dir=DIR"
+        )
+    size, channels = (
+        int(run.data.options.get(key, known)) for key, known in (("size", 224), ("channels", 3))
+    )
+    return (channels, size, size), classes, images

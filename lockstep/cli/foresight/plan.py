@@ -1,0 +1,184 @@
+"""`lockstep plan`: which way to spread a run over a cluster is fastest, how fast, and what holds it back."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lockstep.cli.flag import add_run_keys
+from lockstep.cli.foresight.profile import check_new
+from lockstep.cli.train import named_file, resolve
+from lockstep.errors import BadInput
+from lockstep.spec import Launch, Run
+from lockstep.spec.cluster import Cluster
+from lockstep.spec.profile import Profile, read_profile
+
+if TYPE_CHECKING:
+    from lockstep.planner.search import RankedPlan
+
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_TEXT = """\
+Predict how long a step of a run takes on a cluster under every plan that comes out, best first, and why:
+
+  lockstep plan cifar10 --cluster 8xH100 --workers 8
+  lockstep plan imagenet --cluster 8xA100 --workers 256 -o train.lanes=256 -o train.batch=16384
+  lockstep probe --output here.toml; lockstep profile cifar10 --output p.json
+  lockstep plan cifar10 --cluster here.toml --profile p.json --workers 2 --output plan.toml
+  lockstep train cifar10 --plan plan.toml
+
+Without --profile the layers are counted, and their times follow from the cluster's rates; that is rougher.
+Nothing is started and no GPU is needed. The same input gives the same output.
+"""
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Add the verb and its flags."""
+    parser = verbs.add_parser(
+        "plan",
+        help="predict how fast a run will be on a cluster, and what holds it back",
+        description=_TEXT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_run_keys(parser)
+    parser.add_argument(
+        "--cluster", required=True, metavar="NAME|FILE", help="a preset, or a file of `lockstep probe`"
+    )
+    parser.add_argument("--workers", type=int, metavar="N", help="default: the best for 1, 2, 4 … workers")
+    parser.add_argument("--goal", default="time", help="time, cost or memory; default: time")
+    parser.add_argument("--profile", type=Path, metavar="FILE.json", help="what `lockstep profile` measured")
+    parser.add_argument("--classes", type=int, default=0, help="of images that are not here")
+    parser.add_argument("--images", type=int, default=0, help="how many there are to train on")
+    parser.add_argument("--top", type=int, default=8, help="how many plans are shown; default: 8")
+    parser.add_argument(
+        "--output", type=Path, metavar="PLAN.toml", help="write the best plan for `train --plan`"
+    )
+    parser.add_argument("--json", action="store_true", help="print all of it as JSON")
+    parser.set_defaults(handler=show_plans)
+
+
+def show_plans(options: argparse.Namespace) -> int:
+    """Predict, rank, explain."""
+    from lockstep.cli.foresight.counted_profile import count_profile
+    from lockstep.planner.explain import explain
+    from lockstep.planner.preset import find_cluster
+    from lockstep.planner.search import GOALS, best_of_counts, find_plans
+
+    run, _ = resolve(options, Launch())
+    cluster = find_cluster(options.cluster)
+    if options.goal not in GOALS:
+        raise BadInput(f"--goal {options.goal} must be {', '.join(GOALS[:-1])} or {GOALS[-1]}")
+    if options.workers is not None and options.workers < 1:
+        raise BadInput(f"--workers {options.workers} must be at least 1")
+    check_new(options.output)
+    with named_file(options):
+        if options.profile:
+            profile = read_profile(options.profile)
+            check_profile(profile, run, options.profile)
+        else:
+            profile = count_profile(run, options.classes, options.images, options.recipe == "imagenet")
+        if options.workers:
+            found = find_plans(run, profile, cluster, options.workers, options.goal)
+        else:
+            found = best_of_counts(run, profile, cluster, options.goal)
+    one = find_plans(run, profile, cluster, 1)[0]
+    best = found[0] if options.workers else min(found, key=lambda each: each.cost.total_s)
+    if options.json:
+        rows = [_row(each, one, profile, cluster) for each in found]
+        print(
+            json.dumps(
+                {"cluster": cluster.name, "plans": rows, "why": explain(best, profile, cluster)}, indent=1
+            )
+        )
+    else:
+        _print_table(found[: options.top], one, profile, cluster)
+        print(f"\n{best.plan}: " + "\n".join(explain(best, profile, cluster)))
+        print(_tell_error(best))
+    if options.output:
+        options.output.write_text(_plan_file(best), encoding="utf-8")
+        print(f"wrote {options.output}: lockstep train … --plan {options.output}")
+    return 0
+
+
+def check_profile(profile: Profile, run: Run, path: Path) -> None:
+    """Refuse a profile of something else."""
+    for key, own, its in (
+        ("model.name", run.model.name, profile.model),
+        ("train.precision", run.train.precision, profile.precision),
+    ):
+        if own != its:
+            raise BadInput(f"--profile {path} is of {key}={its}, and the run has {own}: measure it again")
+
+
+def _row(each: RankedPlan, one: RankedPlan, profile: Profile, cluster: Cluster) -> dict[str, object]:
+    hours = train_hours(each, profile)
+    nodes = cluster.nodes(each.workers)
+    return {
+        "plan": str(each.plan),
+        "workers": each.workers,
+        **asdict(each.cost),
+        "img_s": each.cost.img_s,
+        "range_s": [each.cost.total_s / (1 + each.error), each.cost.total_s * (1 + each.error)],
+        "speedup": one.cost.total_s / each.cost.total_s,
+        "efficiency": one.cost.total_s / each.cost.total_s / each.workers,
+        "memory_gb": each.memory.total_gb,
+        "fits": each.fits,
+        "hours": hours,
+        "price": hours * nodes * cluster.node.price_hour,
+    }
+
+
+def train_hours(each: RankedPlan, profile: Profile) -> float:
+    """Hours of all steps of the run; evaluation is not in it."""
+    steps = profile.train_images // each.run.train.batch * each.run.train.epochs
+    return steps * each.cost.total_s / 3600
+
+
+def _print_table(found: list[RankedPlan], one: RankedPlan, profile: Profile, cluster: Cluster) -> None:
+    priced = cluster.node.price_hour > 0
+    rows = [
+        ("plan", "workers", "step ms", "img/s", "speedup", "of ideal", "exchange", "bubble", "GB", "hours")
+    ]
+    rows = [(*rows[0], "price")] if priced else rows  # type: ignore[list-item]
+    for each in found:
+        cost, row = each.cost, _row(each, one, profile, cluster)
+        sent = cost.exposed_s + cost.inside_s + cost.gather_s
+        cells = (
+            str(each.plan),
+            str(each.workers),
+            f"{1e3 * cost.total_s:.4g}",
+            f"{cost.img_s:,.0f}",
+            f"{row['speedup']:.2f} ×",
+            f"{100 * float(str(row['efficiency'])):.0f} %",
+            f"{100 * sent / cost.total_s:.0f} %",
+            f"{100 * cost.bubble_s / cost.total_s:.0f} %",
+            f"{each.memory.total_gb:.2g}" + ("" if each.fits else " too much"),
+            f"{row['hours']:.3g}",
+        )
+        rows.append((*cells, f"{row['price']:,.0f}") if priced else cells)  # type: ignore[arg-type]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for cells in rows:
+        words = [
+            t.ljust(w) if i == 0 else t.rjust(w) for i, (t, w) in enumerate(zip(cells, widths, strict=True))
+        ]
+        print("  ".join(words).rstrip())
+
+
+def _tell_error(best: RankedPlan) -> str:
+    low, high = best.cost.total_s / (1 + best.error), best.cost.total_s * (1 + best.error)
+    return (
+        f"range of a step: {1e3 * low:.4g} to {1e3 * high:.4g} ms (how wrong it was so far: docs/planning.md)"
+    )
+
+
+def _plan_file(best: RankedPlan) -> str:
+    """The plan as `train --plan` reads it."""
+    words = [word.partition("=") for word in str(best.plan).split(",")]
+    lines = [f"{key} = {value if value.isdecimal() else json.dumps(value)}" for key, _, value in words]
+    if best.plan.layers:
+        lines = [line for line in lines if not line.startswith("layers")]
+        lines += [f"layers = {json.dumps(list(best.plan.layers))}"]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,105 @@
+"""The closed form: how long a step of a plan takes, part by part."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from lockstep.planner.exchange_time import Ring, bucket_s, gather_s, send_s
+from lockstep.planner.step_work import StageWork, StepWork
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """Seconds of a step; `total_s` is the sum of the parts, but for what is hidden."""
+
+    compute_s: float  # of the busiest worker
+    inside_s: float  # rows and channels exchanged within layers
+    bubble_s: float  # waiting for other stages
+    exposed_s: float  # gradients exchanged, while nothing is computed
+    hidden_s: float  # the same beside computing
+    gather_s: float  # parameters collected
+    update_s: float
+    host_s: float
+    data_s: float  # waiting for images
+    total_s: float
+    images: int
+
+    @property
+    def img_s(self) -> float:
+        return self.images / self.total_s
+
+    def parts(self) -> dict[str, float]:
+        """The parts that add up to the total, by name."""
+        return {
+            key: value for key, value in asdict(self).items() if key not in ("hidden_s", "total_s", "images")
+        }
+
+
+def predict(work: StepWork) -> StepCost:
+    """A step of all workers; the slowest of each part counts."""
+    plan, cluster = work.plan, work.cluster
+    stage_time = [_lane_s(stage) for stage in work.stages]
+    longest = max(range(len(stage_time)), key=stage_time.__getitem__)
+    stage, lanes = work.stages[longest], work.stages[longest].lanes
+    compute = lanes * (stage.forward_s + stage.backward_s)
+    inside = lanes * stage.inside_s
+    send = max((_send_s(work, one) for one in work.stages[:-1]), default=0.0)
+    bubble = sum(stage_time) - stage_time[longest] + 2 * (plan.pipeline - 1) * send
+    ring = Ring(plan.data, plan.cells)
+    exchange = max(sum(_bucket_times(work, one, ring)) for one in work.stages)
+    exposed = max(
+        max(_exposed_s(work, one, ring) - after, 0.0)
+        for one, after in zip(work.stages, _after_last_lane(work), strict=True)
+    )
+    gather = max(
+        gather_s(cluster, ring, one.gather_bytes) if one.gather_bytes else 0.0 for one in work.stages
+    )
+    update = max(one.update_s for one in work.stages)
+    busy = compute + inside + bubble + exposed + gather + update + work.host_s
+    data = max(work.data_s - busy, 0.0)
+    return StepCost(
+        compute_s=compute,
+        inside_s=inside,
+        bubble_s=bubble,
+        exposed_s=exposed,
+        hidden_s=max(exchange - exposed, 0.0),
+        gather_s=gather,
+        update_s=update,
+        host_s=work.host_s,
+        data_s=data,
+        total_s=busy + data,
+        images=work.images,
+    )
+
+
+def _lane_s(stage: StageWork) -> float:
+    return stage.forward_s + stage.backward_s + stage.inside_s
+
+
+def _send_s(work: StepWork, stage: StageWork) -> float:
+    stride = work.plan.data * work.plan.cells
+    return send_s(work.cluster, stride, stage.send_bytes) if stage.send_bytes else 0.0
+
+
+def _exposed_s(work: StepWork, stage: StageWork, ring: Ring) -> float:
+    """Buckets go one after another, each when it is ready; what is left after the last lane is exposed."""
+    times = _bucket_times(work, stage, ring)
+    if not work.overlaps:
+        return sum(times)
+    free, span_s = 0.0, stage.backward_s + stage.inside_s / 2  # half of these exchanges are forward
+    for bucket, seconds in zip(stage.buckets, times, strict=True):
+        free = max(free, bucket.ready * span_s) + seconds
+    return max(free - span_s, 0.0)
+
+
+def _after_last_lane(work: StepWork) -> list[float]:
+    """Seconds of each stage, done with its last lane, in which the stages before it still compute."""
+    seconds = [0.0]
+    for stage in work.stages[:-1]:
+        seconds.append(seconds[-1] + stage.backward_s + stage.inside_s / 2 + _send_s(work, stage))
+    return seconds
+
+
+def _bucket_times(work: StepWork, stage: StageWork, ring: Ring) -> list[float]:
+    sharded = work.plan.shard != "none"
+    return [bucket_s(work.cluster, ring, bucket.num_bytes, sharded) for bucket in stage.buckets]

@@ -1,0 +1,52 @@
+"""How much memory a worker of a plan needs: weights, gradients, the optimizer's state, activations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lockstep.spec.plan import Plan
+from lockstep.spec.profile import LayerProfile, Profile
+from lockstep.spec.rule.optimizer_rule import RULES
+from lockstep.spec.run import Run
+
+_VALUE = {"fp32": 4, "tf32": 4, "bf16": 2}
+
+
+@dataclass(frozen=True)
+class WorkerMemory:
+    """Gigabytes of the worker that needs the most."""
+
+    weights_gb: float
+    gradients_gb: float
+    optimizer_gb: float
+    activations_gb: float
+
+    @property
+    def total_gb(self) -> float:
+        return self.weights_gb + self.gradients_gb + self.optimizer_gb + self.activations_gb
+
+
+def worker_memory(run: Run, profile: Profile, plan: Plan, at_once: bool) -> WorkerMemory:
+    """Of the busiest worker; `at_once`: all its lanes are computed together, as kernels on a GPU do."""
+    lanes = -(-run.train.lanes // plan.data)
+    images = run.train.batch // run.train.lanes
+    values = 4e-9 * profile.parameters / plan.pipeline
+    shares = plan.data // plan.replicas if plan.shard != "none" else 1
+    kept = 1 / shares if plan.shard == "parameters" else 1.0
+    waiting = lanes.bit_length() if not at_once else 1  # sums of gradients that wait for other lanes
+    states = len(RULES[run.optimizer.name].memory) + (run.train.ema > 0)
+    in_flight = min(plan.pipeline, lanes) if plan.schedule == "1f1b" else lanes
+    in_flight = lanes if at_once else in_flight if plan.pipeline > 1 else 1
+    width = _VALUE[profile.precision]
+    activations = sum(map(kept_values, profile.layers)) * width * images * in_flight / plan.pipeline
+    return WorkerMemory(
+        weights_gb=values * kept,
+        gradients_gb=values * (waiting / shares if plan.shards_gradients else waiting),
+        optimizer_gb=values * states / shares,
+        activations_gb=1e-9 * activations / plan.cells,
+    )
+
+
+def kept_values(layer: LayerProfile) -> int:
+    """Values of an image that a layer keeps for its backward pass; activations work in place."""
+    return 0 if layer.kind == "activation" else layer.inputs

@@ -1,0 +1,132 @@
+"""Every plan that comes out for a run and a number of workers, with what it costs, the best first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from lockstep.errors import SpecError
+from lockstep.planner.cost import StepCost, predict
+from lockstep.planner.deal_work import Dealer, make_table
+from lockstep.planner.layer_seconds import LayerTable, is_measured
+from lockstep.planner.memory import WorkerMemory, worker_memory
+from lockstep.spec.cluster import Cluster
+from lockstep.spec.plan import SHARDS, Plan
+from lockstep.spec.plan_check import check_layers, check_slices
+from lockstep.spec.profile import Profile
+from lockstep.spec.run import Run
+
+GOALS = ("time", "cost", "memory")
+_MOST = {"pipeline": 16, "spatial": 16, "channel": 8}
+_ROOM = 0.9  # of a worker's memory that a run may take
+MEASURED_ERROR, COUNTED_ERROR = 0.2, 0.5  # half the range of a prediction, as docs/planning.md says
+
+
+@dataclass(frozen=True)
+class RankedPlan:
+    """A plan, the run that it is for, and what a step of it costs."""
+
+    run: Run
+    plan: Plan
+    cost: StepCost
+    memory: WorkerMemory
+    fits: bool
+    error: float  # the range is the total divided and multiplied by 1 + error
+
+    @property
+    def workers(self) -> int:
+        return self.plan.data * self.plan.least
+
+
+def find_plans(
+    run: Run, profile: Profile, cluster: Cluster, workers: int, goal: str = "time"
+) -> list[RankedPlan]:
+    """All plans for so many workers, ranked; those that do not fit the memory come last."""
+    found, table = [], make_table(run, profile, cluster)
+    for plan in list_plans(run, workers):
+        with suppress(SpecError):
+            found.append(_judge(run, table, plan))
+    if not found:
+        raise SpecError(
+            f"no plan comes out for {workers} workers: train.lanes={run.train.lanes}; give at most "
+            f"{run.train.lanes} workers, or more lanes, which is another run"
+        )
+    return sorted(found, key=lambda one: (not one.fits, *_key(one, cluster, goal), str(one.plan)))
+
+
+def judge(run: Run, profile: Profile, cluster: Cluster, plan: Plan) -> RankedPlan:
+    """What one plan costs."""
+    return _judge(run, make_table(run, profile, cluster), plan)
+
+
+def _judge(run: Run, table: LayerTable, plan: Plan) -> RankedPlan:
+    profile, cluster = table.profile, table.cluster
+    cost = predict(Dealer(run, table, plan).deal())
+    memory = worker_memory(run, profile, plan, cluster.worker.kind == "gpu" and run.kernels.set != "stock")
+    error = MEASURED_ERROR if is_measured(profile, cluster) else COUNTED_ERROR
+    fits = memory.total_gb <= _ROOM * cluster.worker.memory_gb
+    return RankedPlan(run, plan, cost, memory, fits, error)
+
+
+def list_plans(run: Run, workers: int) -> Iterator[Plan]:
+    """Plans over data, pipeline, channel, spatial and shard, and layers by channel, that the run allows."""
+    for pipeline in _divisors(workers, _MOST["pipeline"]):
+        for channel in _divisors(workers // pipeline, _MOST["channel"]):
+            for spatial in _divisors(workers // pipeline // channel, min(_MOST["spatial"], run.train.bands)):
+                data = workers // pipeline // channel // spatial
+                if data > run.train.lanes:
+                    continue
+                for shard in SHARDS if data > 1 else SHARDS[:1]:
+                    plan = Plan(data=data, pipeline=pipeline, channel=channel, spatial=spatial, shard=shard)
+                    if _allows(run, plan):
+                        yield plan
+    if 1 < workers <= min(run.train.lanes, run.train.slices):
+        plan = Plan(data=workers, layers=("*",))
+        if _allows(run, plan):
+            yield plan
+
+
+def _allows(run: Run, plan: Plan) -> bool:
+    try:
+        check_layers(plan, "--plan", run)
+        check_slices(plan, plan.data, run)
+    except SpecError:
+        return False
+    return True
+
+
+def _divisors(number: int, most: int) -> list[int]:
+    return [n for n in range(1, min(number, most) + 1) if number % n == 0]
+
+
+def _key(one: RankedPlan, cluster: Cluster, goal: str) -> tuple[float, ...]:
+    if goal == "memory":
+        return one.memory.total_gb, one.cost.total_s
+    nodes = cluster.nodes(one.workers)
+    return (one.cost.total_s * (nodes if goal == "cost" else 1), one.memory.total_gb)
+
+
+def best_of_counts(run: Run, profile: Profile, cluster: Cluster, goal: str) -> list[RankedPlan]:
+    """The best plan for every power of two of workers, up to what the lanes allow: how a run scales."""
+    found, workers = list[RankedPlan](), 1
+    most = run.train.lanes if cluster.network else min(run.train.lanes, cluster.node.workers)
+    while workers <= most:
+        with suppress(SpecError):
+            found.append(find_plans(run, profile, cluster, workers, goal)[0])
+        workers *= 2
+    return found
+
+
+def variants(run: Run) -> dict[str, Run]:
+    """The run with one setting changed, by what was changed: each is another run, with other bits."""
+    train = run.train
+    found = {
+        "a batch twice as large": replace(run, train=replace(train, batch=2 * train.batch)),
+        "twice as many lanes": replace(
+            run, train=replace(train, batch=2 * train.batch, lanes=2 * train.lanes)
+        ),
+    }
+    if train.wire == "fp32":
+        found["bf16 on the wire"] = replace(run, train=replace(train, wire="bf16"))
+    return found

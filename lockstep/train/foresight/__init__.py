@@ -1,0 +1,1 @@
+"""Measures what a run will cost: whole steps of one worker, and its layers."""
