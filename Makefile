@@ -45,7 +45,7 @@ $(VENV)/train.stamp: $(VENV)/torch.stamp
 	touch $@
 
 $(VENV)/dev.stamp: $(VENV)/torch.stamp
-	$(INSTALL) -e '.[dev,images,parquet,onnx,tensorboard,mpi,lightning]'
+	$(INSTALL) -e '.[dev,images,parquet,onnx,tensorboard,mpi,lightning,report]'
 	touch $(VENV)/train.stamp $@
 
 $(VENV)/mpi.stamp: $(VENV)/dev.stamp  # both MPIs, each in a prefix of its own: their commands have the same names

@@ -27,6 +27,7 @@ GROUPS = {
     "[residual-fused-": "residual",
     "[residual-compiled-": "compiled",
     "runs/test_resume.py": "resume",  # and these what is trained once for the module
+    "report/test_page.py": "page",
     "cli/test_verify.py": "verify",
     "cli/test_trained.py": "trained",
     "lightning/test_lane_strategy.py": "lightning",

@@ -31,6 +31,7 @@ _EXTRAS = {
     "parquet": ("pyarrow",),
     "fused": ("triton",),
     "lightning": ("lightning",),
+    "report": ("plotly",),
 }
 
 

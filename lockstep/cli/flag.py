@@ -193,10 +193,11 @@ def add_trained_run(parser: argparse.ArgumentParser) -> None:
     add_runs_dir(parser)
 
 
-def check_new_file(path: Path, flag: str) -> None:
-    """Refuse a picture to write that is there already, whose folder is not, or that is no PNG file."""
-    if path.suffix.lower() != ".png":
-        raise BadInput(f"{flag} {path}: pictures are PNG files: name it {path.stem}.png")
+def check_new_file(path: Path, flag: str, suffix: str = ".png") -> None:
+    """Refuse a file to write that is there already, whose folder is not, or that has another suffix."""
+    if path.suffix.lower() != suffix:
+        what = "pictures are PNG files" if suffix == ".png" else f"what is written is a {suffix} file"
+        raise BadInput(f"{flag} {path}: {what}: name it {path.stem}{suffix}")
     if path.exists():
         raise BadInput(f"{flag} {path}: there is such a file: remove it, or name another")
     if not path.parent.is_dir():

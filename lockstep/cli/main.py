@@ -13,7 +13,7 @@ from lockstep.errors import LockstepError
 from lockstep.spec.system import check_system
 
 VERBS = ("train", "launch", "eval", "predict", "export", "verify", "layers", "data", "doctor", "bench")
-FORESIGHT = ("probe", "profile", "plan", "scale", "simulate")  # verbs of the folder of that name
+FORESIGHT = ("probe", "profile", "plan", "scale", "simulate", "report")  # verbs of the folder of that name
 _DESCRIPTION = """\
 Train convolutional networks to the same bits: by any number of workers, killed and resumed.
 
@@ -28,6 +28,7 @@ Train convolutional networks to the same bits: by any number of workers, killed 
   lockstep probe                          how fast this machine is, for predictions
   lockstep scale fashion --workers 1,2    how much faster several workers are here
   lockstep simulate --cluster 8xH100 --nodes 1000 --step-ms 250   goodput when nodes fail
+  lockstep report runs -o page.html       runs side by side as one page: curves, scaling, timelines
   lockstep eval fashion                   lockstep predict fashion photo.png
 """
 

@@ -23,6 +23,7 @@ FLAGS = {
     "export": "RUN --checkpoint --format --output --runs-dir",
     "verify": "RUN_A RUN_B --json --runs-dir",
     "layers": "RECIPE --config --override --plan -c -o",
+    "report": "RUN|DIR|FILE --output --runs-dir --title -o",
     "data get": "NAME --dir --mirror",
     "data show": "RECIPE --config --epoch --images --output --override -c -o",
     "data info": "NAME --dir --json --override -o",
