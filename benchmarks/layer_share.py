@@ -32,6 +32,7 @@ COMMON += ["data.num_test=2", "train.epochs=1", "schedule.warmup_epochs=0", "dat
 COMMON += ["kernels.set=stock"]
 MODELS = {
     "alexnet at 448": ["model.name=alexnet", "data.size=448"],
+    "alexnet at 320": ["model.name=alexnet", "data.size=320"],
     "googlenet at 512": ["model.name=googlenet", "data.size=512"],
     "resnet18, large stem, at 512": ["model.name=resnet18", "model.stem=imagenet", "data.size=512"],
     "resnet18, small stem, at 128": ["model.name=resnet18", "model.stem=cifar", "data.size=128"],
