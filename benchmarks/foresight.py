@@ -33,8 +33,8 @@ from lockstep.spec.plan import read_plan
 from lockstep.spec.profile import LanesTime, LayerProfile, LayerTime, Profile
 from lockstep.spec.record import write_records
 from lockstep.train.foresight.measured_profile import ProfileOptions, measure_profile
-from lockstep.train.setup import set_up
 from lockstep.train.foresight.step_time import time_steps
+from lockstep.train.setup import set_up
 
 STEPS, FIRST = 28, 4
 # model: size, batch, lanes

@@ -71,7 +71,7 @@ def probe_machine(
     is_first, busy = group.rank == 0, os.getloadavg()[0]
     say = tell if is_first else _say_nothing
     if busy > _BUSY:
-        say(f"load average {busy:.1f}: other processes compute here, and the figures will be too low")
+        say(f"load average {busy:.1f}: other processes compute here, so figures will be worse than its own")
     device, alone = machine.device, _alone(machine, effort, say) if is_first else {}
     group.barrier()
     say("computing side by side" if group.size > 1 else "computing")

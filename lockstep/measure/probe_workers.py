@@ -147,7 +147,7 @@ def measure_exchanges(
     how = (
         f"{group.backend}, between processes of this machine; the slowest worker's time, medians of "
         f"{shortest} rounds or more, {widest[0]:.2f} to {widest[1]:.2f} of the median; reduce: the lane "
-        f"tree over {_LANES} lanes or more; gather: bytes of all parts; send: half of there and back"
+        f"tree over {_LANES} lanes or more; gather: bytes of all parts; send: there and back in turn"
     )
     return Exchanges(tuple(rows), how)
 
@@ -157,6 +157,7 @@ def _time_exchange(
 ) -> list[float]:
     """Seconds of one exchange in each round, of the slowest worker."""
     work = _WORK[kind](group, device, num_bytes)
+    _slowest(group, device, work, 1)  # the first has memory to allocate
     first = max(_slowest(group, device, work, 1), 1e-6)
     at_once = max(1, min(int(_BATCH_S / first), _MOST_AT_ONCE))
     rounds = max(3, min(int(budget_s / (at_once * first)), 15))

@@ -2,9 +2,13 @@
 
 import json
 import sys
+from argparse import Namespace
 
 import forked
 import pytest
+
+from lockstep import Run, Train
+from lockstep.cli.foresight.scale import _fit
 
 COMMAND = [sys.executable, "-W", "error", "-m", "lockstep", "scale", "shapes"]
 SMALL = ["-o", "data.num_train=2048", "-o", "train.batch=32", "-o", "train.lanes=4", "--device", "cpu"]
@@ -16,21 +20,21 @@ SHORT = ["-o", "train.epochs=1", "-o", "data.num_train=64", "-o", "data.num_test
 def test_two_workers_have_the_bits_of_one(tmp_path):
     done = forked.call([*COMMAND, *SMALL, "--workers", "1,2", "--steps", "8", "--json"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    one, two = json.loads(done.stdout)
-    assert (one["workers"], two["workers"], one["batch"], one["n"]) == (1, 2, 32, 4)
+    records = json.loads(done.stdout)
+    one, two = (record["details"] for record in records)
+    assert (one["workers"], two["workers"], one["batch"], one["speedup"]) == (1, 2, 32, 1.0)
     assert one["weights_sha256"] == two["weights_sha256"] and len(one["weights_sha256"]) == 64
-    for row in (one, two):
-        assert row["spread_s"][0] <= row["step_s"] <= row["spread_s"][1]
-        assert row["img_s"] == pytest.approx(32 / row["step_s"])
+    for record in records:
+        assert record["n"] == 4 and record["spread"][0] <= record["value"] <= record["spread"][1]
+        assert record["details"]["img_s"] == pytest.approx(32 / record["value"])
     assert not list(tmp_path.iterdir())
 
 
-def test_weak_scaling_grows_batch_and_lanes(tmp_path):
-    words = ["--workers", "2", "--steps", "5", "--weak"]
-    done = forked.call([*COMMAND, *SMALL, *words], cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    header, row, *_ = done.stdout.splitlines()
-    assert header.split()[:3] == ["workers", "batch", "step"] and row.split()[:2] == ["2", "32"]
+def test_weak_scaling_grows_batch_and_lanes():
+    options = Namespace(weak=True, workers="2,4,8", steps=24)
+    fitted = [_fit(Run(train=Train(batch=32, lanes=4)), count, 2, options) for count in (2, 4, 8)]
+    assert [(run.train.batch, run.train.lanes) for run in fitted] == [(32, 4), (64, 8), (128, 16)]
+    assert {run.checkpoint.every_steps for run in fitted} == {24}
 
 
 @pytest.mark.parametrize(

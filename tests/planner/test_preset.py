@@ -44,9 +44,9 @@ def test_faster_networks_take_less_time():
         assert 0 < near < far, cluster.name
 
 
-def test_all_reduce_of_eight_h100_is_near_what_is_published():
-    """NCCL on 8 GPUs: 24 us for 512 KiB, 121 us for 16 MiB, 561 us for 128 MiB."""
-    for num_bytes, seconds in ((2**19, 24e-6), (2**24, 121e-6), (2**27, 561e-6)):
+def test_all_reduce_on_eight_gpus_is_near_the_table_it_was_fitted_to():
+    """NCCL on 8 GPUs. The latency was solved from the first row; the others show how far the form holds."""
+    for num_bytes, seconds in ((2**19, 24e-6), (2**22, 50e-6), (2**24, 121e-6), (2**27, 561e-6)):
         assert reduce_s(PRESETS["8xH100"], Ring(8), num_bytes) == pytest.approx(seconds, rel=0.2)
 
 

@@ -40,7 +40,7 @@ FLAGS = {
     "profile": "RECIPE --batch --config --device --output --override --parts --picture --steps --trace -c -o",
     "plan": "RECIPE --classes --cluster --config --goal --images --json --output --override --profile --top "
     "--workers -c -o",
-    "scale": "RECIPE --config --device --json --override --steps --weak --workers -c -o",
+    "scale": "RECIPE --cluster --config --device --json --override --profile --steps --weak --workers -c -o",
     "probe": "--device --list --output --quick --show --workers",
 }
 

@@ -26,7 +26,7 @@ _MOST_WORKERS = 1024
 _TEXT = """\
 Measure this machine, and write how fast it computes and how fast its workers talk:
 
-  lockstep probe                          writes cluster.toml, in about 40 seconds
+  lockstep probe                          writes cluster.toml, in about half a minute
   lockstep probe --quick --workers 4      rougher, with four workers, in about 10 seconds
 
 The file says of each figure how it was got, and may be edited: add a [network] for more machines like this

@@ -15,20 +15,18 @@ from lockstep.elastic.worker_groups import WorkerGroups
 from lockstep.kernels.numerics import plain_torch, prepare_device
 from lockstep.measure.probe import FULL, QUICK, Machine, probe_machine
 from lockstep.spec.cluster_file import write_cluster
-from lockstep.spec.world import read_world
+from lockstep.spec.world import World, read_world
 
 _HEIGHT, _WIDTH, _CROP = 375, 500, 224
 _NOISE = {1: 0.12, 4: 0.2, 16: 0.28, 64: 0.4}  # pixels of a spot, share of all: 113 KB, as ImageNet's average
 _BOX = 38, 100, 300, 300  # top, left, height, width: half of the image, as a random crop takes on average
 
 
-def work(result: Path, device_name: str, is_quick: bool, folder: Path) -> None:
+def work(result: Path, device_name: str, is_quick: bool, folder: Path, world: World | None = None) -> None:
     """Probe this machine; as worker 0, write what was found to `result`."""
-    world = read_world(os.environ)
     with plain_torch():
         device = prepare_device(device_name, threads=1, local_rank=world.local_rank if world else None)
-        groups = WorkerGroups(world, "auto", device)
-        group = groups.next()
+        group = WorkerGroups(world, "auto", device).next()
         machine = Machine(device, folder, make_decode())
         cluster = probe_machine(group, machine, QUICK if is_quick else FULL, _tell)
         if cluster:
@@ -60,4 +58,4 @@ def make_decode() -> Callable[[], object]:
 
 if __name__ == "__main__":
     _, path, device, effort, where = sys.argv
-    work(Path(path), device, effort == "quick", Path(where))
+    work(Path(path), device, effort == "quick", Path(where), read_world(os.environ))

@@ -72,7 +72,7 @@ def show_profile(options: argparse.Namespace) -> int:
 
     asked = ProfileOptions(sizes, options.steps, parts)
     with named_file(options), plain_torch():
-        profile = measure_profile(run, Launch(device=options.device), asked, _say)
+        profile = measure_profile(run, Launch(device=options.device), asked, say)
     print("\n".join(tell_layers(profile)))
     if options.output:
         write_profile(options.output, profile)
@@ -207,5 +207,6 @@ def _draw(path: Path, profile: Profile) -> None:
     draw_layer_stack(path, title, sizes, kinds, [0.0] * len(sizes))
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Tell on stderr what is measured now."""
     print(f"lockstep: {text} …", file=sys.stderr, flush=True)

@@ -10,13 +10,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.cli.flag import add_device, add_json, add_run_keys
+from lockstep.cli.foresight.predicted import find_profile, predict_steps
+from lockstep.cli.foresight.scale_row import ScaleRow, print_scale, scale_records, tell_difference
 from lockstep.cli.train import resolve
 from lockstep.errors import BadInput, LockstepError, SpecError
+from lockstep.planner.preset import find_cluster
 from lockstep.spec import Launch, Run
 from lockstep.spec.run_file import dump_toml
 
@@ -33,25 +36,11 @@ Train a recipe for a few steps with each number of workers, and print how long a
 
 Each is a real training in processes of its own; nothing of it is kept. A step's time is a median, without the
 first four steps. With strong scaling the weights after the last step are compared too: they must be the same
-bits for every number of workers. Let the machine be idle meanwhile.
+bits for every number of workers. Let the machine be idle meanwhile. With --json it prints records.
+
+With --cluster, which `lockstep probe` writes, the table also has what `lockstep plan` predicts from a profile
+of one worker (--profile, else measured first), and how wrong that is.
 """
-
-
-@dataclass(frozen=True)
-class ScaleRow:
-    """What was measured with a number of workers."""
-
-    workers: int
-    batch: int
-    lanes: int
-    step_s: float  # median
-    spread_s: tuple[float, float]  # fastest and slowest step
-    n: int
-    weights_sha256: str
-
-    @property
-    def img_s(self) -> float:
-        return self.batch / self.step_s
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -70,6 +59,8 @@ def add_parser(verbs: Verbs) -> None:
         "--steps", type=int, default=24, metavar="N", help=f"of each training, {_LEFT_OUT} of them left out"
     )
     parser.add_argument("--weak", action="store_true", help="let batch and lanes grow with the workers")
+    parser.add_argument("--cluster", metavar="NAME|FILE", help="predict the steps, too")
+    parser.add_argument("--profile", type=Path, metavar="FILE.json", help="for the prediction")
     add_device(parser)
     add_json(parser)
     parser.set_defaults(handler=run_scale)
@@ -84,18 +75,25 @@ def run_scale(options: argparse.Namespace) -> int:
         )
     run, _ = resolve(options, Launch(quiet=options.json))
     runs = [_fit(run, count, counts[0], options) for count in counts]
+    cluster = find_cluster(options.cluster) if options.cluster else None
+    if options.profile and not cluster:
+        raise BadInput("--profile is for a prediction: give --cluster, too")
+    predicted: list[float | None] = [None] * len(runs)
+    if cluster:
+        profile = find_profile(options.profile, run, options.device)
+        predicted = [*predict_steps([*zip(runs, counts, strict=True)], cluster, profile)]
     rows = []
-    for count, each in zip(counts, runs, strict=True):
+    for count, each, guess in zip(counts, runs, predicted, strict=True):
         if not options.json:
             print(f"scale: {options.steps} steps by {count}", file=sys.stderr, flush=True)
-        rows.append(_measure(each, count, options))
+        rows.append(replace(_measure(each, count, options), predicted_s=guess))
     same = len({row.weights_sha256 for row in rows}) == 1
     if options.json:
-        print(json.dumps([{**asdict(row), "img_s": row.img_s} for row in rows], indent=1))
+        print(json.dumps([asdict(record) for record in scale_records(rows, run, options)], indent=1))
     else:
-        _print_table(rows, run)
+        print_scale(rows, run)
         if not options.weak:
-            print("weights: the same bits with every number of workers" if same else _tell_difference(rows))
+            print("weights: the same bits with every number of workers" if same else tell_difference(rows))
     return int(not (same or options.weak))
 
 
@@ -171,30 +169,3 @@ def _step_times(path: Path, steps: int, batch: int) -> list[float]:
     return [
         batch / row["img_s"] for row in rows if row["kind"] == "step" and _LEFT_OUT < row["step"] <= steps
     ]
-
-
-def _print_table(rows: list[ScaleRow], run: Run) -> None:
-    first = rows[0]
-    table = [("workers", "batch", "step", "spread", "images", "speedup", "efficiency")]
-    for row in rows:
-        speedup = row.img_s / first.img_s
-        table.append(
-            (
-                str(row.workers),
-                str(row.batch),
-                f"{1e3 * row.step_s:,.1f} ms",
-                f"{row.spread_s[0] / row.step_s:.2f} to {row.spread_s[1] / row.step_s:.2f}",
-                f"{row.img_s:,.0f} img/s",
-                f"{speedup:.2f}",
-                f"{100 * speedup * first.workers / row.workers:.0f} %",
-            )
-        )
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for line in table:
-        print("  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)))
-    print(f"{run.model.name}, {run.train.precision}; medians of {first.n} steps")
-
-
-def _tell_difference(rows: list[ScaleRow]) -> str:
-    found = ", ".join(f"{row.workers}: {row.weights_sha256[:12]}" for row in rows)
-    return f"weights DIFFER by the number of workers ({found}): train with --trace, then `lockstep verify`"

@@ -14,8 +14,8 @@ from lockstep.measure.layer_time import LayerTimer
 from lockstep.measure.probe_device import name_device
 from lockstep.spec import Launch, Run
 from lockstep.spec.profile import LanesTime, LayerProfile, Profile
-from lockstep.train.setup import Setup, set_up
 from lockstep.train.foresight.step_time import time_steps
+from lockstep.train.setup import Setup, set_up
 
 Say = Callable[[str], None]
 

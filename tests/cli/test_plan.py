@@ -1,0 +1,128 @@
+"""`lockstep profile` and `lockstep plan`: a real profile here, plans from it, and one of them trained."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from lockstep.cli.main import run
+from lockstep.planner.preset import find_cluster
+from lockstep.spec.plan import read_plan
+from lockstep.spec.profile import read_profile
+
+SMALL = ["shapes", "-o", "train.batch=32", "-o", "train.lanes=4", "-o", "data.num_train=256"]
+SMALL += ["-o", "data.num_test=64", "-o", "train.epochs=1"]
+PRESET = ["--cluster", "8xH100"]
+
+
+def said(capsys, *words):
+    assert run([*words]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory):
+    path = tmp_path_factory.mktemp("profile") / "p.json"
+    trace, picture = path.with_name("trace.json"), path.with_name("p.png")
+    words = ["--device", "cpu", "--batch", "2,8", "--steps", "3", "--parts", "channel=2"]
+    words += ["--output", str(path), "--trace", str(trace), "--picture", str(picture)]
+    command = [sys.executable, "-W", "error", "-m", "lockstep", "profile", *SMALL, *words]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr
+    assert "a step of 4 lanes of 8 images" in done.stdout and "convolution" in done.stdout
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert {event["ph"] for event in events} == {"X"} and picture.read_bytes()[:4] == b"\x89PNG"
+    return path
+
+
+def test_a_profile_has_layers_and_steps(profile):
+    found = read_profile(profile)
+    assert {row.lanes for row in found.lanes} == {1, 2, 4} and all(row.seconds > 0 for row in found.lanes)
+    assert {time.images for layer in found.layers for time in layer.times} == {2, 8}
+    assert found.update_s > 0 and found.parameters > 1000 and found.device
+
+
+def test_plans_without_data_or_processes(capsys):
+    words = ["plan", "imagenet", *PRESET, "--workers", "16", "-o", "train.lanes=16", "-o", "train.batch=1024"]
+    out = said(capsys, *words)
+    assert out.splitlines()[1].startswith("data=16") and "102 MB of gradients" in out
+    assert out == said(capsys, *words)
+    table = json.loads(said(capsys, *words, "--json"))
+    best = table["plans"][0]
+    parts = ("compute_s", "inside_s", "bubble_s", "exposed_s", "gather_s", "update_s", "host_s", "data_s")
+    assert best["total_s"] == pytest.approx(sum(best[part] for part in parts))
+    assert best["range_s"][0] < best["total_s"] < best["range_s"][1]
+    assert 0.5 < best["efficiency"] <= 1 and best["hours"] > 0
+
+
+def test_a_price(capsys, tmp_path):
+    from dataclasses import replace
+
+    from lockstep.spec.cluster_file import write_cluster
+
+    cluster = find_cluster("8xH100")
+    file = tmp_path / "priced.toml"
+    file.write_text(write_cluster(replace(cluster, node=replace(cluster.node, price_hour=20.0))))
+    out = said(capsys, "plan", "imagenet", "--cluster", str(file), "--goal", "cost")
+    assert "price" in out.splitlines()[0]
+
+
+@pytest.mark.gloo
+def test_the_best_plan_is_executed(profile, tmp_path, capsys):
+    from lockstep.spec.cluster_file import write_cluster
+
+    cluster = find_cluster("cpu-10g")
+    place, plan = tmp_path / "here.toml", tmp_path / "plan.toml"
+    place.write_text(write_cluster(cluster))
+    words = ["--profile", str(profile), "--cluster", str(place), "--workers", "2", "--output", str(plan)]
+    said(capsys, "plan", *SMALL, *words)
+    assert read_plan(str(plan)).workers == 2
+    command = [sys.executable, "-m", "lockstep", "train", *SMALL, "--plan", str(plan), "--quiet"]
+    command += ["--device", "cpu", "--runs-dir", str(tmp_path), "--name", "run"]
+    subprocess.run(command, check=True, timeout=150)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["workers"] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["shapes", "--cluster", "9xH100"], "unknown cluster '9xH100'"),
+        (["shapes", "--cluster", "none.toml"], "none.toml: no such file"),
+        (["shapes", *PRESET, "--goal", "fun"], "--goal fun must be time, cost or memory"),
+        (["shapes", *PRESET, "--workers", "0"], "--workers 0 must be at least 1"),
+        (["shapes", *PRESET, "--workers", "1000"], "no plan comes out for 1000 workers"),
+        (["shapes", *PRESET, "--profile", "none.json"], "none.json: cannot read the file"),
+        (["folder", *PRESET], "give --classes and --images"),
+        (["shapes", *PRESET, "-o", "train.lanes=3"], "train.lanes=3 must be a power of two"),
+    ],
+)
+def test_bad_input_is_one_line(words, says, capsys):
+    assert run(["plan", *words]) == 2
+    assert says in capsys.readouterr().err.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--batch", "0"], "--batch 0 must be whole numbers"),
+        (["--parts", "pipeline=2"], "--parts pipeline=2 must be like"),
+        (["--steps", "0"], "--steps 0 must be at least 1"),
+        (["--output", "no/such/p.json"], "no/such/p.json: there is no such folder"),
+    ],
+)
+def test_bad_profiles_are_refused_before_work(words, says, capsys):
+    assert run(["profile", "shapes", *words]) == 2
+    assert says in capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_a_profile_of_another_model_is_refused(profile, capsys):
+    assert run(["plan", "shapes", *PRESET, "-o", "model.name=emotion48", "--profile", str(profile)]) == 2
+    assert "is of model.name=lenet5" in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_profile(tmp_path, capsys):
+    path = tmp_path / "p.json"
+    path.write_text("[1]")
+    assert run(["plan", "shapes", *PRESET, "--profile", str(path)]) == 2
+    assert "not a profile" in capsys.readouterr().err
