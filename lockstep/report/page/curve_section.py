@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lockstep.report.page.figure import NUM_COLORS, Figure, Figures, make_axis, series_color
+from lockstep.report.page.figure import NUM_COLORS, Figures, PlotSpec, make_axis, series_color
 from lockstep.report.page.markup import (
     Cell,
     Html,
@@ -81,7 +81,7 @@ def _draw(metric: str, runs: list[ShownRun], figures: Figures) -> list[Html]:
     title = f"{metric[0].upper()}{metric[1:]} by step"
     layout = {"xaxis": make_axis("step"), "yaxis": make_axis(label)}
     says = f"Lines of {metric} by step of {len(runs)} runs; the numbers are in the table below."
-    return [figures.place(Figure(title, says, traces, layout), _table(title, named, factor))]
+    return [figures.place(PlotSpec(title, says, traces, layout), _table(title, named, factor))]
 
 
 def _table(title: str, columns: dict[str, Points], factor: float) -> Html:

@@ -1,4 +1,4 @@
-"""A Figure: traces and axes for plotly as plain values, with the table of the same numbers beneath.
+"""A PlotSpec: traces and axes for plotly as plain values, with the table of the same numbers beneath.
 
 Colours are names, `c0` to `c7` and `ink`: page.js puts those of the reader's light or dark scheme there.
 """
@@ -20,7 +20,7 @@ _ROW_PX, _AROUND_PX = 26, 110
 
 
 @dataclass(frozen=True)
-class Figure:
+class PlotSpec:
     """What one plot shows; `says` is for those who cannot see it."""
 
     title: str
@@ -37,9 +37,9 @@ class Figures:
     """All figures of a page, in their order."""
 
     def __init__(self) -> None:
-        self.drawn: list[Figure] = []
+        self.drawn: list[PlotSpec] = []
 
-    def place(self, figure: Figure, *tables: Html) -> Html:
+    def place(self, figure: PlotSpec, *tables: Html) -> Html:
         """The figure's place on the page, with its table, unless a table follows that is always open."""
         folded = fold_away("The numbers", *tables).text if tables else ""
         number = len(self.drawn)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lockstep.report.page.figure import Figure, Figures, list_axis, list_height, make_axis
+from lockstep.report.page.figure import Figures, PlotSpec, list_axis, list_height, make_axis
 from lockstep.report.page.markup import (
     Cell,
     Html,
@@ -146,7 +146,7 @@ def _stages(run: ShownRun, figures: Figures) -> list[Html]:
     return [figures.place(figure, html_table(title, head, cells))]
 
 
-def _bars(title: str, names: Sequence[str], busy: Sequence[float], spent: Sequence[float]) -> Figure:
+def _bars(title: str, names: Sequence[str], busy: Sequence[float], spent: Sequence[float]) -> PlotSpec:
     """Two parts of a bar for each name."""
     traces = [
         {"type": "bar", "orientation": "h", "name": name, "marker": {"color": color}}
@@ -159,7 +159,7 @@ def _bars(title: str, names: Sequence[str], busy: Sequence[float], spent: Sequen
     ]
     layout = {"barmode": "stack", "xaxis": make_axis("milliseconds a step"), "yaxis": list_axis(list(names))}
     says = f"{title}: bars of milliseconds for {len(names)} rows, in two parts."
-    return Figure(title, says, traces, layout, list_height(len(names)))
+    return PlotSpec(title, says, traces, layout, list_height(len(names)))
 
 
 def _fewer(rows: list[Row]) -> list[Row]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lockstep.report.page.figure import Figure, Figures, make_axis
+from lockstep.report.page.figure import Figures, PlotSpec, make_axis
 from lockstep.report.page.markup import Section, html_table, show_ms, show_number, write_heading, write_text
 from lockstep.report.page.shown_run import ShownRun
 
@@ -40,7 +40,7 @@ def show_predicted(runs: list[ShownRun], figures: Figures) -> Section | None:
         ]
         head = ("part", "predicted", "measured", "error")
         section.add(write_heading(f"{run.name}, {run.plan or f'{run.workers} workers'}"))
-        section.add(figures.place(Figure(title, says, traces, layout), html_table(title, head, rows)))
+        section.add(figures.place(PlotSpec(title, says, traces, layout), html_table(title, head, rows)))
     if not section.parts:
         return None
     section.parts.insert(0, write_text("The error is predicted less measured, over measured."))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lockstep.report.page.figure import Figure, Figures, list_axis, list_height, make_axis
+from lockstep.report.page.figure import Figures, PlotSpec, list_axis, list_height, make_axis
 from lockstep.report.page.markup import (
     Cell,
     Html,
@@ -75,4 +75,4 @@ def _bars(name: str, unit: str, records: list[Record], figures: Figures) -> Html
     title = f"{name}: {unit}"
     layout = {"xaxis": make_axis(unit), "yaxis": list_axis(names)}
     says = f"Bars of {len(records)} records in {unit}, each with its spread."
-    return figures.place(Figure(title, says, [trace], layout, list_height(len(records))))
+    return figures.place(PlotSpec(title, says, [trace], layout, list_height(len(records))))

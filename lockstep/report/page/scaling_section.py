@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from lockstep.report.page.figure import Figure, Figures, make_axis, series_color
+from lockstep.report.page.figure import Figures, PlotSpec, make_axis, series_color
 from lockstep.report.page.markup import Section, html_table, show_number, write_heading, write_text
 from lockstep.report.page.shown_run import ShownRun
 
@@ -113,4 +113,4 @@ def _add(section: Section, runs: list[ShownRun], points: list[ScalingPoint], fig
         layout = {"xaxis": axis, "yaxis": make_axis(title, rangemode="tozero")}
         says = f"{title.partition(',')[0]} by number of workers, with the ideal as a dashed line."
         name = f"{title.partition(',')[0]} by workers: {what}"
-        section.add(figures.place(Figure(name, says, traces, layout), numbers))
+        section.add(figures.place(PlotSpec(name, says, traces, layout), numbers))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from lockstep.report.page.figure import Figure, Figures, list_axis, list_height, make_axis, series_color
+from lockstep.report.page.figure import Figures, PlotSpec, list_axis, list_height, make_axis, series_color
 from lockstep.report.page.markup import (
     Cell,
     Html,
@@ -85,7 +85,7 @@ def _generations(runs: list[ShownRun], figures: Figures) -> Html:
     }
     says = "Stairs of the number of workers by step; each change is a generation."
     head = ("run", "generation", "from step", "workers", "what changed", "until the next step", "since, UTC")
-    figure = Figure("Workers by step", says, traces, layout)
+    figure = PlotSpec("Workers by step", says, traces, layout)
     return figures.place(figure, html_table("Generations", head, cells))
 
 
@@ -156,5 +156,5 @@ def _draw(title: str, labels: list[str], spans: list[Span], figures: Figures, co
     says = f"{title}: a strip of time for each of {len(labels)} workers, {len(spans)} events."
     head = ("worker", "does", "what", "from", "for")
     return figures.place(
-        Figure(title, says, traces, layout, list_height(len(labels))), html_table(title, head, rows)
+        PlotSpec(title, says, traces, layout, list_height(len(labels))), html_table(title, head, rows)
     )
