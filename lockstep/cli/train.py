@@ -16,6 +16,7 @@ from lockstep.recipes import RECIPES, recipe
 from lockstep.spec import Launch, Run
 from lockstep.spec.identity import is_scripted
 from lockstep.spec.plan import read_plans
+from lockstep.spec.prediction import read_prediction
 from lockstep.spec.run_file import (
     Table,
     dump_toml,
@@ -122,6 +123,7 @@ def run_train(options: argparse.Namespace) -> int:
         quiet=options.quiet,
         plan=plan,
         fallbacks=tuple(fallbacks),
+        predicted=read_prediction(options.plan),
     )
     run, name = resolve(options, launch)
     with named_file(options):

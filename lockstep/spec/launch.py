@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lockstep.errors import SpecError, unknown
 from lockstep.spec.plan import Plan, read_plan
 from lockstep.spec.plan_check import check_plans, explain_lanes
+from lockstep.spec.prediction import read_prediction
 from lockstep.spec.run import Run
 from lockstep.spec.world import World
 
@@ -49,6 +51,7 @@ class Launch:
     quiet: bool = False  # print only warnings; a listener still gets every event
     plan: Plan = field(default_factory=Plan)  # how the model is dealt to workers
     fallbacks: tuple[Plan, ...] = ()  # plans for fewer workers, the first that comes out
+    predicted: Mapping[str, float] = field(default_factory=dict)  # seconds of a step's parts, by the planner
     world: World | None = None  # from the environment, if a launcher started this process
 
     def __post_init__(self) -> None:
@@ -56,6 +59,7 @@ class Launch:
         if self.pixel_cache is not None:
             object.__setattr__(self, "pixel_cache", Path(self.pixel_cache))
         if isinstance(self.plan, str):
+            object.__setattr__(self, "predicted", read_prediction(self.plan))
             object.__setattr__(self, "plan", read_plan(self.plan))
         fallbacks = [read_plan(plan) if isinstance(plan, str) else plan for plan in self.fallbacks]
         object.__setattr__(self, "fallbacks", tuple(fallbacks))
@@ -70,12 +74,11 @@ class Launch:
             )
         if self.data_changed and not self.resume:
             raise SpecError("--data-changed needs --resume: it lets a run go on with data that was repaired")
-        name = self.name
+        name, workers = self.name, self.workers
         if name is not None and (not name.strip(".") or set(name) & set("/\\") or not name.isprintable()):
             raise SpecError(
                 f"--name '{self.name}' must be the name of a folder, of printable characters without slashes"
             )
-        workers = self.workers
         if workers not in (None, "auto") and (type(workers) is not int or workers < 1):
             raise SpecError(
                 f"--workers {workers} must be a whole number from 1, or auto: one per GPU, else one per core"

@@ -187,8 +187,9 @@ class Plan:
 def read_plan(text: str) -> Plan:
     """A plan from `data=2,pipeline=2`, or from a TOML file with such keys."""
     if text.endswith(".toml"):
-        return _from_table(read_toml(Path(text)), text)
-    table: dict[str, Any] = {}
+        table = read_toml(Path(text))
+        return _from_table({key: table[key] for key in table if key != "predicted"}, text)
+    table = {}
     for word in text.split(","):
         key, equals, value = (part.strip() for part in word.partition("="))
         if not equals or not value:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -22,6 +23,7 @@ from lockstep.runs.train_state import TrainState
 from lockstep.spec import Launch
 from lockstep.train.audit import Audit
 from lockstep.train.dealt import Dealt
+from lockstep.train.foresight.step_parts import StepParts
 from lockstep.train.step import NotFinite, Requests, Step, StepResult
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ class Engine:
         self._step.sharded = dealt.sharded
         self._step.audit = self._make_audit() if launch.audit else None
         self._device_epochs = self._make_device_epochs()
+        self._parts = StepParts()
 
     def epoch(self, is_due: Callable[[int], bool], requests: Requests) -> Iterator[StepResult]:
         """Run the steps that are left of the current epoch.
@@ -66,7 +69,10 @@ class Engine:
         state, before = self._state, self._loader.waited_s
         for lanes in self._loader.epoch(state.epoch, state.step_in_epoch):
             waited_s, before = self._loader.waited_s - before, self._loader.waited_s
-            yield replace(self._through_host(lanes, requests), waited_s=waited_s)
+            start = time.perf_counter()
+            result = replace(self._through_host(lanes, requests), waited_s=waited_s)
+            self._parts.add(time.perf_counter() - start + waited_s, waited_s, result.exchange_s)
+            yield result
 
     def _on_device(
         self, epochs: DeviceEpochs, is_due: Callable[[int], bool], requests: Requests
@@ -76,7 +82,9 @@ class Engine:
         while state.step_in_epoch < steps:
             until = self._next_audit(steps)
             if state.step_in_epoch < until:
-                yield from epochs.run(until, is_due, requests, synced=self._launch.trace)
+                for result in epochs.run(until, is_due, requests, synced=self._launch.trace):
+                    self._parts.add(result.seconds, result.waited_s, result.exchange_s)
+                    yield result
             if state.step_in_epoch < until:
                 return  # asked to stop or to move
             if until < steps:
@@ -132,6 +140,11 @@ class Engine:
             }
             for i, row in enumerate(every[0])
         ]
+
+    def predicted(self) -> dict[str, Any]:
+        """The parts of a step as they were predicted and as this worker measured them; empty without such."""
+        found = self._parts.compare(self._launch.predicted)
+        return {"predicted": found} if found else {}
 
     def close(self) -> None:
         """End the background threads, and restore the model."""

@@ -6,6 +6,7 @@ changes before all lanes are summed and found finite, so a step that fails can s
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -43,6 +44,7 @@ class StepResult:
     move: bool = False  # whether any worker knows of a generation to move to
     seconds: float = 0.0  # how long it took; 0: the time since the step before
     waited_s: float = 0.0  # how much of that was spent waiting for data
+    exchange_s: float = 0.0  # and for gradients of other workers, after its own; not known on the device
 
 
 class NotFinite(Exception):
@@ -99,7 +101,9 @@ class Step:
             lane += 1 << output.height
             numbers = [output.loss, correct, *(request.clone() for request in requests)]
             reduction.add(output.grads, numbers, output.float_buffers, output.int_buffers, output.height)
+        began = time.perf_counter()
         means = reduction.finish()
+        exchange_s = time.perf_counter() - began if self._mesh.data.size > 1 else 0.0
         check_allocations(self._device, failed)
         if audit:
             audit.check(self._state.step)
@@ -127,7 +131,8 @@ class Step:
             self._state.finish = None
             raise self.not_finite(loss, lanes)
         lr = self._finish(list(grads.values()), [*means.floats, *means.ints], norm)
-        return StepResult(loss, round(right * self._run.train.lanes), lr, stops > 0, moves > 0)
+        right = round(right * self._run.train.lanes)
+        return StepResult(loss, right, lr, stops > 0, moves > 0, exchange_s=exchange_s)
 
     def _sum_chunks(self, grads: Mapping[str, Tensor]) -> dict[tuple[str, int], Tensor]:
         """The `chunk_sums` of gradients, or of this worker's pieces of them, by name and first element."""

@@ -81,7 +81,11 @@ def test_the_best_plan_is_executed(profile, tmp_path, capsys):
     command = [sys.executable, "-m", "lockstep", "train", *SMALL, "--plan", str(plan), "--quiet"]
     command += ["--device", "cpu", "--runs-dir", str(tmp_path), "--name", "run"]
     subprocess.run(command, check=True, timeout=150)
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["workers"] == 2
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["workers"] == 2
+    parts = summary["predicted"]
+    assert set(parts) == {"step_s", "compute_s", "exchange_s", "data_s"}
+    assert all(measured >= 0 for _, measured in parts.values()) and parts["step_s"][1] > 0
 
 
 @pytest.mark.parametrize(

@@ -181,4 +181,9 @@ def _plan_file(best: RankedPlan) -> str:
     if best.plan.layers:
         lines = [line for line in lines if not line.startswith("layers")]
         lines += [f"layers = {json.dumps(list(best.plan.layers))}"]
-    return "\n".join(lines) + "\n"
+    cost = best.cost
+    sent = cost.exposed_s + cost.inside_s + cost.gather_s
+    parts = {"step_s": cost.total_s, "exchange_s": sent, "data_s": cost.data_s}
+    parts["compute_s"] = cost.total_s - sent - cost.data_s
+    lines += ["", "[predicted]  # seconds; a run by this plan tells in its summary.json how wrong they were"]
+    return "\n".join([*lines, *(f"{key} = {value:.6g}" for key, value in parts.items())]) + "\n"
