@@ -101,9 +101,7 @@ class Step:
             lane += 1 << output.height
             numbers = [output.loss, correct, *(request.clone() for request in requests)]
             reduction.add(output.grads, numbers, output.float_buffers, output.int_buffers, output.height)
-        began = time.perf_counter()
-        means = reduction.finish()
-        exchange_s = time.perf_counter() - began if self._mesh.data.size > 1 else 0.0
+        means, exchange_s = self._finish_reduction(reduction)
         check_allocations(self._device, failed)
         if audit:
             audit.check(self._state.step)
@@ -131,8 +129,14 @@ class Step:
             self._state.finish = None
             raise self.not_finite(loss, lanes)
         lr = self._finish(list(grads.values()), [*means.floats, *means.ints], norm)
-        right = round(right * self._run.train.lanes)
-        return StepResult(loss, right, lr, stops > 0, moves > 0, exchange_s=exchange_s)
+        correct_count = round(right * self._run.train.lanes)
+        return StepResult(loss, correct_count, lr, stops > 0, moves > 0, exchange_s=exchange_s)
+
+    def _finish_reduction(self, reduction: StepReduction) -> tuple[Means, float]:
+        """The means over all lanes, and the seconds until the other workers' were there."""
+        start = time.perf_counter()
+        means = reduction.finish()
+        return means, time.perf_counter() - start if self._mesh.data.size > 1 else 0.0
 
     def _sum_chunks(self, grads: Mapping[str, Tensor]) -> dict[tuple[str, int], Tensor]:
         """The `chunk_sums` of gradients, or of this worker's pieces of them, by name and first element."""
