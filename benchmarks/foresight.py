@@ -38,7 +38,7 @@ from lockstep.train.setup import set_up
 
 STEPS, FIRST = 28, 4
 # model: size, batch, lanes
-CPU = {"emotion48": (48, 64, 8), "alexnet": (127, 8, 4), "googlenet": (64, 16, 4), "resnet18": (32, 8, 4)}
+CPU = {"emotion48": (48, 64, 8), "alexnet": (127, 8, 4), "googlenet": (64, 4, 4), "resnet18": (32, 8, 4)}
 PLANS = ["data=1", "data=2", "pipeline=2", "data=2,shard=optimizer", "data=2,shard=parameters"]
 PLANS += ["channel=2", "spatial=2"]
 GPU = {
