@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,8 +66,9 @@ def main() -> None:
         return
     cluster = read_cluster(options.cluster)
     for name in options.models or CPU:
-        records += on_cpu(name, cluster, options)
-        write_records(options.output, records)
+        for record in on_cpu(name, cluster, options):
+            records.append(record)
+            write_records(options.output, records)
 
 
 def make_run(model: str, size: int, channels: int, train: Train, steps: int = STEPS) -> Run:
@@ -76,7 +78,7 @@ def make_run(model: str, size: int, channels: int, train: Train, steps: int = ST
     return replace(lockstep.recipe("shapes"), model=Model(model), data=data, train=train)
 
 
-def on_cpu(name: str, cluster: Cluster, options: Any) -> list[Any]:
+def on_cpu(name: str, cluster: Cluster, options: Any) -> Iterator[Any]:
     """One model under every plan."""
     size, batch, lanes = CPU[name]
     train = Train(epochs=1, batch=batch, lanes=lanes)
@@ -85,7 +87,6 @@ def on_cpu(name: str, cluster: Cluster, options: Any) -> list[Any]:
         make_run(name, size, channels, replace(train, bands=bands, slices=bands)) for bands in (1, 2)
     )
     profiles: dict[bool, Profile] = {}
-    records = []
     for text in options.plans:
         plan = read_plan(text)
         cut = plan.splits_layers
@@ -103,17 +104,14 @@ def on_cpu(name: str, cluster: Cluster, options: Any) -> list[Any]:
             f"{name}, {plan}: predicted {cost.total_s:.4f} s, measured {found:.4f} s, {100 * error:+.1f} %",
             flush=True,
         )
-        records.append(
-            make_record(
-                f"{name} at {size}, batch {batch} in {lanes} lanes, {plan}: seconds of a step",
-                times,
-                "s",
-                predicted_s=cost.total_s,
-                error_percent=round(100 * error, 2),
-                parts={key: round(value, 6) for key, value in cost.parts().items()},
-            )
+        yield make_record(
+            f"{name} at {size}, batch {batch} in {lanes} lanes, {plan}: seconds of a step",
+            times,
+            "s",
+            predicted_s=cost.total_s,
+            error_percent=round(100 * error, 2),
+            parts={key: round(value, 6) for key, value in cost.parts().items()},
         )
-    return records
 
 
 def measure_run(run: Run, plan: str, workers: int) -> list[float]:
