@@ -49,7 +49,7 @@ def explain(best: RankedPlan, profile: Profile, cluster: Cluster) -> list[str]:
     if len(heavy) > 1 and share > 0.5:
         size += f", {100 * share:.0f} % of it in {' and '.join(_short(layer) for layer in heavy)}"
     if where:
-        lines.append(f"communication-bound beyond {where} workers with data alone: {size}")
+        lines.append(f"communication-bound beyond {where} worker{'s' * (where > 1)} with data alone: {size}")
     else:
         lines.append(
             f"computing stays longer than the exchange for as many workers as there are lanes: {size}"

@@ -158,7 +158,7 @@ def test_words():
     assert find_turn(run, profile, slow) == 1 and find_turn(run, profile, fast) is None
     best = find_plans(run, profile, slow, 8)[0]
     told = "\n".join(explain(best, profile, slow))
-    assert "communication-bound beyond 1 workers" in told and "32 MB of gradients" in told
+    assert "communication-bound beyond 1 worker with" in told and "32 MB of gradients" in told
     some = cluster(workers=8, gb_s=0.3)
     assert "bf16 on the wire" in "\n".join(explain(find_plans(run, profile, some, 8)[0], profile, some))
     assert find_limit(run, profile, fast)[0] == pytest.approx(8, rel=0.01)
