@@ -146,6 +146,7 @@ def _become(
 
     words = command[1:]
     gc.freeze()  # else each collection goes through all that the server has imported
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores it
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
