@@ -57,9 +57,7 @@ def explain(best: RankedPlan, profile: Profile, cluster: Cluster) -> list[str]:
     advice = advise(best, profile, cluster)
     if advice:
         words = [f"{one.what} ({one.gain:.2f} ×)" for one in advice]
-        lines.append(
-            f"would help, each by itself: {', '.join(words)}; the last bits change with all but plans"
-        )
+        lines.append(f"would help, each by itself: {', '.join(words)}; each is another run, with other bits")
     limit, most = find_limit(best.run, profile, cluster)
     lines.append(
         f"speedup limit by data alone: {limit:.1f} × with {most} workers of {best.run.train.lanes} lanes"

@@ -20,7 +20,7 @@ from lockstep.spec.run import Run
 GOALS = ("time", "cost", "memory")
 _MOST = {"pipeline": 16, "spatial": 16, "channel": 8}
 _ROOM = 0.9  # of a worker's memory that a run may take
-MEASURED_ERROR, COUNTED_ERROR = 0.2, 0.5  # half the range of a prediction, as docs/planning.md says
+_MEASURED, _ROUGH = 0.2, 0.6  # how wrong a prediction may be: docs/planning.md says how wrong they were
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def _judge(run: Run, table: LayerTable, plan: Plan) -> RankedPlan:
     profile, cluster = table.profile, table.cluster
     cost = predict(Dealer(run, table, plan).deal())
     memory = worker_memory(run, profile, plan, cluster.worker.kind == "gpu" and run.kernels.set != "stock")
-    error = MEASURED_ERROR if is_measured(profile, cluster) else COUNTED_ERROR
+    error = _MEASURED if is_measured(profile, cluster) and not plan.splits_layers else _ROUGH
     fits = memory.total_gb <= _ROOM * cluster.worker.memory_gb
     return RankedPlan(run, plan, cost, memory, fits, error)
 

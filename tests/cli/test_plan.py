@@ -130,3 +130,10 @@ def test_a_file_that_is_no_profile(tmp_path, capsys):
     path.write_text("[1]")
     assert run(["plan", "shapes", *PRESET, "--profile", str(path)]) == 2
     assert "not a profile" in capsys.readouterr().err
+
+
+def test_a_profile_of_another_device_is_told(profile, tmp_path, capsys):
+    words = ["--profile", str(profile), "--workers", "2", "--json", "--output", str(tmp_path / "plan.toml")]
+    assert run(["plan", *SMALL, *PRESET, *words]) == 0
+    found = capsys.readouterr()
+    assert "layers are only counted" in found.err and json.loads(found.out)["plans"]

@@ -1,12 +1,14 @@
-"""A Profile of a run's model without a measurement and, for published sets, without their data."""
+"""A run's Profile: from a file or, without a measurement, counted; for published sets without their data."""
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import replace
+from pathlib import Path
 
 from lockstep.errors import BadInput, LockstepError
 from lockstep.spec import Run
-from lockstep.spec.profile import Profile
+from lockstep.spec.profile import Profile, read_profile
 
 Facts = tuple[tuple[int, int, int], int, int]  # the shape of an image, classes, training images
 _PUBLISHED: dict[str, Facts] = {
@@ -15,6 +17,25 @@ _PUBLISHED: dict[str, Facts] = {
     "fashion": ((1, 28, 28), 10, 60_000),
 }
 _IMAGENET = (1000, 1_281_167)
+
+
+def find_profile(options: argparse.Namespace, run: Run) -> Profile:
+    """By --profile, else counted."""
+    if options.profile:
+        return read_own_profile(options.profile, run)
+    return count_profile(run, options.classes, options.images, options.recipe == "imagenet")
+
+
+def read_own_profile(path: Path, run: Run) -> Profile:
+    """A profile's file; refused if it is of something else than the run."""
+    profile = read_profile(path)
+    for key, own, its in (
+        ("model.name", run.model.name, profile.model),
+        ("train.precision", run.train.precision, profile.precision),
+    ):
+        if own != its:
+            raise BadInput(f"--profile {path} is of {key}={its}, and the run has {own}: measure it again")
+    return profile
 
 
 def count_profile(run: Run, classes: int = 0, images: int = 0, is_imagenet: bool = False) -> Profile:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,9 +13,9 @@ from lockstep.cli.flag import add_run_keys
 from lockstep.cli.foresight.profile import check_new
 from lockstep.cli.train import named_file, resolve
 from lockstep.errors import BadInput
-from lockstep.spec import Launch, Run
+from lockstep.spec import Launch
 from lockstep.spec.cluster import Cluster
-from lockstep.spec.profile import Profile, read_profile
+from lockstep.spec.profile import Profile
 
 if TYPE_CHECKING:
     from lockstep.planner.search import RankedPlan
@@ -62,8 +63,9 @@ def add_parser(verbs: Verbs) -> None:
 
 def show_plans(options: argparse.Namespace) -> int:
     """Predict, rank, explain."""
-    from lockstep.cli.foresight.counted_profile import count_profile
+    from lockstep.cli.foresight.counted_profile import find_profile
     from lockstep.planner.explain import explain
+    from lockstep.planner.layer_seconds import is_measured
     from lockstep.planner.preset import find_cluster
     from lockstep.planner.search import GOALS, best_of_counts, find_plans
 
@@ -75,15 +77,17 @@ def show_plans(options: argparse.Namespace) -> int:
         raise BadInput(f"--workers {options.workers} must be at least 1")
     check_new(options.output)
     with named_file(options):
-        if options.profile:
-            profile = read_profile(options.profile)
-            check_profile(profile, run, options.profile)
-        else:
-            profile = count_profile(run, options.classes, options.images, options.recipe == "imagenet")
+        profile = find_profile(options, run)
         if options.workers:
             found = find_plans(run, profile, cluster, options.workers, options.goal)
         else:
             found = best_of_counts(run, profile, cluster, options.goal)
+    if options.profile and not is_measured(profile, cluster):
+        print(
+            f"lockstep: {options.profile} is of {profile.device or 'no device'}, and {cluster.name} has "
+            f"{cluster.worker.device}: layers are only counted, so this is rougher",
+            file=sys.stderr,
+        )
     one = find_plans(run, profile, cluster, 1)[0]
     best = found[0] if options.workers else min(found, key=lambda each: each.cost.total_s)
     if options.json:
@@ -99,18 +103,8 @@ def show_plans(options: argparse.Namespace) -> int:
         print(_tell_error(best))
     if options.output:
         options.output.write_text(_plan_file(best), encoding="utf-8")
-        print(f"wrote {options.output}: lockstep train … --plan {options.output}")
+        print(f"wrote {options.output}: lockstep train … --plan {options.output}", file=sys.stderr)
     return 0
-
-
-def check_profile(profile: Profile, run: Run, path: Path) -> None:
-    """Refuse a profile of something else."""
-    for key, own, its in (
-        ("model.name", run.model.name, profile.model),
-        ("train.precision", run.train.precision, profile.precision),
-    ):
-        if own != its:
-            raise BadInput(f"--profile {path} is of {key}={its}, and the run has {own}: measure it again")
 
 
 def _row(each: RankedPlan, one: RankedPlan, profile: Profile, cluster: Cluster) -> dict[str, object]:

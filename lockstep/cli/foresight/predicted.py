@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from lockstep.cli.foresight.counted_profile import read_own_profile
 from lockstep.spec import Launch, Run
 from lockstep.spec.cluster import Cluster
-from lockstep.spec.profile import Profile, read_profile
+from lockstep.spec.profile import Profile
 
 
 def predict_steps(runs: Sequence[tuple[Run, int]], cluster: Cluster, profile: Profile) -> list[float]:
@@ -19,14 +20,10 @@ def predict_steps(runs: Sequence[tuple[Run, int]], cluster: Cluster, profile: Pr
     return [predict(deal_work(run, profile, cluster, Plan(data=count))).total_s for run, count in runs]
 
 
-def find_profile(path: Path | None, run: Run, device: str) -> Profile:
+def read_or_measure(path: Path | None, run: Run, device: str) -> Profile:
     """From a file, or measured here and now."""
     if path:
-        from lockstep.cli.foresight.plan import check_profile
-
-        profile = read_profile(path)
-        check_profile(profile, run, path)
-        return profile
+        return read_own_profile(path, run)
     from lockstep.cli.foresight.profile import say
     from lockstep.kernels.numerics import plain_torch
     from lockstep.train.foresight.measured_profile import ProfileOptions, measure_profile

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.cli.flag import add_device, add_json, add_run_keys
-from lockstep.cli.foresight.predicted import find_profile, predict_steps
+from lockstep.cli.foresight.predicted import predict_steps, read_or_measure
 from lockstep.cli.foresight.scale_row import ScaleRow, print_scale, scale_records, tell_difference
 from lockstep.cli.train import resolve
 from lockstep.errors import BadInput, LockstepError, SpecError
@@ -80,7 +80,7 @@ def run_scale(options: argparse.Namespace) -> int:
         raise BadInput("--profile is for a prediction: give --cluster, too")
     predicted: list[float | None] = [None] * len(runs)
     if cluster:
-        profile = find_profile(options.profile, run, options.device)
+        profile = read_or_measure(options.profile, run, options.device)
         predicted = [*predict_steps([*zip(runs, counts, strict=True)], cluster, profile)]
     rows = []
     for count, each, guess in zip(counts, runs, predicted, strict=True):

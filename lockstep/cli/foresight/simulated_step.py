@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.cli.flag import add_run_keys
-from lockstep.cli.foresight.plan import check_profile
 from lockstep.cli.foresight.profile import check_new
 from lockstep.cli.train import named_file, resolve
 from lockstep.errors import BadInput
 from lockstep.spec import Launch
 from lockstep.spec.cluster import Cluster
 from lockstep.spec.plan import read_plan
-from lockstep.spec.profile import read_profile
 
 _PLAN = "pipeline=1"
 
@@ -56,7 +54,7 @@ def check_step(options: argparse.Namespace) -> None:
 
 def simulate_recipe(options: argparse.Namespace, cluster: Cluster) -> dict[str, Any]:
     """Steps of the recipe on all workers of the nodes: what came out, beside the closed form."""
-    from lockstep.cli.foresight.counted_profile import count_profile
+    from lockstep.cli.foresight.counted_profile import find_profile
     from lockstep.planner.cost import predict
     from lockstep.planner.deal_work import deal_work
     from lockstep.planner.simulation.event_trace import to_chrome
@@ -70,12 +68,7 @@ def simulate_recipe(options: argparse.Namespace, cluster: Cluster) -> dict[str, 
             f"a lane; give -o train.lanes={1 << (plan.data - 1).bit_length()}"
         )
     with named_file(options):
-        if options.profile:
-            profile = read_profile(options.profile)
-            check_profile(profile, run, options.profile)
-        else:
-            profile = count_profile(run, options.classes, options.images, options.recipe == "imagenet")
-        work = deal_work(run, profile, cluster, plan)
+        work = deal_work(run, find_profile(options, run), cluster, plan)
     done, cost = simulate_step(work, options.seed, options.spread, options.steps), predict(work)
     if options.trace:
         options.trace.write_text(json.dumps(to_chrome(done.events)), encoding="utf-8")
