@@ -23,8 +23,9 @@ from lockstep.measure.probe_device import (
     measure_start,
     name_device,
 )
+from lockstep.measure.probe_exchange import Exchanges, fit_link, measure_exchanges
 from lockstep.measure.probe_feed import measure_decoding, measure_disk
-from lockstep.measure.probe_workers import Exchanges, Slowdown, fit_link, measure_exchanges, measure_slowdown
+from lockstep.measure.probe_workers import Slowdown, measure_slowdown
 from lockstep.spec.cluster import Cluster, ExchangeTimes, FeedRate, LinkRate, NodeShape, WorkerSpeed
 
 _LARGEST = 32 << 20

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lockstep.planner.exchange_time import Ring, bucket_s, gather_s, reduce_s, send_s
+from lockstep.planner.exchange_time import Ring, bucket_s, gather_s, swap_s
 from lockstep.planner.lane_time import LaneTime, find_lane_time
 from lockstep.planner.layer_seconds import LayerTable, Pass
 from lockstep.planner.step_work import BucketWork, StageWork, StepWork
@@ -52,14 +52,14 @@ class Dealer:
         lanes = -(-run.train.lanes // plan.data)
         lane = find_lane_time(run, self.table, lanes)
         slow = cluster.slowdown(workers)
-        passes = [self._part(place, lane.scale * slow) for place in range(len(self.profile.layers))]
+        passes = [self._part(place, lane, slow) for place in range(len(self.profile.layers))]
         cuts = cut_stages([one.both_s for one in passes], plan.pipeline)
         stages = tuple(self._stage(own, passes, lane, lanes, slow) for own in cuts)
         return StepWork(
             cluster, plan, stages, lane.host_s, self._data_s(), run.train.batch, cluster.worker.kind == "gpu"
         )
 
-    def _part(self, place: int, scale: float) -> Pass:
+    def _part(self, place: int, lane: LaneTime, slow: float) -> Pass:
         """What a worker computes of a layer."""
         plan, layer = self.plan, self.profile.layers[place]
         whole, part = self.table.passes()[place], Pass(1.0, 1.0)
@@ -71,7 +71,10 @@ class Dealer:
                     part.forward_s * own.forward_s / max(whole.forward_s, 1e-12),
                     part.backward_s * own.backward_s / max(whole.backward_s, 1e-12),
                 )
-        return Pass(scale * whole.forward_s * part.forward_s, scale * whole.backward_s * part.backward_s)
+        return Pass(
+            slow * whole.forward_s * (lane.scale * part.forward_s + lane.rest),
+            slow * whole.backward_s * (lane.scale * part.backward_s + lane.rest),
+        )
 
     def _is_cut(self, layer: LayerProfile, axis: str) -> bool:
         if axis == "channel":
@@ -119,18 +122,18 @@ class Dealer:
             ring = Ring(plan.channel)
             for layer in layers:
                 if layer.macs and layer.groups == 1 and self._is_cut(layer, "channel"):
-                    seconds += gather_s(cluster, ring, width * self.images * layer.inputs)
-                    seconds += gather_s(cluster, ring, width * self.images * layer.outputs)
-            seconds += gather_s(cluster, ring, 4.0 * sum(layer.parameters for layer in layers))
+                    seconds += swap_s(cluster, ring, width * self.images * layer.inputs)
+                    seconds += swap_s(cluster, ring, width * self.images * layer.outputs)
+            seconds += swap_s(cluster, ring, 4.0 * sum(layer.parameters for layer in layers))
         if plan.spatial > 1:
             ring = Ring(plan.spatial, plan.channel)
             for layer in layers:
                 if layer.halo and self._is_cut(layer, "spatial"):
                     rows = width * self.images * layer.halo * layer.inputs / max(layer.rows, 1)
-                    seconds += 2 * send_s(cluster, plan.channel, rows)
+                    seconds += 2 * swap_s(cluster, ring, plan.spatial * rows)
                 if layer.kind == "norm" and self._is_cut(layer, "spatial"):
-                    seconds += 2 * gather_s(cluster, ring, _SMALL)
-            seconds += reduce_s(cluster, ring, 4.0 * sum(layer.parameters for layer in layers))
+                    seconds += 2 * swap_s(cluster, ring, _SMALL)
+            seconds += 2 * swap_s(cluster, ring, 4.0 * sum(layer.parameters for layer in layers))
         return seconds
 
     def _mix(self, split: Sequence[LayerProfile]) -> float:

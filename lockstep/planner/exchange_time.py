@@ -43,6 +43,13 @@ def gather_s(cluster: Cluster, ring: Ring, num_bytes: float) -> float:
     return _one_way(cluster, ring, num_bytes)
 
 
+def swap_s(cluster: Cluster, ring: Ring, num_bytes: float) -> float:
+    """A gather within a lane, to which workers come from computing: now one is late, now another."""
+    if ring.size > 1 and (measured := _find(cluster, "swap", ring)):
+        return _interpolate(measured, num_bytes)
+    return gather_s(cluster, ring, num_bytes)
+
+
 def send_s(cluster: Cluster, stride: int, num_bytes: float) -> float:
     """From one worker to another, so many ranks away; others of a node that do the same share its network."""
     pair = Ring(2, stride)

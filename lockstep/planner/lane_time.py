@@ -30,7 +30,8 @@ class LaneTime:
     backward_s: float  # of a lane, with its addition to the sum
     update_s: float  # of all parameters
     host_s: float  # of a step
-    scale: float  # a lane over the sum of its layers
+    scale: float  # of the layers' seconds, where a lane takes less than their sum
+    rest: float  # what a lane takes beyond its layers, as a share of their sum: no cut makes it less
 
 
 def find_lane_time(run: Run, table: LayerTable, lanes: int) -> LaneTime:
@@ -40,13 +41,15 @@ def find_lane_time(run: Run, table: LayerTable, lanes: int) -> LaneTime:
     forward, backward = (sum(getattr(p, key) for p in passes) for key in ("forward_s", "backward_s"))
     if is_measured(profile, cluster) and (rows := _rows(profile, images)):
         fixed_s, lane_s = _split(rows, lanes)
-        scale = lane_s / (forward + backward) if forward + backward else 1.0
-        update_s = min(profile.update_s, fixed_s)
-        return LaneTime(scale * forward, scale * backward, update_s, fixed_s - update_s, scale)
+        ratio = lane_s / (forward + backward) if forward + backward else 1.0
+        update_s, scale = min(profile.update_s, fixed_s), min(ratio, 1.0)
+        return LaneTime(
+            ratio * forward, ratio * backward, update_s, fixed_s - update_s, scale, max(ratio - 1.0, 0.0)
+        )
     speed = cluster.worker.memory_gb_s * 1e9
     backward += profile.parameters * _ADD_BYTES / speed
     update_s = profile.parameters * _UPDATE_BYTES.get(run.optimizer.name, 28) / speed
-    return LaneTime(forward, backward, update_s, cluster.worker.step_ms * 1e-3, 1.0)
+    return LaneTime(forward, backward, update_s, cluster.worker.step_ms * 1e-3, 1.0, 0.0)
 
 
 def _rows(profile: Profile, images: int) -> list[LanesTime]:

@@ -14,7 +14,7 @@ from lockstep.errors import SpecError, unknown
 from lockstep.spec.field import accept_number
 
 KINDS = ("cpu", "gpu")
-EXCHANGES = ("reduce", "gather", "send")  # gradients by the tree; all_gather; one worker to another
+EXCHANGES = ("reduce", "gather", "swap", "send")  # by the tree; to all; within a lane; to one
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class FeedRate:
 class ExchangeTimes:
     """Measured seconds of one kind of exchange by its bytes."""
 
-    kind: str  # reduce, gather or send
+    kind: str  # reduce, gather, swap or send
     workers: int
     mb: tuple[float, ...]
     ms: tuple[float, ...]

@@ -9,7 +9,8 @@ import torch
 from lockstep.comm.group import Group
 from lockstep.measure.probe import FULL, QUICK, Effort, Machine, probe_machine
 from lockstep.measure.probe_device import time_rounds
-from lockstep.measure.probe_workers import fit_link, worker_counts
+from lockstep.measure.probe_exchange import fit_link
+from lockstep.measure.probe_workers import worker_counts
 from lockstep.planner.preset import find_cluster
 from lockstep.spec.cluster import ExchangeTimes
 from lockstep.spec.cluster_file import write_cluster
@@ -41,7 +42,7 @@ def test_a_quick_probe_of_this_machine(tmp_path):
     assert (tmp_path / "cluster.toml").read_text() == text
 
 
-KINDS = ("reduce", "gather", "send")
+KINDS = ("reduce", "gather", "swap", "send")
 
 
 @pytest.mark.parametrize(
