@@ -4,7 +4,8 @@ python benchmarks/foresight.py --cluster here.toml   two cores: models × plans 
 python benchmarks/foresight.py --device cuda         one GPU: models × three batch sizes
 
 On a CPU each run trains 28 steps, of which the last 24 count. On a GPU a model is profiled at two batch
-sizes, and three others are predicted and measured; the layers are not timed.
+sizes, and three others are predicted and measured; the layers are not timed. Its batch sizes are compiled side
+by side in processes of their own, and measured one after another.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from measure import make_parser, make_record
 
 import lockstep
@@ -56,8 +58,13 @@ def main() -> None:
     parser.add_argument("--cluster", type=Path, help="what `lockstep probe` wrote")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--models", nargs="+")
+    parser.add_argument(
+        "--time", nargs=2, metavar=("MODEL", "BATCH"), help="print seconds of steps; internal"
+    )
     parser.add_argument("--plans", nargs="+", default=PLANS)
     options = parser.parse_args()
+    if options.time:
+        return time_on_gpu(options.time[0], int(options.time[1]))
     records: list[Any] = []
     if options.device == "cuda":
         for name in options.models or GPU:
@@ -143,27 +150,28 @@ def measure_run(run: Run, plan: str, workers: int) -> list[float]:
 def on_gpu(name: str) -> list[Any]:
     """One model at three batch sizes, from a profile at two others."""
     size, channels, kernels, known, asked = GPU[name]
-
-    def run_of(batch: int) -> Run:
-        train = Train(epochs=1, batch=batch, lanes=1, precision="bf16")
-        run = make_run(name, size, channels, train, steps=4)
-        return replace(run, kernels=Kernels(set=kernels))
-
+    command = [sys.executable, __file__, "--device", "cuda", "--time", name]
+    workers = {
+        batch: subprocess.Popen(
+            [*command, str(batch)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for batch in (*known, *asked)
+    }
+    for worker in workers.values():
+        assert worker.stdout and worker.stdout.readline() == "ready\n", f"{name}: see the error above"
     times = {}
-    with plain_torch():
-        device = prepare_device("cuda", 1)
-        for batch in (*known, *asked):
-            times[batch] = time_steps(set_up(run_of(batch), device), Launch(device="cuda"), 24).each_s
-            print(f"{name}, {batch}: {statistics.median(times[batch]):.5f} s", flush=True)
+    for batch, worker in workers.items():
+        times[batch] = json.loads(worker.communicate("now\n")[0])
+        print(f"{name}, {batch}: {statistics.median(times[batch]):.5f} s", flush=True)
     rows = tuple(LanesTime(1, batch, statistics.median(times[batch])) for batch in known)
-    place = name_device(device)
+    place = name_device(torch.device("cuda", 0))
     whole = tuple(LayerTime(row.images, row.seconds / 3, row.seconds * 2 / 3) for row in rows)
     layers = (LayerProfile("model", "other", 0.0, 0, 0, 0, times=whole),)
     profile = Profile(name, (channels, size, size), 10, "bf16", kernels, layers, device=place, lanes=rows)
     cluster = Cluster("here", WorkerSpeed("gpu", place, 139, 4000, {"fp32": 5e4}), NodeShape(1))
     records = []
     for batch in asked:
-        cost = predict(deal_work(run_of(batch), profile, cluster, read_plan("data=1")))
+        cost = predict(deal_work(gpu_run(name, batch), profile, cluster, read_plan("data=1")))
         error = cost.total_s / statistics.median(times[batch]) - 1
         print(f"{name}, batch {batch}: predicted {cost.total_s:.5f} s, {100 * error:+.1f} %", flush=True)
         records.append(
@@ -177,6 +185,23 @@ def on_gpu(name: str) -> list[Any]:
             )
         )
     return records
+
+
+def gpu_run(name: str, batch: int) -> Run:
+    """A model of the table with one lane."""
+    size, channels, kernels, *_ = GPU[name]
+    train = Train(epochs=1, batch=batch, lanes=1, precision="bf16")
+    return replace(make_run(name, size, channels, train, steps=4), kernels=Kernels(set=kernels))
+
+
+def time_on_gpu(name: str, batch: int) -> None:
+    """Say when compiled; when asked, time 24 steps and print them. One process of `on_gpu`."""
+    with plain_torch():
+        setup = set_up(gpu_run(name, batch), prepare_device("cuda", 1))
+        time_steps(setup, Launch(device="cuda"), 2)
+        print("ready", flush=True)
+        sys.stdin.readline()
+        print(json.dumps(time_steps(setup, Launch(device="cuda"), 24).each_s), flush=True)
 
 
 if __name__ == "__main__":
