@@ -28,6 +28,7 @@ GROUPS = {
     "[residual-compiled-": "compiled",
     "runs/test_resume.py": "resume",  # and these what is trained once for the module
     "report/test_page.py": "page",
+    "report/test_planned.py": "planned",
     "cli/test_verify.py": "verify",
     "cli/test_trained.py": "trained",
     "lightning/test_lane_strategy.py": "lightning",

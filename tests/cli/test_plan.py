@@ -50,6 +50,9 @@ def test_plans_without_data_or_processes(capsys):
     assert out == said(capsys, *words)
     table = json.loads(said(capsys, *words, "--json"))
     best = table["plans"][0]
+    assert table["best"] == {"plan": best["plan"], "workers": 16}
+    assert (table["cluster"], table["model"], table["batch"]) == ("8xH100", "resnet50", 1024)
+    assert table["workers_a_node"] == 8 and table["network"]["gb_s"] > 0 and table["link"]["gb_s"] > 0
     parts = ("compute_s", "inside_s", "bubble_s", "exposed_s", "gather_s", "update_s", "host_s", "data_s")
     assert best["total_s"] == pytest.approx(sum(best[part] for part in parts))
     assert best["range_s"][0] < best["total_s"] < best["range_s"][1]

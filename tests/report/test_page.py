@@ -4,25 +4,23 @@ import json
 import re
 import shutil
 import sys
-from datetime import UTC, datetime
 from html import unescape
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from browser import Browser, find_browser
+from foresight_files import write_foresight
+from page_reader import Reader, figures, page_of
 from small import small_run, train
 
 from lockstep.cli.main import run as run_cli
 from lockstep.errors import BadInput
-from lockstep.report.page.page_source import read_sources
 from lockstep.report.page.write_page import make_page
 from lockstep.spec.record import read_records
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(2)> & \"'"
 PAGE_CSS = Path(sys.modules[make_page.__module__].__file__).with_name("page.css")
-WHEN = datetime(2026, 1, 2, tzinfo=UTC)
 
 
 def generation(number, step, workers, *changes):
@@ -85,10 +83,6 @@ def edit(path, **changes):
     (path / "summary.json").write_text(json.dumps(summary))
 
 
-def page_of(*words):
-    return make_page(read_sources(list(map(str, words)), Path("runs")), "", WHEN)
-
-
 @pytest.fixture(scope="module")
 def page(runs_dir, tmp_path_factory):
     """Of all runs and of the repository's records, one of them with a hostile name."""
@@ -96,50 +90,6 @@ def page(runs_dir, tmp_path_factory):
     path = tmp_path_factory.mktemp("records") / "hostile.json"
     path.write_text(json.dumps([row | {"name": NASTY} for row in records * 2]))
     return page_of(runs_dir, RESULTS, path)
-
-
-class Reader(HTMLParser):
-    """Elements by name, ids, and tables as lists of rows of texts."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.values, self.tables, self.open = [], set(), [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        found = dict(attrs)
-        self.tags.append((tag, found))
-        self.open.append(tag)
-        if tag == "data":
-            self.values.add(found["value"])
-        if tag == "table":
-            self.tables.append([])
-        elif tag == "tr":
-            self.tables[-1].append([])
-        elif tag in ("td", "th"):
-            self.tables[-1][-1].append("")
-
-    def handle_endtag(self, tag):
-        while self.open and self.open.pop() != tag:
-            pass
-
-    def handle_data(self, data):
-        if {"td", "th"} & set(self.open):
-            self.tables[-1][-1][-1] += data
-
-    def table(self, corner, column):
-        """The row heads and cells of the tables with this corner, by a column's name."""
-        return {
-            row[0]: row[rows[0].index(column)]
-            for rows in self.tables
-            if rows[0][0] == corner and column in rows[0]
-            for row in rows[1:]
-        }
-
-
-def figures(text):
-    found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', text, re.S)
-    return json.loads(found[1])
 
 
 def test_tables_hold_the_numbers_of_the_records(page):
@@ -295,16 +245,26 @@ def browser(tmp_path_factory):
 def shown(browser, runs_dir, tmp_path_factory):
     """A page in the browser's window, of 1280 pixels and light."""
     path = tmp_path_factory.mktemp("shown") / "page.html"
-    path.write_text(page_of(runs_dir, RESULTS / "workers-cpu.json", RESULTS / "decode-cpu.json"))
+    records = [RESULTS / name for name in ("workers-cpu.json", "decode-cpu.json", "feeding-gpu.json")]
+    path.write_text(page_of(runs_dir, write_foresight(path.parent), *records))
     browser.open(path, 1280)
     return path
 
 
+# Texts of a plot that lie on each other.
+OVERLAPS = """[...document.querySelectorAll('.plot')].flatMap((plot) => {
+  const names = '.xtick text, .ytick text, .legendtext, .xtitle, .ytitle, .annotation-text';
+  const boxes = [...plot.querySelectorAll(names)].map((t) => [t.textContent, t.getBoundingClientRect()]);
+  const over = (a, b) => Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1
+    && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 3;
+  return boxes.flatMap(([one, a], i) => boxes.slice(i + 1).filter(([, b]) => over(a, b))
+    .map(([two]) => `${plot.id} ${plot.getAttribute('aria-label')}: ${one} | ${two}`));
+})"""
 FILL = "getComputedStyle(document.querySelector('.plot text')).fill"
 INK = {False: "rgb(28, 36, 48)", True: "rgb(230, 234, 240)"}
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (390, True)])
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (390, True), (390, False)])
 def test_a_browser_draws_it(browser, shown, width, dark):
     browser.resize(width, dark)
     browser.wait(f"{FILL} === '{INK[dark]}' && document.documentElement.dataset.drawn !== undefined")
@@ -314,6 +274,12 @@ def test_a_browser_draws_it(browser, shown, width, dark):
     marks = "d.querySelectorAll('.point path, path.point, .js-line').length"
     plots = browser.evaluate(f"[...document.querySelectorAll('.plot')].map(d => {marks})")
     assert len(plots) == len(figures(shown.read_text())) and all(plots)
+    assert browser.evaluate(OVERLAPS) == []
+    falling = browser.evaluate(
+        "[...document.querySelectorAll('.plot')].filter(d => d.layout.yaxis.type === 'log')"
+        ".filter(d => !(d._fullLayout.yaxis.range[0] < d._fullLayout.yaxis.range[1])).length"
+    )
+    assert falling == 0  # no axis of values is taken for a list of names
     rights = "[...document.querySelectorAll('.plot svg')].map(s => s.getBoundingClientRect().right)"
     assert max(browser.evaluate(rights)) <= width
     titles = browser.evaluate(

@@ -13,7 +13,7 @@ from lockstep.cli.flag import add_run_keys
 from lockstep.cli.foresight.profile import check_new
 from lockstep.cli.train import named_file, resolve
 from lockstep.errors import BadInput
-from lockstep.spec import Launch
+from lockstep.spec import Launch, Run
 from lockstep.spec.cluster import Cluster
 from lockstep.spec.profile import Profile
 
@@ -92,11 +92,9 @@ def show_plans(options: argparse.Namespace) -> int:
     best = found[0] if options.workers else min(found, key=lambda each: each.cost.total_s)
     if options.json:
         rows = [_row(each, one, profile, cluster) for each in found]
-        print(
-            json.dumps(
-                {"cluster": cluster.name, "plans": rows, "why": explain(best, profile, cluster)}, indent=1
-            )
-        )
+        facts = {"plans": rows, "best": {"plan": str(best.plan), "workers": best.workers}}
+        facts["why"] = explain(best, profile, cluster)
+        print(json.dumps({**_about(run, cluster), **facts}, indent=1))
     else:
         _print_table(found[: options.top], one, profile, cluster)
         print(f"\n{best.plan}: " + "\n".join(explain(best, profile, cluster)))
@@ -105,6 +103,23 @@ def show_plans(options: argparse.Namespace) -> int:
         options.output.write_text(_plan_file(best), encoding="utf-8")
         print(f"wrote {options.output}: lockstep train … --plan {options.output}", file=sys.stderr)
     return 0
+
+
+def _about(run: Run, cluster: Cluster) -> dict[str, object]:
+    """The run and the links that plans are for."""
+    train, link, network = run.train, cluster.node.link, cluster.network
+    return {
+        "cluster": cluster.name,
+        "device": cluster.worker.device,
+        "workers_a_node": cluster.node.workers,
+        "link": asdict(link) if link else None,
+        "network": asdict(network) if network else None,
+        "model": run.model.name,
+        "batch": train.batch,
+        "lanes": train.lanes,
+        "precision": train.precision,
+        "wire": train.wire,
+    }
 
 
 def _row(each: RankedPlan, one: RankedPlan, profile: Profile, cluster: Cluster) -> dict[str, object]:

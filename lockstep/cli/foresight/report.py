@@ -14,18 +14,23 @@ if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _TEXT = """\
-Write one page of HTML that compares runs, and shows benchmark records:
+Write one page of HTML that compares runs, and shows predictions and benchmark records:
 
   lockstep report runs -o page.html                  all finished runs of a folder
   lockstep report one two --title 'one or two?'      two runs, by name
   lockstep report runs benchmarks/results            runs and records
+  lockstep plan imagenet --cluster 8xA100 --json > a100.json
+  lockstep scale fashion --workers 1,2,4 --json > scale.json
+  lockstep report runs a100.json scale.json          and what was predicted, and how it scales
 
 Runs side by side, training curves, scaling by workers, layers, stages, communication against compute,
-timelines, what differs in configuration; records with their spread. A part that no run has is left out.
+measured, and predicted for the links of a cluster, timelines, what differs in configuration; records with
+their spread. A part that no run and no file has is left out.
 Plots can be hovered and zoomed; each has a table of its numbers, which needs no JavaScript.
 
 The page is one file of about 5 MB, most of it plotly's script. It needs no network and no server.
-Damaged runs and runs that are not finished are named and left out; if nothing is left, the exit code is 2.
+Damaged runs and runs that are not finished are named and left out; if nothing is left, or a file that is
+named is neither of records nor of plans, the exit code is 2.
 Needs the extra `report`: pip install 'lockstep-train[report]'
 """
 
@@ -34,7 +39,7 @@ def add_parser(verbs: Verbs) -> None:
     """Add the verb and its flags."""
     parser = verbs.add_parser(
         "report",
-        help="write a page that compares runs, and shows records",
+        help="write a page that compares runs, and shows predictions and records",
         description=_TEXT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -42,7 +47,7 @@ def add_parser(verbs: Verbs) -> None:
         "run",
         nargs="+",
         metavar="RUN|DIR|FILE",
-        help="a run's name or directory, a folder with runs or records in it, or a file of records",
+        help="a run's name or directory, a folder with runs or files in it, or a file of records or plans",
     )
     parser.add_argument(
         "-o",

@@ -78,6 +78,8 @@ def scale_records(rows: list[ScaleRow], run: Run, options: argparse.Namespace) -
     for row in rows:
         name = f"step of {run.model.name}, {kind} scaling, workers: {row.workers}"
         details: dict[str, Any] = {
+            "scaling": kind,
+            "model": run.model.name,
             "workers": row.workers,
             "batch": row.batch,
             "lanes": row.lanes,

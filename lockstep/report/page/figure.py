@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
@@ -15,6 +15,8 @@ from typing import Any
 from lockstep.report.page.markup import Html, fold_away
 
 NUM_COLORS = 8
+_WIDE = 8  # times as many workers
+_DECADES = 50.0  # from so many times on, a logarithmic axis names powers of ten alone
 _OURS = {"hovertemplate"}  # written by us; holds HTML of plotly's and no text of a file
 _ROW_PX, _AROUND_PX = 26, 110
 
@@ -65,6 +67,28 @@ def series_color(place: int) -> str:
 def make_axis(title: str, **more: Any) -> dict[str, Any]:
     """An axis with a title."""
     return {"title": {"text": title}, **more}
+
+
+def counts_axis(title: str, counts: Sequence[float], is_log: bool) -> dict[str, Any]:
+    """An axis of few numbers, as of workers, each of them named."""
+    log = {"type": "log"} if is_log else {}
+    return make_axis(title, tickmode="array", tickvals=[*counts], tickformat="~g", **log)
+
+
+def value_axis(title: str, values: Iterable[float], far: float, ticks: str = ",~f") -> dict[str, Any]:
+    """From 0 or, if the values above 0 lie so many times apart, logarithmic."""
+    found = [value for value in values if value > 0]
+    times = max(found) / min(found) if found else 1.0
+    if times < far:
+        return make_axis(title, rangemode="tozero")
+    tens = {"dtick": 1} if times > _DECADES else {}
+    log = {"type": "log", "tickformat": ticks, **tens}
+    return {"title": {"text": title, "standoff": 12}, **log}
+
+
+def is_wide(counts: Sequence[int]) -> bool:
+    """Whether numbers of workers, which rise, lie so far apart that a logarithmic axis is better."""
+    return counts[-1] >= _WIDE * counts[0]
 
 
 def list_axis(names: list[str]) -> dict[str, Any]:

@@ -78,6 +78,11 @@ def write_text(text: str) -> Html:
     return Html(f"<p>{escape(text)}</p>")
 
 
+def write_list(lines: Iterable[str]) -> Html:
+    """Plain texts, each with a dot before it."""
+    return Html(f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>")
+
+
 def write_heading(text: str) -> Html:
     """Of a part of a section."""
     return Html(f"<h3>{escape(text)}</h3>")

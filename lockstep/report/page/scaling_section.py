@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from lockstep.report.page.figure import Figures, PlotSpec, make_axis, series_color
+from lockstep.report.page.figure import Figures, PlotSpec, counts_axis, is_wide, make_axis, series_color
 from lockstep.report.page.markup import Section, html_table, show_number, write_heading, write_text
+from lockstep.report.page.scale_section import add_scaled
 from lockstep.report.page.shown_run import ShownRun
+from lockstep.spec.record import Record
 
 
 @dataclass(frozen=True)
@@ -23,13 +25,14 @@ class ScalingPoint:
     efficiency: float
 
 
-def show_scaling(runs: list[ShownRun], figures: Figures) -> Section | None:
-    """A plot of the speedup and one of the efficiency for every configuration with several worker counts."""
+def show_scaling(runs: list[ShownRun], files: dict[str, list[Record]], figures: Figures) -> Section | None:
+    """Speedup and efficiency of every configuration with several worker counts, and of `lockstep scale`."""
     section = Section("scaling", "Scaling")
     for group in _configurations(runs):
         points = scaling_points(group)
         if len({point.workers for point in points}) > 1:
             _add(section, group, points, figures)
+    add_scaled(section, files, figures)
     return section if section.parts else None
 
 
@@ -109,8 +112,9 @@ def _add(section: Section, runs: list[ShownRun], points: list[ScalingPoint], fig
                     "marker": {"size": 9, "color": series_color(place)},
                 }
             )
-        axis = make_axis("workers", tickmode="array", tickvals=workers)
-        layout = {"xaxis": axis, "yaxis": make_axis(title, rangemode="tozero")}
+        is_log = is_wide(workers) and not level
+        axis = counts_axis(title, y, True) if is_log else make_axis(title, rangemode="tozero")
+        layout = {"xaxis": counts_axis("workers", workers, is_wide(workers)), "yaxis": axis}
         says = f"{title.partition(',')[0]} by number of workers, with the ideal as a dashed line."
         name = f"{title.partition(',')[0]} by workers: {what}"
         section.add(figures.place(PlotSpec(name, says, traces, layout), numbers))

@@ -12,6 +12,7 @@ from lockstep.report.page.figure import Figures
 from lockstep.report.page.markup import Section
 from lockstep.report.page.page_source import PageSource
 from lockstep.report.page.part_section import show_layers, show_traffic
+from lockstep.report.page.planned_section import show_planned
 from lockstep.report.page.predicted_section import show_predicted
 from lockstep.report.page.record_section import show_records
 from lockstep.report.page.run_section import show_differences, show_left_out, show_runs
@@ -31,9 +32,10 @@ def make_page(source: PageSource, title: str, when: datetime) -> str:
     sections = [
         show_runs(runs),
         show_curves(runs, figures),
-        show_scaling(runs, figures),
+        show_scaling(runs, source.records, figures),
         show_predicted(runs, figures),
         show_traffic(runs, figures),
+        show_planned(source.plans, figures),
         show_layers(runs, figures),
         show_timelines(runs, figures),
         show_differences(runs),
@@ -64,6 +66,9 @@ def _about(source: PageSource, when: datetime) -> str:
     lines = [f"Written {when:%Y-%m-%d %H:%M} UTC. {source.count()}."]
     if trained:
         lines.append(f"Trained: {', '.join(trained[:6])}{' and others' if len(trained) > 6 else ''}.")
+    if source.plans:
+        names = list(dict.fromkeys(each.name for each in source.plans))
+        lines.append(f"Predicted: {'; '.join(names[:6])}{' and others' if len(names) > 6 else ''}.")
     if source.records:
         lines.append(f"Files of records: {len(source.records)}.")
     return f"<p>{escape(' '.join(lines))}</p>"
