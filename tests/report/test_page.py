@@ -245,7 +245,7 @@ def browser(tmp_path_factory):
 def shown(browser, runs_dir, tmp_path_factory):
     """A page in the browser's window, of 1280 pixels and light."""
     path = tmp_path_factory.mktemp("shown") / "page.html"
-    records = [RESULTS / name for name in ("workers-cpu.json", "decode-cpu.json", "feeding-gpu.json")]
+    records = [RESULTS / name for name in ("workers-cpu.json", "decode-cpu.json", "halo-conv-cpu.json")]
     path.write_text(page_of(runs_dir, write_foresight(path.parent), *records))
     browser.open(path, 1280)
     return path

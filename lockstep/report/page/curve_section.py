@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lockstep.report.page.figure import NUM_COLORS, Figures, PlotSpec, make_axis, series_color
+from lockstep.report.page.figure import Figures, PlotSpec, make_axis, series_color, series_dash
 from lockstep.report.page.markup import (
     Cell,
     Html,
@@ -17,7 +17,6 @@ from lockstep.report.page.markup import (
 from lockstep.report.page.shown_run import Row, ShownRun
 
 _MOST = 100  # points of a run: each is the mean of as many steps
-_DASHES = ("solid", "dash", "dashdot")  # of the first runs, and of those whose colours come again
 _WORDS = {"val": "validation", "test": "test"}
 
 Points = list[tuple[int, float]]  # step, value
@@ -64,8 +63,7 @@ def _draw(metric: str, runs: list[ShownRun], figures: Figures) -> list[Html]:
             if not points:
                 continue
             columns.setdefault((what, tuple(points)), []).append(run.name)
-            dash = _DASHES[place // NUM_COLORS % len(_DASHES)]
-            look = {"dash": "dot", "width": 1} if points is epochs else {"dash": dash}
+            look = {"dash": "dot", "width": 1} if points is epochs else {"dash": series_dash(place)}
             line = {"color": series_color(place), **look}
             traces.append(
                 {"type": "scatter", "mode": "lines+markers" if points is epochs else "lines", "line": line}

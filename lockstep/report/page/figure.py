@@ -14,9 +14,11 @@ from typing import Any
 
 from lockstep.report.page.markup import Html, fold_away
 
-NUM_COLORS = 8
+_NUM_COLORS = 8
+_DASHES = ("solid", "dash", "dashdot")  # of the first series, and of those whose colours come again
 _WIDE = 8  # times as many workers
 _DECADES = 50.0  # from so many times on, a logarithmic axis names powers of ten alone
+_MOST_TICKS, _EDGE = 6, 0.06
 _OURS = {"hovertemplate"}  # written by us; holds HTML of plotly's and no text of a file
 _ROW_PX, _AROUND_PX = 26, 110
 
@@ -61,7 +63,12 @@ class Figures:
 
 def series_color(place: int) -> str:
     """The name of a series' colour."""
-    return f"c{place % NUM_COLORS}"
+    return f"c{place % _NUM_COLORS}"
+
+
+def series_dash(place: int) -> str:
+    """How a series' line is drawn, so that those of one colour differ."""
+    return _DASHES[place // _NUM_COLORS % len(_DASHES)]
 
 
 def make_axis(title: str, **more: Any) -> dict[str, Any]:
@@ -81,9 +88,11 @@ def value_axis(title: str, values: Iterable[float], far: float, ticks: str = ",~
     times = max(found) / min(found) if found else 1.0
     if times < far:
         return make_axis(title, rangemode="tozero")
-    tens = {"dtick": 1} if times > _DECADES else {}
-    log = {"type": "log", "tickformat": ticks, **tens}
-    return {"title": {"text": title, "standoff": 12}, **log}
+    low, high = math.log10(min(found)), math.log10(max(found))
+    tens = {"dtick": math.ceil((high - low) / _MOST_TICKS)} if times > _DECADES else {}
+    edge = _EDGE * (high - low)
+    log = {"type": "log", "tickformat": ticks, "range": [low - edge, high + edge]}
+    return {"title": {"text": title, "standoff": 12}, **log, **tens}
 
 
 def is_wide(counts: Sequence[int]) -> bool:

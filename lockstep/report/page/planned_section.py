@@ -15,6 +15,7 @@ from lockstep.report.page.figure import (
     list_height,
     make_axis,
     series_color,
+    series_dash,
     value_axis,
 )
 from lockstep.report.page.markup import (
@@ -83,7 +84,8 @@ def _overview(files: list[ShownPlans], names: list[str], figures: Figures) -> li
             traces.append(
                 {"type": "scatter", "mode": "lines+markers", "name": name}
                 | {"x": [x for x, _ in points], "y": [y for _, y in points]}
-                | {"line": {"color": series_color(place)}, "marker": {"color": series_color(place)}}
+                | {"line": {"color": series_color(place), "dash": series_dash(place)}}
+                | {"marker": {"color": series_color(place)}}
                 | {"hovertemplate": "%{x} workers: %{y:.3g}"}
             )
     if len(traces) < 2:

@@ -99,7 +99,8 @@ def _bars(title: str, unit: str, records: list[Record]) -> PlotSpec:
             "width": 3,
         },
     }
-    axis = value_axis(unit, values, _FAR, "~g") if is_log else make_axis(unit)
+    highs = [max(record.value, record.spread[1]) for record in records]
+    axis = value_axis(unit, [*lows, *highs], _FAR, "~g") if is_log else make_axis(unit)
     layout = {"xaxis": axis, "yaxis": list_axis(names)}
     says = f"{'Points' if is_log else 'Bars'} of {len(records)} records in {unit}, each with its spread."
     return PlotSpec(title, says, [trace], layout, list_height(len(records)))
