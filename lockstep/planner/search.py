@@ -105,7 +105,8 @@ def _judge(run: Run, table: LayerTable, plan: Plan) -> RankedPlan:
     profile, cluster = table.profile, table.cluster
     cost = predict(Dealer(run, table, plan).deal())
     memory = worker_memory(run, profile, plan, cluster.worker.kind == "gpu" and run.kernels.set != "stock")
-    error = _MEASURED if is_measured(profile, cluster) and not plan.splits_layers else _ROUGH
+    is_rough = plan.splits_layers or plan.shard == "parameters" or not is_measured(profile, cluster)
+    error = _ROUGH if is_rough else _MEASURED
     fits = memory.total_gb <= _ROOM * cluster.worker.memory_gb
     return RankedPlan(run, plan, cost, memory, fits, error)
 
