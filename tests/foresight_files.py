@@ -15,7 +15,7 @@ RUN = ["cifar10", "-o", "train.lanes=32", "-o", "train.batch=512", "--json"]
 PLANS = {
     "nvlink": ["--cluster", "8xH100"],
     "ethernet": ["--cluster", "cpu-1g"],
-    "eight": ["--cluster", "8xH100", "--workers", "8"],
+    "eight": ["--cluster", "8xH100", "--workers", "8", "--vary", "wire"],
     "few": ["--cluster", "4xK80", "-o", "train.lanes=4"],
 }
 STEPS_S = {"strong": {1: 0.08, 2: 0.05, 4: 0.04}, "weak": {1: 0.08, 2: 0.09, 4: 0.1, 8: 0.16}}

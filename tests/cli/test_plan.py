@@ -50,7 +50,7 @@ def test_plans_without_data_or_processes(capsys):
     assert out == said(capsys, *words)
     table = json.loads(said(capsys, *words, "--json"))
     best = table["plans"][0]
-    assert table["best"] == {"plan": best["plan"], "workers": 16}
+    assert table["best"] == {"plan": best["plan"], "workers": 16, "change": ""}
     assert (table["cluster"], table["model"], table["batch"]) == ("8xH100", "resnet50", 1024)
     assert table["workers_a_node"] == 8 and table["network"]["gb_s"] > 0 and table["link"]["gb_s"] > 0
     parts = ("compute_s", "inside_s", "bubble_s", "exposed_s", "gather_s", "update_s", "host_s", "data_s")
@@ -87,7 +87,9 @@ def test_the_best_plan_is_executed(profile, tmp_path, capsys):
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["workers"] == 2
     parts = summary["predicted"]
-    assert set(parts) == {"step_s", "compute_s", "exchange_s", "data_s"}
+    assert set(parts) == {"step_s", "compute_s", "exchange_s", "hidden_s", "host_s", "data_s"}
+    whole = sum(parts[key][1] for key in ("compute_s", "exchange_s", "host_s", "data_s"))
+    assert whole == pytest.approx(parts["step_s"][1], rel=0.5)
     assert all(measured >= 0 for _, measured in parts.values()) and parts["step_s"][1] > 0
 
 

@@ -81,7 +81,10 @@ def test_plans_of_one_number_of_workers_are_bars(page, folder):
     rows = read(folder, "eight")["plans"]
     title = next(title for title in drawn(page) if title.startswith("A step by 8 workers, by plan"))
     parts = traces(drawn(page)[title])
-    assert parts["computing"]["customdata"] == [row["plan"] for row in rows][:24]
+    assert (
+        parts["computing"]["customdata"] == [f"{row['plan']} {row['change']}".rstrip() for row in rows][:24]
+    )
+    assert any(row["change"] for row in rows[:24])
     assert parts["computing"]["type"] == "bar" and parts["exchange, hidden"]["type"] == "scatter"
 
 

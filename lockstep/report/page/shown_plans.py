@@ -74,7 +74,7 @@ def read_shown_plans(path: Path, found: Row) -> ShownPlans:
         if not steps:
             raise ValueError("there is no plan in it")
         best = found.get("best") or {}
-        told = f"{best['plan']}, {_workers(best['workers'])}" if best else ""
+        told = f"{_plan(best)}, {_workers(best['workers'])}" if best else ""
         why = [str(line) for line in found.get("why", ())]
         return ShownPlans(path, str(found["cluster"]), _what(path, found), _links(found), told, steps, why)
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
@@ -89,7 +89,7 @@ def _read_step(row: Row) -> PlannedStep:
     if type(workers) is not int or workers < 1 or not total:
         raise ValueError(f"workers={workers!r} with total_s={total} cannot be")
     return PlannedStep(
-        plan=str(row["plan"]),
+        plan=_plan(row),
         workers=workers,
         compute_s=compute,
         exposed_s=sum(_number(row, key) for key in _EXPOSED),
@@ -112,6 +112,11 @@ def _number(row: Row, key: str) -> float:
     if not math.isfinite(value) or value < 0:
         raise ValueError(f"{key}={value} cannot be")
     return float(value)
+
+
+def _plan(row: Row) -> str:
+    """The plan, and which change of the run it is for."""
+    return f"{row['plan']} {row.get('change') or ''}".rstrip()
 
 
 def _what(path: Path, found: Row) -> str:
