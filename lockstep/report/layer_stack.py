@@ -10,7 +10,7 @@ _COLORS = ("#4477aa", "#66ccee", "#228833", "#ccbb44", "#aa3377", "#bbbbbb")
 _LINES = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#555555", "#ee8866")
 _MARKS = "osD^vPX*"
 _LOAD = "#cc6677"
-_LONGEST = 24  # letters of a layer's name
+_LONGEST = 36  # letters of a layer's name
 MOST_LINES = len(_LINES)
 
 
@@ -62,15 +62,15 @@ def _draw_kinds(
         if any(height):
             axes.bar(places, height, 0.7, bottom, color=color, label=kind)
             bottom = [low + more for low, more in zip(bottom, height, strict=True)]
-    texts, top = [_short_number(height) for height in bottom], bottom
+    texts, top = [three_digits(height) for height in bottom], bottom
     if load_s:
         loading = [1e3 * seconds / size for seconds, size in zip(load_s, sizes, strict=True)]
         look = {"color": _LOAD, "hatch": "//", "edgecolor": "white", "linewidth": 0}
         axes.bar(places, loading, 0.7, bottom, label="loading data", **look)
         top = [low + more for low, more in zip(bottom, loading, strict=True)]
-        texts = [f"{_short_number(high)}\n({text})" for high, text in zip(top, texts, strict=True)]
+        texts = [f"{three_digits(high)}\n({text})" for high, text in zip(top, texts, strict=True)]
     for place, high, text in zip(places, top, texts, strict=True):
-        axes.annotate(text, (place, high), (0, 3), textcoords="offset points", ha="center", fontsize=7)
+        axes.annotate(text, (place, high), (0, 4), textcoords="offset points", ha="center", fontsize=7)
     axes.set_ylim(0, 1.15 * max(top))
     axes.set_ylabel("milliseconds an image, forward\nand backward" + " (and without loading)" * bool(load_s))
 
@@ -87,6 +87,6 @@ def _draw_rates(
     axes.set_ylabel("images a second of a layer,\nshare of its best")
 
 
-def _short_number(number: float) -> str:
+def three_digits(number: float) -> str:
     """Three digits, or all before the point."""
     return f"{number:,.0f}" if number >= 100 else f"{number:#.3g}"

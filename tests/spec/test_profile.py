@@ -1,10 +1,11 @@
 """A Profile's file, old ones too, and where a layer leaves its roofline as the batch shrinks."""
 
 import json
+from dataclasses import replace
 
 from layer_chain import chain
 
-from lockstep.cli.foresight.layer_table import tell_layers
+from lockstep.cli.foresight.layer_table import heavy_rates, tell_layers
 from lockstep.spec.profile import LayerProfile, LayerTime, LoadTime, Profile, read_profile, write_profile
 
 TIMES = {1: 0.010, 4: 0.016, 16: 0.040, 64: 0.150}  # 100, 250, 400 and 427 images a second
@@ -49,7 +50,14 @@ def test_the_table_has_flops_bytes_memory_and_loading():
     columns += ["37.50", "112.50", "2.6", "50.0", "%", "16"]
     assert lines[2].split() == columns
     assert lines[1].split()[3] == "256.0"  # the images need no gradient
-    assert ["16", "80.00", "200", "160.00", "67"] in [line.split() for line in lines]
+    assert ["16", "80.00", "200", "160.00", "66.7"] in [line.split() for line in lines]
+
+
+def test_equal_layers_are_one_line_of_the_picture():
+    other = replace(layer({1: 0.1, 4: 0.1, 16: 0.1, 64: 0.1}), name="fc")
+    mixed = replace(profile(), layers=(layer(TIMES), other, replace(layer(TIMES), name="conv2")))
+    assert list(heavy_rates(mixed, 2)) == ["conv and 1 like it", "fc"]
+    assert heavy_rates(mixed, 1) == {"conv and 1 like it": [layer(TIMES).relative_rates[n] for n in TIMES]}
 
 
 def test_one_batch_says_nothing_of_rooflines():

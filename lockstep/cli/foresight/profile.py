@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.cli.flag import add_device, add_run_keys, check_new_file
-from lockstep.cli.foresight.layer_table import REACHED, layers_s, tell_layers
+from lockstep.cli.foresight.layer_table import REACHED, heavy_rates, layers_s, tell_layers
 from lockstep.cli.train import named_file, resolve
 from lockstep.errors import BadInput
 from lockstep.spec import Launch
@@ -150,12 +150,7 @@ def _draw(path: Path, profile: Profile) -> None:
 
     sizes = profile.sizes
     kinds = {kind: [layers_s(profile, size, kind) for size in sizes] for kind in LAYER_KINDS}
-    heavy = sorted(profile.layers, key=lambda layer: -layer.whole[sizes[-1]].both_s)[:MOST_LINES]
-    rates = {
-        layer.name.removeprefix("blocks."): [layer.relative_rates[size] for size in sizes]
-        for layer in profile.layers
-        if layer in heavy
-    }
+    rates = heavy_rates(profile, MOST_LINES)
     image = f"{profile.shape[1]} × {profile.shape[2]} pixels"
     title = f"{profile.model}, {image}, {profile.precision}, {profile.device}: each layer by itself"
     load_s = [row.seconds for row in profile.loading]
