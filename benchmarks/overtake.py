@@ -15,7 +15,7 @@ from typing import Any
 from measure import make_parser, make_record
 
 import lockstep
-from lockstep.cli.foresight.counted_profile import count_profile
+from lockstep.cli.foresight.counted_profile import count_run
 from lockstep.planner.cost import StepCost
 from lockstep.planner.preset import find_cluster
 from lockstep.planner.search import judge
@@ -37,7 +37,7 @@ def main() -> None:
     for name, batch in BATCHES.items():
         run = replace(lockstep.recipe("imagenet"), model=Model(name))
         run = replace(run, train=replace(run.train, batch=batch, lanes=batch, precision="fp32"))
-        profile = count_profile(run, is_imagenet=True)
+        profile = count_run(run, is_imagenet=True)
         for preset in PRESETS:
             costs = {
                 w: cost_of(run, profile, preset, w) for w in (1, 2, 4, 8, 16, 32, 64, 128, 256) if w <= batch

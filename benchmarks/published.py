@@ -18,7 +18,7 @@ import numpy as np
 from measure import make_parser, make_record
 
 import lockstep
-from lockstep.cli.foresight.counted_profile import count_profile
+from lockstep.cli.foresight.counted_profile import count_run
 from lockstep.planner.preset import find_cluster
 from lockstep.planner.search import judge
 from lockstep.spec import Run
@@ -53,7 +53,7 @@ def main() -> None:
     options = parser.parse_args()
     records = [fit_scaling(name) for name in MODELS]
     run = lockstep.recipe("imagenet")
-    profile = count_profile(run, is_imagenet=True)
+    profile = count_run(run, is_imagenet=True)
     for system, rows in MLPERF.items():
         records += predict_rows(system, rows, run, profile)
     for record in records:

@@ -5,6 +5,7 @@ so groups are found here by a part of the id.
 """
 
 import os
+import tempfile
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, here and in every process of a test
     import interpreter  # noqa: F401
 
+CACHE = tempfile.TemporaryDirectory()  # not the user's, in which `probe` and `profile` keep what they find
+os.environ["LOCKSTEP_CACHE"] = CACHE.name
 torch.set_num_threads(1)  # as runs do; two processes of two threads, which wait by spinning, take far longer
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")  # a busy one may take its time for an example

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from functools import partial
 
 from torch import Tensor
 
@@ -56,7 +58,7 @@ class Reducer:
 
     def begin(self) -> None:
         """Start a step, and drop what is left of an unfinished one."""
-        self._ready, self._futures, self._added = 0, [], 0
+        self._ready, self._futures, self._added, self.exchange_s = 0, [], 0, 0.0
         for bucket in self._buckets:
             bucket.begin()
 
@@ -108,6 +110,12 @@ class Reducer:
                 means[index] = tensor
         return [mean for mean in means if mean is not None]
 
+    def _reduce(self, bucket: Bucket) -> Leaf:
+        start = time.perf_counter()
+        found = bucket.reduce()
+        self.exchange_s += time.perf_counter() - start  # of this step, while other things are computed
+        return found
+
     def close(self) -> None:
         """End the background thread."""
         if self._background:
@@ -119,5 +127,5 @@ class Reducer:
         while self._ready < len(self._buckets) and self._buckets[self._ready].is_whole():
             bucket = self._buckets[self._ready]
             bucket.pack()
-            self._futures.append(self._background.submit(bucket.reduce))
+            self._futures.append(self._background.submit(partial(self._reduce, bucket)))
             self._ready += 1

@@ -69,8 +69,8 @@ def measure_exchanges(
     how = (
         f"{group.backend}, between processes of this machine; the slowest worker's time, medians of "
         f"{shortest} rounds or more, {widest[0]:.2f} to {widest[1]:.2f} of the median; reduce: the lane "
-        f"tree over {_LANES} lanes or more; gather: bytes of all parts; send: there and back in turn; swap: the "
-        f"same bytes as gather, mean of {_SWAPS}, a product of two matrices before each"
+        f"tree over {_LANES} lanes or more; gather: bytes of all parts; send: there and back in turn; "
+        f"swap: bytes of all parts, mean of {_SWAPS}, a product of two matrices before each"
     )
     return Exchanges(tuple(rows), how)
 

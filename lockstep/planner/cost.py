@@ -34,6 +34,18 @@ class StepCost:
             key: value for key, value in asdict(self).items() if key not in ("hidden_s", "total_s", "images")
         }
 
+    def segments(self) -> dict[str, float]:
+        """The parts that a run can measure of itself: its lanes, the exchange after them, the rest."""
+        lanes = self.compute_s + self.inside_s + self.bubble_s
+        return {
+            "step_s": self.total_s,
+            "compute_s": lanes,
+            "exchange_s": self.exposed_s,
+            "hidden_s": self.hidden_s,
+            "host_s": self.gather_s + self.update_s + self.host_s,
+            "data_s": self.data_s,
+        }
+
 
 def predict(work: StepWork) -> StepCost:
     """A step of all workers; the slowest of each part counts."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
 
 from lockstep.errors import SpecError
 from lockstep.planner.cost import StepCost, predict
@@ -18,6 +20,7 @@ from lockstep.spec.profile import Profile
 from lockstep.spec.run import Run
 
 GOALS = ("time", "cost", "memory")
+AXES = ("batch", "lanes", "wire", "grid")  # of the run, not of the plan: each value is another run
 _MOST = {"pipeline": 16, "spatial": 16, "channel": 8}
 _ROOM = 0.9  # of a worker's memory that a run may take
 _MEASURED, _ROUGH = 0.2, 0.6  # how wrong a prediction may be: docs/planning.md says how wrong they were
@@ -33,6 +36,7 @@ class RankedPlan:
     memory: WorkerMemory
     fits: bool
     error: float  # the range is the total divided and multiplied by 1 + error
+    change: str = ""  # of the run that was asked for, as words of a command
 
     @property
     def workers(self) -> int:
@@ -55,6 +59,43 @@ def find_plans(
     return sorted(found, key=lambda one: (not one.fits, *_key(one, cluster, goal), str(one.plan)))
 
 
+def find_changed(
+    run: Run, profile: Profile, cluster: Cluster, workers: int, goal: str, axes: Sequence[str]
+) -> list[RankedPlan]:
+    """The same for the run and for those that differ from it along some axes, by time or cost an image."""
+    found = list[RankedPlan]()
+    for change, other in change_run(run, axes).items():
+        with suppress(SpecError):
+            plans = find_plans(other, profile, cluster, workers, goal)
+            needs_grid = "bands" in change  # a grid costs time, and pays only where a plan cuts along it
+            found += [
+                replace(one, change=change)
+                for one in plans
+                if not needs_grid or one.plan.splits_layers or one.plan.layers
+            ]
+    if not found:
+        return find_plans(run, profile, cluster, workers, goal)  # its error says what to do
+    return sorted(found, key=lambda one: (not one.fits, *_key(one, cluster, goal), one.change, str(one.plan)))
+
+
+def change_run(run: Run, axes: Sequence[str]) -> dict[str, Run]:
+    """The run, and all combinations of other values along the axes, by the words that make them."""
+    train = run.train
+    values: dict[str, list[dict[str, Any]]] = {
+        "batch": [{"batch": size} for size in (train.batch // 2, 2 * train.batch, 4 * train.batch)],
+        "lanes": [{"lanes": count} for count in (train.lanes // 2, 2 * train.lanes, 4 * train.lanes)],
+        "wire": [{"wire": "bf16" if train.wire == "fp32" else "fp32"}],
+        "grid": [{"bands": 4, "slices": 4}] if train.bands == train.slices == 1 else [],
+    }
+    found = dict[str, Run]()
+    for chosen in product(*([{}, *values[axis]] for axis in axes)):
+        keys: dict[str, Any] = {key: value for one in chosen for key, value in one.items()}
+        with suppress(SpecError):
+            words = " ".join(f"-o train.{key}={value}" for key, value in keys.items())
+            found[words] = replace(run, train=replace(train, **keys))
+    return found
+
+
 def judge(run: Run, profile: Profile, cluster: Cluster, plan: Plan) -> RankedPlan:
     """What one plan costs."""
     return _judge(run, make_table(run, profile, cluster), plan)
@@ -64,7 +105,8 @@ def _judge(run: Run, table: LayerTable, plan: Plan) -> RankedPlan:
     profile, cluster = table.profile, table.cluster
     cost = predict(Dealer(run, table, plan).deal())
     memory = worker_memory(run, profile, plan, cluster.worker.kind == "gpu" and run.kernels.set != "stock")
-    error = _MEASURED if is_measured(profile, cluster) and not plan.splits_layers else _ROUGH
+    is_rough = plan.splits_layers or plan.shard == "parameters" or not is_measured(profile, cluster)
+    error = _ROUGH if is_rough else _MEASURED
     fits = memory.total_gb <= _ROOM * cluster.worker.memory_gb
     return RankedPlan(run, plan, cost, memory, fits, error)
 
@@ -104,7 +146,7 @@ def _key(one: RankedPlan, cluster: Cluster, goal: str) -> tuple[float, ...]:
     if goal == "memory":
         return one.memory.total_gb, one.cost.total_s
     nodes = cluster.nodes(one.workers)
-    return (one.cost.total_s * (nodes if goal == "cost" else 1), one.memory.total_gb)
+    return (one.cost.total_s / one.cost.images * (nodes if goal == "cost" else 1), one.memory.total_gb)
 
 
 def best_of_counts(run: Run, profile: Profile, cluster: Cluster, goal: str) -> list[RankedPlan]:

@@ -9,7 +9,7 @@ from lockstep.errors import SpecError
 from lockstep.spec.field import accept_number
 from lockstep.spec.run_file import read_toml
 
-PARTS = ("step_s", "compute_s", "exchange_s", "data_s")
+PARTS = ("step_s", "compute_s", "exchange_s", "hidden_s", "host_s", "data_s")
 
 
 def read_prediction(text: str) -> dict[str, float]:

@@ -23,6 +23,7 @@ from lockstep.runs.train_state import TrainState
 from lockstep.spec import Launch
 from lockstep.train.audit import Audit
 from lockstep.train.dealt import Dealt
+from lockstep.train.foresight.own_prediction import predict_own
 from lockstep.train.foresight.step_parts import StepParts
 from lockstep.train.step import NotFinite, Requests, Step, StepResult
 
@@ -37,7 +38,7 @@ class Engine:
         setup, group = dealt.setup, dealt.mesh.data
         self._setup, self._state, self._launch, self._group = setup, state, launch, group
         self._world, self._needs, self._split = dealt.mesh.world, dealt.needs, dealt.split
-        self._products = dealt.products
+        self._products, self._plan = dealt.products, replace(dealt.plan, data=group.size)
         self._loader = self._make_loader(worker_lanes(setup.run.train.lanes, group.size, group.rank))
         self._lowered = dealt.lower(lambda: next(self._loader.epoch(0)))
         self._step = Step(
@@ -71,7 +72,7 @@ class Engine:
             waited_s, before = self._loader.waited_s - before, self._loader.waited_s
             start = time.perf_counter()
             result = replace(self._through_host(lanes, requests), waited_s=waited_s)
-            self._parts.add(time.perf_counter() - start + waited_s, waited_s, result.exchange_s)
+            self._parts.add(time.perf_counter() - start + waited_s, result)
             yield result
 
     def _on_device(
@@ -83,7 +84,7 @@ class Engine:
             until = self._next_audit(steps)
             if state.step_in_epoch < until:
                 for result in epochs.run(until, is_due, requests, synced=self._launch.trace):
-                    self._parts.add(result.seconds, result.waited_s, result.exchange_s)
+                    self._parts.add(result.seconds, result)
                     yield result
             if state.step_in_epoch < until:
                 return  # asked to stop or to move
@@ -142,8 +143,10 @@ class Engine:
         ]
 
     def predicted(self) -> dict[str, Any]:
-        """The parts of a step as they were predicted and as this worker measured them; empty without such."""
-        found = self._parts.compare(self._launch.predicted)
+        """The parts of a step as they were predicted and as worker 0 measured them; empty for the others."""
+        if self._world.rank:
+            return {}
+        found = self._parts.compare(self._launch.predicted or predict_own(self._setup, self._plan))
         return {"predicted": found} if found else {}
 
     def close(self) -> None:

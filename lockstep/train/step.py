@@ -44,7 +44,9 @@ class StepResult:
     move: bool = False  # whether any worker knows of a generation to move to
     seconds: float = 0.0  # how long it took; 0: the time since the step before
     waited_s: float = 0.0  # how much of that was spent waiting for data
-    exchange_s: float = 0.0  # and for gradients of other workers, after its own; not known on the device
+    compute_s: float = 0.0  # and until this worker's lanes were done; 0: not known, as on a device
+    exchange_s: float = 0.0  # and then waiting for gradients of other workers; not known on the device
+    hidden_s: float = 0.0  # what their exchange took beside computing
 
 
 class NotFinite(Exception):
@@ -79,7 +81,7 @@ class Step:
     def __call__(self, lanes: Lanes, stop: bool = False, move: bool = False) -> StepResult:
         """Compute and commit one step; `stop` and `move` ask all workers to leave after it."""
         self._device = lanes.images.device
-        reduction, audit = self._reduction, self.audit
+        reduction, audit, start = self._reduction, self.audit, time.perf_counter()
         if self.sharded:
             self.sharded.prepare()
         reduction.begin(check_ints=self._state.step_in_epoch == 0)
@@ -101,6 +103,7 @@ class Step:
             lane += 1 << output.height
             numbers = [output.loss, correct, *(request.clone() for request in requests)]
             reduction.add(output.grads, numbers, output.float_buffers, output.int_buffers, output.height)
+        computed = time.perf_counter()
         means, exchange_s = self._finish_reduction(reduction)
         check_allocations(self._device, failed)
         if audit:
@@ -129,8 +132,16 @@ class Step:
             self._state.finish = None
             raise self.not_finite(loss, lanes)
         lr = self._finish(list(grads.values()), [*means.floats, *means.ints], norm)
-        correct_count = round(right * self._run.train.lanes)
-        return StepResult(loss, correct_count, lr, stops > 0, moves > 0, exchange_s=exchange_s)
+        return StepResult(
+            loss,
+            round(right * self._run.train.lanes),
+            lr,
+            stops > 0,
+            moves > 0,
+            compute_s=computed - start if self._device.type == "cpu" else 0.0,
+            exchange_s=exchange_s,
+            hidden_s=max(reduction.reducer.exchange_s - exchange_s, 0.0),
+        )
 
     def _finish_reduction(self, reduction: StepReduction) -> tuple[Means, float]:
         """The means over all lanes, and the seconds until the other workers' were there."""

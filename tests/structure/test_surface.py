@@ -39,7 +39,7 @@ FLAGS = {
     "bench lanes": "--config --override -c -o RECIPE",
     "profile": "RECIPE --batch --config --device --output --override --parts --picture --steps --trace -c -o",
     "plan": "RECIPE --classes --cluster --config --goal --images --json --output --override --profile --top "
-    "--workers -c -o",
+    "--vary --workers -c -o",
     "scale": "RECIPE --cluster --config --device --json --override --profile --steps --weak --workers -c -o",
     "probe": "--device --list --output --quick --show --workers",
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 
 from lockstep.errors import BadInput, LockstepError
@@ -23,7 +22,7 @@ def find_profile(options: argparse.Namespace, run: Run) -> Profile:
     """By --profile, else counted."""
     if options.profile:
         return read_own_profile(options.profile, run)
-    return count_profile(run, options.classes, options.images, options.recipe == "imagenet")
+    return count_run(run, options.classes, options.images, options.recipe == "imagenet")
 
 
 def read_own_profile(path: Path, run: Run) -> Profile:
@@ -38,27 +37,11 @@ def read_own_profile(path: Path, run: Run) -> Profile:
     return profile
 
 
-def count_profile(run: Run, classes: int = 0, images: int = 0, is_imagenet: bool = False) -> Profile:
+def count_run(run: Run, classes: int = 0, images: int = 0, is_imagenet: bool = False) -> Profile:
     """What the layers of a run's model compute and hold."""
-    from lockstep.kernels.numerics import plain_torch
-    from lockstep.measure.layer_count import count_layers
-    from lockstep.models import build_model
+    from lockstep.train.foresight.own_prediction import count_profile
 
-    shape, found, count = _find_facts(run, classes, images, is_imagenet)
-    with plain_torch():
-        layers = count_layers(
-            build_model(replace(run, model=replace(run.model, weights=None)), shape, found), shape
-        )
-    return Profile(
-        model=run.model.name,
-        shape=shape,
-        classes=found,
-        precision=run.train.precision,
-        kernels=run.kernels.set,
-        layers=tuple(layers),
-        train_images=count,
-        how={"layers": "counted, not measured"},
-    )
+    return count_profile(run, *_find_facts(run, classes, images, is_imagenet))
 
 
 def _find_facts(run: Run, classes: int, images: int, is_imagenet: bool) -> Facts:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from lockstep.cli.flag import add_run_keys
 from lockstep.cli.foresight.profile import check_new
 from lockstep.cli.train import named_file, resolve
-from lockstep.errors import BadInput
+from lockstep.errors import BadInput, unknown
 from lockstep.spec import Launch
 from lockstep.spec.cluster import Cluster
 from lockstep.spec.profile import Profile
@@ -30,6 +30,7 @@ Predict how long a step of a run takes on a cluster under every plan that comes 
   lockstep probe --output here.toml; lockstep profile cifar10 --output p.json
   lockstep plan cifar10 --cluster here.toml --profile p.json --workers 2 --output plan.toml
   lockstep train cifar10 --plan plan.toml
+  lockstep plan cifar10 --cluster 8xH100 --workers 8 --vary batch,wire      other runs, with other bits
 
 Without --profile the layers are counted, and their times follow from the cluster's rates; that is rougher.
 Nothing is started and no GPU is needed. The same input gives the same output.
@@ -46,10 +47,19 @@ def add_parser(verbs: Verbs) -> None:
     )
     add_run_keys(parser)
     parser.add_argument(
-        "--cluster", required=True, metavar="NAME|FILE", help="a preset, or a file of `lockstep probe`"
+        "--cluster",
+        required=True,
+        metavar="NAME|FILE",
+        help="a preset, a file by `probe`, or here",
     )
     parser.add_argument("--workers", type=int, metavar="N", help="default: the best for 1, 2, 4 … workers")
     parser.add_argument("--goal", default="time", help="time, cost or memory; default: time")
+    parser.add_argument(
+        "--vary",
+        default="",
+        metavar="AXES",
+        help="of batch, lanes, wire, grid: rank runs with these changed too, which have other bits",
+    )
     parser.add_argument("--profile", type=Path, metavar="FILE.json", help="what `lockstep profile` measured")
     parser.add_argument("--classes", type=int, default=0, help="of images that are not here")
     parser.add_argument("--images", type=int, default=0, help="how many there are to train on")
@@ -67,7 +77,7 @@ def show_plans(options: argparse.Namespace) -> int:
     from lockstep.planner.explain import explain
     from lockstep.planner.layer_seconds import is_measured
     from lockstep.planner.preset import find_cluster
-    from lockstep.planner.search import GOALS, best_of_counts, find_plans
+    from lockstep.planner.search import AXES, GOALS, best_of_counts, find_changed, find_plans
 
     run, _ = resolve(options, Launch())
     cluster = find_cluster(options.cluster)
@@ -75,11 +85,17 @@ def show_plans(options: argparse.Namespace) -> int:
         raise BadInput(f"--goal {options.goal} must be {', '.join(GOALS[:-1])} or {GOALS[-1]}")
     if options.workers is not None and options.workers < 1:
         raise BadInput(f"--workers {options.workers} must be at least 1")
+    axes = [axis.strip() for axis in options.vary.split(",") if axis.strip()]
+    for axis in axes:
+        if axis not in AXES:
+            raise BadInput(f"--vary {options.vary}: {unknown('axis', axis, AXES)}")
+    if axes and not options.workers:
+        raise BadInput(f"--vary {options.vary} needs --workers N: compare runs for one number of workers")
     check_new(options.output)
     with named_file(options):
         profile = find_profile(options, run)
         if options.workers:
-            found = find_plans(run, profile, cluster, options.workers, options.goal)
+            found = find_changed(run, profile, cluster, options.workers, options.goal, axes)
         else:
             found = best_of_counts(run, profile, cluster, options.goal)
     if options.profile and not is_measured(profile, cluster):
@@ -99,11 +115,12 @@ def show_plans(options: argparse.Namespace) -> int:
         )
     else:
         _print_table(found[: options.top], one, profile, cluster)
-        print(f"\n{best.plan}: " + "\n".join(explain(best, profile, cluster)))
+        print(f"\n{best.plan} {best.change}".rstrip() + ": " + "\n".join(explain(best, profile, cluster)))
         print(_tell_error(best))
     if options.output:
         options.output.write_text(_plan_file(best), encoding="utf-8")
-        print(f"wrote {options.output}: lockstep train … --plan {options.output}", file=sys.stderr)
+        change = f" {best.change}" if best.change else ""
+        print(f"wrote {options.output}: lockstep train … --plan {options.output}{change}", file=sys.stderr)
     return 0
 
 
@@ -116,8 +133,9 @@ def _row(each: RankedPlan, one: RankedPlan, profile: Profile, cluster: Cluster) 
         **asdict(each.cost),
         "img_s": each.cost.img_s,
         "range_s": [each.cost.total_s / (1 + each.error), each.cost.total_s * (1 + each.error)],
-        "speedup": one.cost.total_s / each.cost.total_s,
-        "efficiency": one.cost.total_s / each.cost.total_s / each.workers,
+        "change": each.change,
+        "speedup": each.cost.img_s / one.cost.img_s,
+        "efficiency": each.cost.img_s / one.cost.img_s / each.workers,
         "memory_gb": each.memory.total_gb,
         "fits": each.fits,
         "hours": hours,
@@ -141,7 +159,7 @@ def _print_table(found: list[RankedPlan], one: RankedPlan, profile: Profile, clu
         cost, row = each.cost, _row(each, one, profile, cluster)
         sent = cost.exposed_s + cost.inside_s + cost.gather_s
         cells = (
-            str(each.plan),
+            f"{each.plan} {each.change}".rstrip(),
             str(each.workers),
             f"{1e3 * cost.total_s:.4g}",
             f"{cost.img_s:,.0f}",
@@ -175,9 +193,6 @@ def _plan_file(best: RankedPlan) -> str:
     if best.plan.layers:
         lines = [line for line in lines if not line.startswith("layers")]
         lines += [f"layers = {json.dumps(list(best.plan.layers))}"]
-    cost = best.cost
-    sent = cost.exposed_s + cost.inside_s + cost.gather_s
-    parts = {"step_s": cost.total_s, "exchange_s": sent, "data_s": cost.data_s}
-    parts["compute_s"] = cost.total_s - sent - cost.data_s
+    parts = best.cost.segments()
     lines += ["", "[predicted]  # seconds; a run by this plan tells in its summary.json how wrong they were"]
     return "\n".join([*lines, *(f"{key} = {value:.6g}" for key, value in parts.items())]) + "\n"

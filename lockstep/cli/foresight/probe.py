@@ -15,6 +15,7 @@ from lockstep.elastic.launcher import Launcher
 from lockstep.elastic.worker_command import WorkerCommand, own_command
 from lockstep.errors import BadInput, SpecError
 from lockstep.planner.preset import list_presets, preset_text
+from lockstep.planner.remembered import remember_cluster
 from lockstep.spec.cluster import Cluster
 from lockstep.spec.cluster_file import read_cluster, write_cluster
 
@@ -83,6 +84,7 @@ def run_probe(options: argparse.Namespace) -> int:
         cluster = read_cluster(result)
     with output.open("x", encoding="utf-8") as file:
         file.write(write_cluster(cluster))
+    remember_cluster(cluster)
     print(f"{output}: {_tell(cluster)}")
     return 0
 

@@ -12,6 +12,7 @@ from lockstep.cli.flag import add_device, add_run_keys, check_new_file
 from lockstep.cli.foresight.layer_table import REACHED, heavy_rates, layers_s, tell_layers
 from lockstep.cli.train import named_file, resolve
 from lockstep.errors import BadInput
+from lockstep.planner.remembered import remember_profile
 from lockstep.spec import Launch
 from lockstep.spec.profile import LAYER_KINDS, Profile, write_profile
 
@@ -81,6 +82,7 @@ def show_profile(options: argparse.Namespace) -> int:
     asked = ProfileOptions(sizes, options.steps, parts)
     with named_file(options), plain_torch():
         profile = measure_profile(run, Launch(device=options.device), asked, say)
+    remember_profile(run, profile)
     print("\n".join(tell_layers(profile)))
     if options.output:
         write_profile(options.output, profile)

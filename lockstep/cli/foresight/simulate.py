@@ -50,7 +50,12 @@ def add_parser(verbs: Verbs) -> None:
     )
     add = parser.add_argument
     add_step(parser)
-    add("--cluster", required=True, metavar="NAME|FILE", help="a preset, or a file of `lockstep probe`")
+    add(
+        "--cluster",
+        required=True,
+        metavar="NAME|FILE",
+        help="a preset, a file by `probe`, or here",
+    )
     add("--nodes", required=True, type=int, metavar="N", help="of the run, 2 or more")
     add("--lanes", type=int, default=0, metavar="V",
         help="train.lanes, with --step-ms; default: as few as give each worker one")  # fmt: skip

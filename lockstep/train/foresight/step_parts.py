@@ -5,31 +5,40 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lockstep.train.step import StepResult
 
 _KEPT = 1000  # steps, the last ones
 _FIRST = 4  # that are not counted, if there are more
-Parts = tuple[float, float, float]  # seconds of a step; of them waiting for data, and for the exchange
 
 
 class StepParts:
     """Notes steps; says the median of each part."""
 
     def __init__(self) -> None:
-        self._steps: deque[Parts] = deque(maxlen=_KEPT)
+        self._steps: deque[dict[str, float]] = deque(maxlen=_KEPT)
         self._count = 0
 
-    def add(self, seconds: float, waited_s: float, exchange_s: float) -> None:
-        """Note one step."""
+    def add(self, seconds: float, result: StepResult) -> None:
+        """Note one step that took so long in all."""
         self._count += 1
         if self._count == _FIRST + 1:
             self._steps.clear()
-        self._steps.append((seconds, waited_s, exchange_s))
+        data_s, exchange_s, compute_s = result.waited_s, result.exchange_s, result.compute_s
+        found = {"step_s": seconds, "data_s": data_s, "exchange_s": exchange_s}
+        if compute_s:
+            found |= {"compute_s": compute_s, "hidden_s": result.hidden_s}
+            found["host_s"] = max(seconds - data_s - exchange_s - compute_s, 0.0)
+        else:  # whole steps on the device
+            found["compute_s"] = max(seconds - data_s - exchange_s, 0.0)
+        self._steps.append(found)
 
     def compare(self, predicted: Mapping[str, float]) -> dict[str, list[float]]:
-        """[predicted, measured] seconds of every part that was predicted."""
+        """[predicted, measured] seconds of every part that was predicted and can be measured."""
         if not self._steps:
             return {}
-        step_s, data_s, exchange_s = (statistics.median(part) for part in zip(*self._steps, strict=True))
-        measured = {"step_s": step_s, "exchange_s": exchange_s, "data_s": data_s}
-        measured["compute_s"] = max(step_s - data_s - exchange_s, 0.0)
-        return {key: [value, round(measured[key], 6)] for key, value in predicted.items()}
+        known = [key for key in predicted if all(key in step for step in self._steps)]
+        measured = {key: statistics.median(step[key] for step in self._steps) for key in known}
+        return {key: [round(predicted[key], 6), round(measured[key], 6)] for key in known}
