@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from lockstep.cli.data_action.reading import IO as _IO
 from lockstep.cli.data_action.reading import add_reading, show_reading
 from lockstep.cli.flag import add_run_keys
+from lockstep.cli.lab.gemm import GEMM, add_gemm, show_gemm
 from lockstep.cli.train import resolve
 from lockstep.errors import BadInput, ModelError
 from lockstep.spec import Launch
@@ -49,16 +50,19 @@ def add_parser(verbs: Verbs) -> None:
         "tune": ("tiles for the fused kernels", _TUNE, tune_tiles),
         "lanes": ("which convolutions of a compiled model take all lanes at once", _LANES, show_lanes),
         "io": ("how fast a run's images are read", _IO, show_reading),
+        "gemm": ("matrix products from plain loops to the vendor's library", GEMM, show_gemm),
     }
     for name, (text, description, handler) in each.items():
         one = what.add_parser(
             name, help=text, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
         )
-        add_run_keys(one)
         one.set_defaults(handler=handler)
+        if name in ("tune", "lanes", "io"):
+            add_run_keys(one)
     output = what.choices["tune"]
     output.add_argument("--output", type=Path, required=True, metavar="FILE.toml", help="must not exist yet")
     add_reading(what.choices["io"])
+    add_gemm(what.choices["gemm"])
 
 
 def tune_tiles(options: argparse.Namespace) -> int:

@@ -64,6 +64,11 @@ def is_measured(profile: Profile, cluster: Cluster) -> bool:
     return bool(profile.device) and profile.device == cluster.worker.device
 
 
+def moved_bytes(layer: LayerProfile, precision: str, images: int) -> int:
+    """What a forward pass must read and write at least; a backward pass twice that."""
+    return _BYTES[precision] * (images * (layer.inputs + layer.outputs) + layer.parameters)
+
+
 def rate_of(cluster: Cluster, precision: str) -> float:
     """Multiplications and additions a second in a precision; of fp32 if it is not known."""
     rates = cluster.worker.gflop_s
@@ -88,8 +93,8 @@ def _between(rows: list[LayerTime], images: int) -> Pass:
 
 
 def _by_roofline(profile: Profile, layer: LayerProfile, cluster: Cluster, images: int, share: float) -> Pass:
-    speed, width = cluster.worker, _BYTES[profile.precision]
+    speed = cluster.worker
     flop_s = images * 2 * layer.macs * share / (rate_of(cluster, profile.precision) * SMALL_PRODUCTS)
-    moved = width * (images * (layer.inputs + layer.outputs) + layer.parameters) * share
+    moved = moved_bytes(layer, profile.precision, images) * share
     bytes_s, start_s = moved / (speed.memory_gb_s * 1e9), speed.launch_us * 1e-6
     return Pass(max(flop_s, bytes_s) + start_s, 2 * max(flop_s, bytes_s) + (_STARTS - 1) * start_s)

@@ -47,6 +47,11 @@ def worker_memory(run: Run, profile: Profile, plan: Plan, at_once: bool) -> Work
     )
 
 
+def layer_memory(layer: LayerProfile, precision: str, images: int) -> int:
+    """Bytes of a layer in training: its weights, their gradients, and what it keeps of some images."""
+    return 8 * layer.parameters + _VALUE[precision] * images * kept_values(layer)
+
+
 def kept_values(layer: LayerProfile) -> int:
     """Values of an image that a layer keeps for its backward pass; activations work in place."""
     return 0 if layer.kind == "activation" else layer.inputs

@@ -25,6 +25,10 @@ class LayerTime:
     backward_s: float
     part: str = ""  # empty: all of it
 
+    @property
+    def both_s(self) -> float:
+        return self.forward_s + self.backward_s
+
 
 @dataclass(frozen=True)
 class LayerProfile:
@@ -42,12 +46,35 @@ class LayerProfile:
     groups: int = 1
     times: tuple[LayerTime, ...] = ()
 
+    @property
+    def whole(self) -> dict[int, LayerTime]:
+        """Times of all of the layer, by number of images."""
+        return {time.images: time for time in self.times if not time.part}
+
+    @property
+    def relative_rates(self) -> dict[int, float]:
+        """Images a second with each number of images at once, over the most with any."""
+        rates = {images: images / max(time.both_s, 1e-12) for images, time in self.whole.items()}
+        return {images: rate / max(rates.values()) for images, rate in rates.items()}
+
+    def fewest_images(self, share: float) -> int:
+        """The smallest number of images at once with which it has this share of its best rate."""
+        return min(images for images, rate in self.relative_rates.items() if rate >= share)
+
 
 @dataclass(frozen=True)
 class LanesTime:
     """Seconds of a whole step that one worker takes alone, with some lanes of some images each."""
 
     lanes: int
+    images: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class LoadTime:
+    """Seconds that the run's loader takes to bring some images, if it does nothing else."""
+
     images: int
     seconds: float
 
@@ -66,12 +93,18 @@ class Profile:
     lanes: tuple[LanesTime, ...] = ()
     update_s: float = 0.0  # of all parameters, once a step
     train_images: int = 0
+    loading: tuple[LoadTime, ...] = ()  # empty: not measured
     how: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def parameters(self) -> int:
         """Of the whole model."""
         return sum(layer.parameters for layer in self.layers)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Numbers of images with which every layer was timed, in rising order."""
+        return sorted(self.layers[0].whole)
 
     @property
     def macs(self) -> float:
@@ -100,5 +133,10 @@ def _from_json(table: dict[str, Any]) -> Profile:
         LayerProfile(**{**row, "times": tuple(LayerTime(**time) for time in row["times"])})
         for row in table["layers"]
     ]
-    lanes = tuple(LanesTime(**row) for row in table["lanes"])
-    return Profile(**{**table, "shape": tuple(table["shape"]), "layers": tuple(layers), "lanes": lanes})
+    parts = {
+        "shape": tuple(table["shape"]),
+        "layers": tuple(layers),
+        "lanes": tuple(LanesTime(**row) for row in table["lanes"]),
+        "loading": tuple(LoadTime(**row) for row in table.get("loading", ())),  # older files have none
+    }
+    return Profile(**{**table, **parts})

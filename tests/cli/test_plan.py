@@ -31,6 +31,9 @@ def profile(tmp_path_factory):
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr
     assert "a step of 4 lanes of 8 images" in done.stdout and "convolution" in done.stdout
+    head = done.stdout.splitlines()[0]
+    assert all(column in head for column in ("MFLOP", "moved MB", "memory MB", "backward ms", "80 % from"))
+    assert "img/s with loading" in done.stdout
     events = json.loads(trace.read_text())["traceEvents"]
     assert {event["ph"] for event in events} == {"X"} and picture.read_bytes()[:4] == b"\x89PNG"
     return path
@@ -41,6 +44,7 @@ def test_a_profile_has_layers_and_steps(profile):
     assert {row.lanes for row in found.lanes} == {1, 2, 4} and all(row.seconds > 0 for row in found.lanes)
     assert {time.images for layer in found.layers for time in layer.times} == {2, 8}
     assert found.update_s > 0 and found.parameters > 1000 and found.device
+    assert [row.images for row in found.loading] == [2, 8] and all(row.seconds > 0 for row in found.loading)
 
 
 def test_plans_without_data_or_processes(capsys):
@@ -118,6 +122,7 @@ def test_bad_input_is_one_line(words, says, capsys):
         (["--parts", "pipeline=2"], "--parts pipeline=2 must be like"),
         (["--steps", "0"], "--steps 0 must be at least 1"),
         (["--output", "no/such/p.json"], "no/such/p.json: there is no such folder"),
+        (["--picture", "layers.txt"], "--picture layers.txt: pictures are PNG files"),
     ],
 )
 def test_bad_profiles_are_refused_before_work(words, says, capsys):

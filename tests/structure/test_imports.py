@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "lightning": {"spec", "comm", "kernels", "models", "measure", "lanes"},
     "report": {"spec"},
     "planner": {"spec"},
+    "lab": {"spec", "kernels", "measure"},
 }
 MAY_IMPORT["train"] |= {"planner"}  # for the prediction in a run's summary
 MAY_IMPORT["cli"] = set(MAY_IMPORT) - {"errors", "lightning"}  # alone has report, and elastic with train

@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.cli.flag import add_device, add_run_keys
+from lockstep.cli.flag import add_device, add_run_keys, check_new_file
+from lockstep.cli.foresight.layer_table import REACHED, heavy_rates, layers_s, tell_layers
 from lockstep.cli.train import named_file, resolve
 from lockstep.errors import BadInput
 from lockstep.planner.remembered import remember_profile
 from lockstep.spec import Launch
-from lockstep.spec.profile import LAYER_KINDS, LayerProfile, LayerTime, Profile, write_profile
+from lockstep.spec.profile import LAYER_KINDS, Profile, write_profile
 
 if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -26,7 +27,9 @@ Measure what every layer of a run's model costs on this machine, and whole steps
 
 Each layer is timed by itself with stock kernels, forward and backward, at the shapes it has in training, and
 with --parts channel=2,spatial=2 also at those a plan would give it: half the filters do not take half the
-time. Steps are those of training, with the kernels that it uses. The run's own data must be there.
+time. Steps are those of training, with the kernels that it uses. The run's own data must be there: how long
+its loader takes is measured too. With several batches the table and the picture say below which one a layer
+becomes slow: it has left its roofline, as starting it or reading its weights takes the time.
 """
 
 
@@ -52,7 +55,10 @@ def add_parser(verbs: Verbs) -> None:
         "--output", type=Path, metavar="FILE.json", help="write the profile; must not exist yet"
     )
     parser.add_argument(
-        "--picture", type=Path, metavar="FILE.png", help="draw time by kind of layer and batch"
+        "--picture",
+        type=Path,
+        metavar="FILE.png",
+        help="draw time by kind of layer and batch, and where layers slow down",
     )
     parser.add_argument(
         "--trace", type=Path, metavar="FILE.json", help="layers one after another, for Perfetto"
@@ -66,8 +72,10 @@ def show_profile(options: argparse.Namespace) -> int:
     sizes, parts = read_sizes(options.batch), read_parts(options.parts)
     if options.steps < 1:
         raise BadInput(f"--steps {options.steps} must be at least 1")
-    for path in (options.output, options.picture, options.trace):
+    for path in (options.output, options.trace):
         check_new(path)
+    if options.picture:
+        check_new_file(options.picture, "--picture")
     from lockstep.kernels.numerics import plain_torch
     from lockstep.train.foresight.measured_profile import ProfileOptions, measure_profile
 
@@ -115,57 +123,11 @@ def check_new(path: Path | None) -> None:
         raise BadInput(f"{path}: there is no such folder; make it first")
 
 
-def tell_layers(profile: Profile) -> list[str]:
-    """A table of the layers at the largest number of images, and the steps."""
-    size = max(time.images for layer in profile.layers for time in layer.times)
-    rows = [("layer", "kind", "MMAC", "weights", "out KB", "forward ms", "backward ms", "GFLOP/s", "share")]
-    whole = sum(_whole(layer, size).forward_s + _whole(layer, size).backward_s for layer in profile.layers)
-    for layer in profile.layers:
-        time = _whole(layer, size)
-        both = time.forward_s + time.backward_s
-        rate = f"{6e-9 * layer.macs * size / both:.1f}" if layer.macs and both else ""
-        rows.append(
-            (
-                layer.name.removeprefix("blocks."),
-                layer.kind,
-                f"{layer.macs * 1e-6:.2f}" if layer.macs else "",
-                f"{layer.parameters:,}" if layer.parameters else "",
-                f"{4e-3 * layer.outputs:.0f}",
-                f"{1e3 * time.forward_s:.2f}",
-                f"{1e3 * time.backward_s:.2f}",
-                rate,
-                f"{100 * both / whole:.1f} %",
-            )
-        )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(
-            text.ljust(width) if place < 2 else text.rjust(width)
-            for place, (text, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-    lines.append(
-        f"\n{profile.model}, {profile.parameters:,} parameters, {profile.macs * 1e-6:,.1f} million "
-        f"multiplications an image forward; layers with {size} images: {1e3 * whole:.1f} ms "
-        f"on {profile.device}"
-    )
-    for row in profile.lanes:
-        img_s = row.lanes * row.images / row.seconds
-        lines.append(
-            f"a step of {row.lanes} lane{'s' * (row.lanes > 1)} of {row.images} images: "
-            f"{1e3 * row.seconds:.1f} ms, {img_s:,.0f} img/s ({profile.kernels} kernels, {profile.precision})"
-        )
-    if profile.update_s:
-        lines.append(f"of it the update of the weights: {1e3 * profile.update_s:.2f} ms")
-    return lines
-
-
 def trace_events(profile: Profile) -> list[dict[str, object]]:
     """The layers one after another, forward and then backward, as Perfetto shows events."""
-    size = max(time.images for layer in profile.layers for time in layer.times)
+    size = profile.sizes[-1]
     events, now = list[dict[str, object]](), 0.0
-    layers = [(layer, _whole(layer, size)) for layer in profile.layers]
+    layers = [(layer, layer.whole[size]) for layer in profile.layers]
     passes = [(layer, "forward", time.forward_s) for layer, time in layers]
     passes += [(layer, "backward", time.backward_s) for layer, time in reversed(layers)]
     for layer, name, seconds in passes:
@@ -185,28 +147,16 @@ def trace_events(profile: Profile) -> list[dict[str, object]]:
     return events
 
 
-def _whole(layer: LayerProfile, images: int) -> LayerTime:
-    return next(time for time in layer.times if time.images == images and not time.part)
-
-
 def _draw(path: Path, profile: Profile) -> None:
-    from lockstep.report.layer_stack import draw_layer_stack
+    from lockstep.report.layer_stack import MOST_LINES, draw_layer_stack
 
-    sizes = sorted({time.images for layer in profile.layers for time in layer.times if not time.part})
-    kinds = {
-        kind: [
-            sum(
-                _whole(layer, size).forward_s + _whole(layer, size).backward_s
-                for layer in profile.layers
-                if layer.kind == kind
-            )
-            for size in sizes
-        ]
-        for kind in LAYER_KINDS
-    }
+    sizes = profile.sizes
+    kinds = {kind: [layers_s(profile, size, kind) for size in sizes] for kind in LAYER_KINDS}
+    rates = heavy_rates(profile, MOST_LINES)
     image = f"{profile.shape[1]} × {profile.shape[2]} pixels"
     title = f"{profile.model}, {image}, {profile.precision}, {profile.device}: each layer by itself"
-    draw_layer_stack(path, title, sizes, kinds, [0.0] * len(sizes))
+    load_s = [row.seconds for row in profile.loading]
+    draw_layer_stack(path, title, sizes, kinds, load_s, rates, REACHED)
 
 
 def say(text: str) -> None:

@@ -14,6 +14,7 @@ from lockstep.measure.layer_time import LayerTimer
 from lockstep.measure.probe_device import name_device
 from lockstep.spec import Launch, Run
 from lockstep.spec.profile import LanesTime, LayerProfile, Profile
+from lockstep.train.foresight.load_time import time_loading
 from lockstep.train.foresight.step_time import time_steps
 from lockstep.train.setup import Setup, set_up
 
@@ -37,7 +38,10 @@ def measure_profile(run: Run, launch: Launch, options: ProfileOptions, say: Say)
     device = prepare_device(launch.device, train.threads, None, tf32)
     own = train.batch // train.lanes
     setup = set_up(run, device)
-    layers = _time_layers(setup, options.images or (own,), options.parts, say)
+    sizes = options.images or (own,)
+    layers = _time_layers(setup, sizes, options.parts, say)
+    say("the loader")
+    loading = tuple(time_loading(setup, images) for images in sizes)
     rows, update_s = [], 0.0
     counts = options.lanes or sorted({train.lanes, max(train.lanes // 2, 1), 1}, reverse=True)
     for count, images in ((count, images) for images in options.lane_images or (own,) for count in counts):
@@ -57,8 +61,10 @@ def measure_profile(run: Run, launch: Launch, options: ProfileOptions, say: Say)
         lanes=tuple(rows),
         update_s=update_s,
         train_images=len(setup.store.train),
+        loading=loading,
         how={
             "layers": f"each by itself, medians of {_ROUNDS} rounds, torch {torch.__version__}",
+            "loading": "the run's loader through the host, alone, medians of batches",
             "lanes": f"whole steps of one worker, medians of {options.steps}",
         },
     )

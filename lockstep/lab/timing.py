@@ -1,0 +1,49 @@
+"""Times a call on a CPU or a GPU, again and again until a budget is spent."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_LEAST, _MOST = 3, 50
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of each round."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median_s(self) -> float:
+        return statistics.median(self.seconds)
+
+
+def time_call(call: Callable[[], object], device: torch.device, budget_s: float) -> Timing:
+    """The first call warms up; a call that alone takes longer than the budget is not repeated."""
+    first = _once(call, device)
+    if first > budget_s:
+        return Timing((first,))
+    found = list[float]()
+    while len(found) < _LEAST or (sum(found) < budget_s and len(found) < _MOST):
+        found.append(_once(call, device))
+    return Timing(tuple(found))
+
+
+def _once(call: Callable[[], object], device: torch.device) -> float:
+    if device.type != "cuda":
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start
+    event: Any = torch.cuda.Event
+    begin, end = event(enable_timing=True), event(enable_timing=True)
+    begin.record()
+    call()
+    end.record()
+    end.synchronize()
+    return 1e-3 * float(begin.elapsed_time(end))

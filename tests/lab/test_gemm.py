@@ -1,0 +1,94 @@
+"""`lockstep bench gemm`: every rung against float64, CUDA sources compiled without a GPU, and bad input."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from lockstep.cli.main import run
+from lockstep.lab.gemm.c_ladder import C_RUNGS, multiply_on_cpu
+from lockstep.lab.gemm.cuda_ladder import CUDA_RUNGS, multiply_on_gpu, source_of
+from lockstep.lab.native.nvrtc import CompileFailed, NoCompiler, compile_cuda
+
+SHAPES = [(1, 1, 1), (2, 3, 5), (7, 129, 33), (65, 31, 257), (200, 97, 300), (192, 24, 256), (1, 500, 513)]
+
+
+def error_of(found, a, b):
+    expected = a.double() @ b.double()
+    return float((found.double() - expected).abs().max() / expected.abs().max())
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="no compiler")
+@pytest.mark.parametrize("rung", C_RUNGS, ids=lambda rung: rung.name)
+def test_rungs_in_c(rung):
+    for rows, columns, depth in SHAPES:
+        a, b = torch.randn(rows, depth), torch.randn(depth, columns)
+        found = multiply_on_cpu(rung, a, b)
+        assert error_of(found, a, b) < 2e-6, (rows, columns, depth)
+        if rung.is_threaded:
+            assert all(torch.equal(found, multiply_on_cpu(rung, a, b, threads)) for threads in (2, 3, 7, 100))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("rung", CUDA_RUNGS, ids=lambda rung: rung.name)
+def test_rungs_in_cuda(rung):
+    for rows, columns, depth in SHAPES:
+        a, b = torch.randn(rows, depth, device="cuda"), torch.randn(depth, columns, device="cuda")
+        assert error_of(multiply_on_gpu(rung, a, b), a, b) < 2e-6, (rows, columns, depth)
+
+
+@pytest.mark.parametrize("rung", CUDA_RUNGS, ids=lambda rung: rung.name)
+def test_cuda_sources_compile_without_a_gpu(rung):
+    for arch in ("sm_80", "sm_90"):
+        for rows, columns, depth in ((128, 256, 64), (130, 257, 65)):
+            try:
+                cubin = compile_cuda(source_of(rung), arch, {"M": rows, "N": columns, "K": depth})
+            except NoCompiler:
+                pytest.skip("NVRTC is not installed")
+            assert cubin[:4] == b"\x7fELF"
+
+
+def test_an_error_in_a_source_is_told():
+    try:
+        with pytest.raises(CompileFailed, match="expected a"):
+            compile_cuda("__global__ void broken( {", "sm_80", {})
+    except NoCompiler:
+        pytest.skip("NVRTC is not installed")
+
+
+def test_the_ladder_as_table_picture_and_records(tmp_path, capsys):
+    picture = tmp_path / "ladder.png"
+    assert run(["bench", "gemm", "--device", "cpu", "--sizes", "16,33", "--picture", str(picture)]) == 0
+    out, err = capsys.readouterr()
+    assert "33 × 33, fp32" in out and "naive loops" in out and "% of" in out and "drew" in err
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+    assert run(["bench", "gemm", "--device", "cpu", "--sizes", "16", "--json"]) == 0
+    records = json.loads(capsys.readouterr().out)
+    assert records[-1]["unit"] == "s" and records[-1]["value"] > 0 and records[-1]["hardware"]
+
+
+def test_without_a_compiler_the_others_run(monkeypatch, capsys):
+    monkeypatch.setenv("CC", "no-such-compiler")
+    monkeypatch.setenv("PATH", "")
+    from lockstep.lab.native.c_library import compile_c
+
+    compile_c.cache_clear()
+    assert run(["bench", "gemm", "--device", "cpu", "--sizes", "16"]) == 0
+    out, err = capsys.readouterr()
+    assert "left out: naive loops: there is no C compiler: install gcc" in err and "16 × 16" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--sizes", "0"], "--sizes 0 must be whole numbers from 1"),
+        (["--sizes", "many"], "--sizes many must be"),
+        (["--skinny", "--sizes", "8"], "--skinny has sizes of its own"),
+        (["--threads", "-1"], "--threads -1 must be"),
+        (["--picture", "no/where.png"], "no/where.png"),
+    ],
+)
+def test_bad_input_is_one_line(words, says, capsys):
+    assert run(["bench", "gemm", "--device", "cpu", *words]) == 2
+    assert says in capsys.readouterr().err.strip().splitlines()[-1]
