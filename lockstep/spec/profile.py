@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from lockstep.errors import SpecError
+from lockstep.spec.field import accept_number
+from lockstep.spec.run import PRECISIONS
 
 LAYER_KINDS = ("convolution", "fully connected", "norm", "pooling", "activation", "other")
 
@@ -68,6 +70,19 @@ class Profile:
     train_images: int = 0
     how: Mapping[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise SpecError(f"precision={self.precision!r} must be one of {', '.join(PRECISIONS)}")
+        if not self.layers:
+            raise SpecError("layers is empty: a model has one layer or more")
+        for part in (
+            self,
+            *self.layers,
+            *(time for layer in self.layers for time in layer.times),
+            *self.lanes,
+        ):
+            _check_numbers(part)
+
     @property
     def parameters(self) -> int:
         """Of the whole model."""
@@ -77,6 +92,19 @@ class Profile:
     def macs(self) -> float:
         """Multiplications of one image, forward."""
         return sum(layer.macs for layer in self.layers)
+
+
+_ABOVE_ZERO = ("images", "lanes", "rows", "channels", "groups")
+
+
+def _check_numbers(part: Any) -> None:
+    """Refuse what is no number, or one that nothing can take."""
+    for item in fields(part):
+        if item.type in ("int", "float"):
+            value, above = getattr(part, item.name), item.name in _ABOVE_ZERO
+            number = accept_number(item.name, value)
+            if number < 0 or (above and not number):
+                raise SpecError(f"{item.name}={value} must be {'above 0' if above else '0 or more'}")
 
 
 def write_profile(path: Path, profile: Profile) -> None:
@@ -91,7 +119,7 @@ def read_profile(path: Path) -> Profile:
         return _from_json(table)
     except OSError as error:
         raise SpecError(f"{path}: cannot read the file: {error.strerror}") from None
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError, SpecError) as error:
         raise SpecError(f"{path}: not a profile: {error}; `lockstep profile` writes one") from None
 
 
