@@ -76,6 +76,21 @@ def test_stages_on_two_nodes_send_over_the_network():
     assert cost_of("pipeline=4", where=slow).total_s > 4 * cost_of("pipeline=4", where=where).total_s
 
 
+def test_layers_by_channel_are_those_that_the_plan_names():
+    """As when they are split: `fc` is no layer fc7, and the first pattern decides."""
+    layers = tuple(
+        replace(layer, name=name, kind="fully connected")
+        for layer, name in zip(chain().layers, ("a.fc", "a.fc7", "b.fc", "fc (2)"), strict=False)
+    )
+    profile, run = replace(chain(), layers=layers), run_of(slices=2)
+    for patterns, split in ((("fc",), 3), (("a",), 2), (("fc7:data", "*"), 3), (("b.*",), 1)):
+        whole, mixed = (
+            deal_work(run, profile, cluster(), Plan(data=2, layers=some)) for some in ((), patterns)
+        )
+        sent = [sum(bucket.num_bytes for bucket in one.stages[0].buckets) for one in (whole, mixed)]
+        assert sent[1] == pytest.approx(sent[0] * (4 - split) / 4)
+
+
 def test_shard_sends_as_much_and_updates_less():
     plain, sharded = (
         cost_of(plan, profile=chain(fixed_s=0.4)) for plan in ("data=4", "data=4,shard=optimizer")
