@@ -118,3 +118,17 @@ def test_other_runs_are_ranked_on_request(capsys):
     assert "unknown axis 'rate'" in capsys.readouterr().err
     assert run([*words[:-2], "--vary", "batch"]) == 2
     assert "needs --workers N" in capsys.readouterr().err
+
+
+def test_runs_without_a_step_are_left_out(capsys):
+    words = ["plan", "shapes", "--cluster", "8xH100", "--workers", "2", "-o", "data.num_train=600"]
+    assert run([*words, "--vary", "batch", "--top", "100"]) == 0
+    shown = capsys.readouterr().out
+    assert "-o train.batch=512" in shown and "-o train.batch=1024" not in shown
+    for more, says in (
+        (["-o", "train.batch=1024"], "train.batch=1024 is more than the 600 images"),
+        (["--images", "-4"], "--images -4 must be at least 0"),
+        (["--top", "0"], "--top 0 must be at least 1"),
+    ):
+        assert run([*words, *more]) == 2
+        assert says in capsys.readouterr().err
