@@ -55,8 +55,7 @@ def predict(work: StepWork) -> StepCost:
     stage, lanes = work.stages[longest], work.stages[longest].lanes
     compute = lanes * (stage.forward_s + stage.backward_s)
     inside = lanes * stage.inside_s
-    send = max((_send_s(work, one) for one in work.stages[:-1]), default=0.0)
-    bubble = sum(stage_time) - stage_time[longest] + 2 * (plan.pipeline - 1) * send
+    bubble = sum(stage_time) - stage_time[longest] + 2 * sum(send_times(work)) + _held_up_s(work, stage)
     ring = Ring(plan.data, plan.cells)
     exchange = max(sum(_bucket_times(work, one, ring)) for one in work.stages)
     exposed = max(
@@ -88,9 +87,20 @@ def _lane_s(stage: StageWork) -> float:
     return stage.forward_s + stage.backward_s + stage.inside_s
 
 
-def _send_s(work: StepWork, stage: StageWork) -> float:
+def _held_up_s(work: StepWork, stage: StageWork) -> float:
+    """What the longest stage waits for messages that take longer than its own pass of a lane."""
+    send = max(send_times(work), default=0.0)
+    passes = (one + stage.inside_s / 2 for one in (stage.forward_s, stage.backward_s))
+    return (stage.lanes - 1) * sum(max(send - one, 0.0) for one in passes)
+
+
+def send_times(work: StepWork) -> list[float]:
+    """Seconds of a lane's message from each stage to the next."""
     stride = work.plan.data * work.plan.cells
-    return send_s(work.cluster, stride, stage.send_bytes) if stage.send_bytes else 0.0
+    return [
+        send_s(work.cluster, stride, stage.send_bytes, place) if stage.send_bytes else 0.0
+        for place, stage in enumerate(work.stages[:-1])
+    ]
 
 
 def _exposed_s(work: StepWork, stage: StageWork, ring: Ring) -> float:
@@ -107,8 +117,8 @@ def _exposed_s(work: StepWork, stage: StageWork, ring: Ring) -> float:
 def _after_last_lane(work: StepWork) -> list[float]:
     """Seconds of each stage, done with its last lane, in which the stages before it still compute."""
     seconds = [0.0]
-    for stage in work.stages[:-1]:
-        seconds.append(seconds[-1] + stage.backward_s + stage.inside_s / 2 + _send_s(work, stage))
+    for stage, send in zip(work.stages, send_times(work), strict=False):
+        seconds.append(seconds[-1] + stage.backward_s + stage.inside_s / 2 + send)
     return seconds
 
 

@@ -16,6 +16,7 @@ from lockstep.planner.step_work import BucketWork, StageWork, StepWork
 from lockstep.spec.cluster import Cluster
 from lockstep.spec.plan import Plan
 from lockstep.spec.profile import LayerProfile, Profile
+from lockstep.spec.rule.split_pattern import is_split
 from lockstep.spec.run import Run
 
 BUCKET_BYTES = 25e6
@@ -107,13 +108,8 @@ class Dealer:
 
     def _by_layer(self, layer: LayerProfile) -> bool:
         """Whether `layers` of the plan deals this one out by channel."""
-        if not self.plan.layers or layer.kind != "fully connected":
-            return False
-        for pattern in self.plan.layers:
-            name, _, way = pattern.partition(":")
-            if name == "*" or name in layer.name:
-                return way != "data"
-        return False
+        name = layer.name.partition(" ")[0]  # without the (2) of a second call
+        return layer.kind == "fully connected" and is_split(self.plan.layers, name)
 
     def _inside(self, layers: Sequence[LayerProfile]) -> float:
         """Seconds of a lane in which workers that share its layers exchange values."""

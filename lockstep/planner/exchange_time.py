@@ -50,25 +50,42 @@ def swap_s(cluster: Cluster, ring: Ring, num_bytes: float) -> float:
     return gather_s(cluster, ring, num_bytes)
 
 
-def send_s(cluster: Cluster, stride: int, num_bytes: float) -> float:
-    """From one worker to another, so many ranks away; others of a node that do the same share its network."""
-    pair = Ring(2, stride)
-    if measured := _find(cluster, "send", pair):
+def send_s(cluster: Cluster, stride: int, num_bytes: float, stage: int = 0) -> float:
+    """From each worker of a stage to its like of the next; those of a node share its network.
+
+    A stage is `stride` ranks, and stages lie one after another over the nodes: only some cross between two.
+    """
+    first, last = stage * stride, (stage + 2) * stride - 1
+    is_inside = _is_within(first, last, cluster.node.workers)
+    if is_inside and (measured := _find(cluster, "send", Ring(2, stride))):
         return _interpolate(measured, num_bytes)
-    link, inside = find_link(cluster, pair), 2 * stride <= cluster.node.workers
-    senders = 1 if inside else min(stride, cluster.node.workers)
+    if is_inside:
+        link, senders = find_link(cluster, Ring(2, stride)), 1
+    else:
+        size = cluster.node.workers * (cluster.network.nodes_a_switch if cluster.network else 0)
+        link = _network_link(cluster, over_switches=bool(size) and not _is_within(first, last, size))
+        senders = min(stride, cluster.node.workers)
     return link.latency_us * 1e-6 + num_bytes * senders / (link.gb_s * 1e9)
+
+
+def _is_within(first: int, last: int, size: int) -> bool:
+    """Whether both ranks are in the same of equal parts, each of so many ranks."""
+    return first // size == last // size
 
 
 def find_link(cluster: Cluster, ring: Ring) -> LinkRate:
     """What one worker of a group has to send to the others of it; the slowest part decides."""
     if ring.size * ring.stride <= cluster.node.workers and cluster.node.link:
         return cluster.node.link
+    nodes = -(-ring.size * ring.stride // cluster.node.workers)
+    size = cluster.network.nodes_a_switch if cluster.network else 0
+    return _network_link(cluster, over_switches=bool(size) and nodes > size)
+
+
+def _network_link(cluster: Cluster, over_switches: bool) -> LinkRate:
     network = cluster.network
     assert network, "nodes() refuses several nodes without a network"
-    nodes = -(-ring.size * ring.stride // cluster.node.workers)
-    over = network.oversubscription if network.nodes_a_switch and nodes > network.nodes_a_switch else 1.0
-    return LinkRate(network.latency_us, network.gb_s / over)
+    return LinkRate(network.latency_us, network.gb_s / (network.oversubscription if over_switches else 1.0))
 
 
 def _one_way(cluster: Cluster, ring: Ring, num_bytes: float) -> float:

@@ -21,7 +21,7 @@ from lockstep.spec.run import Run
 
 def remember_cluster(cluster: Cluster) -> None:
     """Keep this machine's figures; a cache that cannot be written is left alone."""
-    with suppress(OSError):
+    with suppress(OSError, RuntimeError):  # RuntimeError: no home is known
         path = _cluster_path(cluster.worker.device)
         path.parent.mkdir(parents=True, exist_ok=True)
         _replace(path, write_cluster(cluster))
@@ -38,16 +38,16 @@ def recall_cluster(device: str) -> Cluster | None:
 
 def recall_latest() -> Cluster | None:
     """The machine that was probed last with this cache; None if none was."""
-    files = sorted((_folder() / "clusters").glob("*.toml"), key=lambda path: path.stat().st_mtime)
     try:
+        files = sorted((_folder() / "clusters").glob("*.toml"), key=lambda path: path.stat().st_mtime)
         return read_cluster(files[-1]) if files else None
-    except (OSError, SpecError):
+    except (OSError, RuntimeError, SpecError):
         return None
 
 
 def remember_profile(run: Run, profile: Profile) -> None:
     """Keep what a run's layers and steps take here."""
-    with suppress(OSError):
+    with suppress(OSError, RuntimeError):
         path = _profile_path(run, profile.shape, profile.device)
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_suffix(f".{os.getpid()}")

@@ -65,6 +65,8 @@ def find_changed(
     """The same for the run and for those that differ from it along some axes, by time or cost an image."""
     found = list[RankedPlan]()
     for change, other in change_run(run, axes).items():
+        if 0 < profile.train_images < other.train.batch:
+            continue  # an epoch would have no step
         with suppress(SpecError):
             plans = find_plans(other, profile, cluster, workers, goal)
             needs_grid = "bands" in change  # a grid costs time, and pays only where a plan cuts along it

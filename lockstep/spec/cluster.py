@@ -112,6 +112,8 @@ class Cluster:
                 raise SpecError(f"exchange.kind: {unknown('kind', measured.kind, EXCHANGES)}")
             if len(measured.mb) != len(measured.ms) or list(measured.mb) != sorted(set(measured.mb)):
                 raise SpecError("exchange: mb must rise, and ms must have a number for each of mb")
+            if not measured.mb[-1]:
+                raise SpecError("exchange.mb=[0.0] has no size above 0: give one, and its ms")
 
     def slowdown(self, workers: int) -> float:
         """Of computing, while so many workers compute."""
@@ -131,6 +133,7 @@ class Cluster:
 
 _MAY_BE_ZERO = {"launch_us", "step_ms", "price_hour", "nodes_a_switch", "disk_mb_s", "decode_img_s", "cores"}
 _MAY_BE_ZERO |= {"latency_us", "mb", "ms"}
+_MOST = 1e12
 _EXAMPLE = {"Mapping[str, float]": "1.0", "Mapping[str, str]": '"TEXT"'}
 
 
@@ -165,6 +168,8 @@ def _check_number(key: str, value: Any, name: str, kind: str) -> None:
     _expect(key, value, kind == "float" or isinstance(value, int), "a whole number")
     if number < 0 or (number == 0 and not least):
         raise SpecError(f"{key}={value} must be {'0 or more' if least else 'above 0'}")
+    if number and not 1 / _MOST <= number <= _MOST:  # seconds that follow from it stay finite
+        raise SpecError(f"{key}={value:g} must be from {1 / _MOST:g} to {_MOST:g}")
 
 
 def _expect(key: str, value: Any, holds: bool, rule: str) -> None:

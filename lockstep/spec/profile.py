@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from lockstep.errors import SpecError
+from lockstep.spec.field import accept_number
+from lockstep.spec.run import PRECISIONS
 
 LAYER_KINDS = ("convolution", "fully connected", "norm", "pooling", "activation", "other")
 
@@ -96,6 +98,19 @@ class Profile:
     loading: tuple[LoadTime, ...] = ()  # empty: not measured
     how: Mapping[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise SpecError(f"precision={self.precision!r} must be one of {', '.join(PRECISIONS)}")
+        if not self.layers:
+            raise SpecError("layers is empty: a model has one layer or more")
+        for part in (
+            self,
+            *self.layers,
+            *(time for layer in self.layers for time in layer.times),
+            *self.lanes,
+        ):
+            _check_numbers(part)
+
     @property
     def parameters(self) -> int:
         """Of the whole model."""
@@ -112,6 +127,19 @@ class Profile:
         return sum(layer.macs for layer in self.layers)
 
 
+_ABOVE_ZERO = ("images", "lanes", "rows", "channels", "groups")
+
+
+def _check_numbers(part: Any) -> None:
+    """Refuse what is no number, or one that nothing can take."""
+    for item in fields(part):
+        if item.type in ("int", "float"):
+            value, above = getattr(part, item.name), item.name in _ABOVE_ZERO
+            number = accept_number(item.name, value)
+            if number < 0 or (above and not number):
+                raise SpecError(f"{item.name}={value} must be {'above 0' if above else '0 or more'}")
+
+
 def write_profile(path: Path, profile: Profile) -> None:
     """Write a profile as JSON."""
     path.write_text(json.dumps(asdict(profile), indent=1) + "\n", encoding="utf-8")
@@ -124,7 +152,7 @@ def read_profile(path: Path) -> Profile:
         return _from_json(table)
     except OSError as error:
         raise SpecError(f"{path}: cannot read the file: {error.strerror}") from None
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError, SpecError) as error:
         raise SpecError(f"{path}: not a profile: {error}; `lockstep profile` writes one") from None
 
 

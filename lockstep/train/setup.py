@@ -85,7 +85,12 @@ class Setup:
     @property
     def model_name(self) -> str:
         """The Run's name for the model, or the class of a user's module."""
-        return type(self.model).__name__ if "source.model.class" in self.identity else self.run.model.name
+        return type(self.model).__name__ if self.is_own_model else self.run.model.name
+
+    @property
+    def is_own_model(self) -> bool:
+        """Whether a script gave the module."""
+        return "source.model.class" in self.identity
 
     @property
     def is_scripted(self) -> bool:

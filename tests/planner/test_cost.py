@@ -1,6 +1,7 @@
 """The closed form, by numbers that one can add up by hand."""
 
 import time
+from dataclasses import replace
 
 import pytest
 from layer_chain import LAYER_S, chain, cluster, network, run_of
@@ -9,11 +10,11 @@ from patience import PATIENCE_S
 from lockstep.errors import SpecError
 from lockstep.planner.cost import predict
 from lockstep.planner.deal_work import cut_stages, deal_work
-from lockstep.planner.exchange_time import Ring, gather_s, reduce_s
+from lockstep.planner.exchange_time import Ring, gather_s, reduce_s, send_s
 from lockstep.planner.explain import explain, find_limit, find_turn
 from lockstep.planner.memory import worker_memory
 from lockstep.planner.search import best_of_counts, find_plans, list_plans
-from lockstep.spec.cluster import ExchangeTimes
+from lockstep.spec.cluster import ExchangeTimes, NetworkRate
 from lockstep.spec.plan import Plan, read_plan
 
 LANE_S = 8 * 3 * LAYER_S
@@ -63,6 +64,31 @@ def test_bubble(stages):
     stage_s = LANE_S / stages
     assert found.bubble_s == pytest.approx((stages - 1) * stage_s, rel=1e-3)
     assert found.compute_s == pytest.approx(8 * stage_s)
+
+
+def test_stages_on_two_nodes_send_over_the_network():
+    """With two workers a node stage 1 sends to stage 2 over the network, the others within a node."""
+    where = replace(cluster(), node=replace(cluster().node, workers=2), network=NetworkRate(7.0, 0.5))
+    within, between = (send_s(where, 1, 1e6, stage) for stage in (0, 1))
+    assert within == send_s(where, 1, 1e6, 2) == pytest.approx(1e6 / 1e9)
+    assert between == pytest.approx(7e-6 + 1e6 / 0.5e9)
+    slow = replace(where, network=NetworkRate(7.0, 1e-4))
+    assert cost_of("pipeline=4", where=slow).total_s > 4 * cost_of("pipeline=4", where=where).total_s
+
+
+def test_layers_by_channel_are_those_that_the_plan_names():
+    """As when they are split: `fc` is no layer fc7, and the first pattern decides."""
+    layers = tuple(
+        replace(layer, name=name, kind="fully connected")
+        for layer, name in zip(chain().layers, ("a.fc", "a.fc7", "b.fc", "fc (2)"), strict=False)
+    )
+    profile, run = replace(chain(), layers=layers), run_of(slices=2)
+    for patterns, split in ((("fc",), 3), (("a",), 2), (("fc7:data", "*"), 3), (("b.*",), 1)):
+        whole, mixed = (
+            deal_work(run, profile, cluster(), Plan(data=2, layers=some)) for some in ((), patterns)
+        )
+        sent = [sum(bucket.num_bytes for bucket in one.stages[0].buckets) for one in (whole, mixed)]
+        assert sent[1] == pytest.approx(sent[0] * (4 - split) / 4)
 
 
 def test_shard_sends_as_much_and_updates_less():

@@ -1,10 +1,12 @@
 """What was measured on this machine is found again, and every run is predicted from it."""
 
+import json
 from dataclasses import replace
 
 import pytest
 import torch
 from small import small_run, train
+from torch import nn
 
 from lockstep.cli.main import run
 from lockstep.errors import SpecError
@@ -16,7 +18,8 @@ from lockstep.planner.remembered import (
     remember_cluster,
     remember_profile,
 )
-from lockstep.spec.profile import LayerProfile, LayerTime, Profile
+from lockstep.spec.profile import LayerProfile, LayerTime, Profile, read_profile, write_profile
+from lockstep.train.foresight import own_prediction
 
 SHAPE = (3, 32, 32)
 
@@ -75,6 +78,37 @@ def test_a_run_on_a_probed_machine_is_predicted(cache, tmp_path):
     assert after.summary["weights_sha256"] == before.summary["weights_sha256"]
 
 
+def test_a_spoilt_cache_does_not_end_a_run(cache, tmp_path, monkeypatch):
+    remember_cluster(here())
+    monkeypatch.setattr(own_prediction, "recall_profile", lambda *_: 1 / 0)
+    told, _ = train(small_run(), tmp_path)
+    assert "predicted" not in told.summary and told.summary["weights_sha256"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"precision": "fp7"}, {"layers": []}, {"lanes": [{"lanes": 1, "images": 0, "seconds": 1.0}]},
+     {"update_s": "1"}, {"update_s": float("nan")}, {"update_s": -1.0}],
+)  # fmt: skip
+def test_a_nonsense_profile_is_refused(tmp_path, change):
+    layer = LayerProfile("conv", "convolution", 1e6, 10, 3, 4, times=(LayerTime(8, 0.1, 0.2),))
+    path = tmp_path / "profile.json"
+    write_profile(path, Profile("lenet5", SHAPE, 10, "fp32", "stock", (layer,), device="cpu"))
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(SpecError, match=r"profile\.json: not a profile: "):
+        read_profile(path)
+
+
+def test_a_module_of_ones_own_is_predicted_as_itself(cache, tmp_path):
+    remember_cluster(here())
+    wide = nn.Sequential(
+        nn.Conv2d(1, 512, 5), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10)
+    )
+    named, _ = train(small_run(), tmp_path / "named")
+    own, _ = train(small_run(), tmp_path / "own", model=wide)
+    assert own.summary["predicted"]["step_s"][0] > 5 * named.summary["predicted"]["step_s"][0]
+
+
 def test_other_runs_are_ranked_on_request(capsys):
     words = ["plan", "cifar10", "--cluster", "8xH100", "--workers", "8"]
     assert run([*words, "--vary", "batch,wire,grid", "--top", "100"]) == 0
@@ -84,3 +118,17 @@ def test_other_runs_are_ranked_on_request(capsys):
     assert "unknown axis 'rate'" in capsys.readouterr().err
     assert run([*words[:-2], "--vary", "batch"]) == 2
     assert "needs --workers N" in capsys.readouterr().err
+
+
+def test_runs_without_a_step_are_left_out(capsys):
+    words = ["plan", "shapes", "--cluster", "8xH100", "--workers", "2", "-o", "data.num_train=600"]
+    assert run([*words, "--vary", "batch", "--top", "100"]) == 0
+    shown = capsys.readouterr().out
+    assert "-o train.batch=512" in shown and "-o train.batch=1024" not in shown
+    for more, says in (
+        (["-o", "train.batch=1024"], "train.batch=1024 is more than the 600 images"),
+        (["--images", "-4"], "--images -4 must be at least 0"),
+        (["--top", "0"], "--top 0 must be at least 1"),
+    ):
+        assert run([*words, *more]) == 2
+        assert says in capsys.readouterr().err

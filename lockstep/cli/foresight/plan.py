@@ -83,8 +83,9 @@ def show_plans(options: argparse.Namespace) -> int:
     cluster = find_cluster(options.cluster)
     if options.goal not in GOALS:
         raise BadInput(f"--goal {options.goal} must be {', '.join(GOALS[:-1])} or {GOALS[-1]}")
-    if options.workers is not None and options.workers < 1:
-        raise BadInput(f"--workers {options.workers} must be at least 1")
+    for key, least in (("workers", 1), ("top", 1), ("classes", 0), ("images", 0)):
+        if (value := getattr(options, key)) is not None and value < least:
+            raise BadInput(f"--{key} {value} must be at least {least}")
     axes = [axis.strip() for axis in options.vary.split(",") if axis.strip()]
     for axis in axes:
         if axis not in AXES:
@@ -94,6 +95,11 @@ def show_plans(options: argparse.Namespace) -> int:
     check_new(options.output)
     with named_file(options):
         profile = find_profile(options, run)
+        if 0 < profile.train_images < run.train.batch:
+            raise BadInput(
+                f"train.batch={run.train.batch} is more than the {profile.train_images} images to train on: "
+                "an epoch has no step"
+            )
         if options.workers:
             found = find_changed(run, profile, cluster, options.workers, options.goal, axes)
         else:

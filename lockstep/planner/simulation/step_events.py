@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.errors import SpecError
-from lockstep.planner.exchange_time import Ring, bucket_s, gather_s, send_s
+from lockstep.planner.cost import send_times
+from lockstep.planner.exchange_time import Ring, bucket_s, gather_s
 from lockstep.planner.simulation.event_trace import StepEvent
 from lockstep.planner.step_work import StepWork
 
@@ -124,11 +125,7 @@ class _Pipeline:
         self._stages, self._factors, self._diary = work.stages, factors, diary
         count, lanes = len(work.stages), work.stages[0].lanes
         self._turns = [stage_turns(work.plan.schedule, count - stage, lanes) for stage in range(count)]
-        stride = work.plan.data * work.plan.cells
-        self._send_s = [
-            send_s(work.cluster, stride, stage.send_bytes) if stage.send_bytes else 0.0
-            for stage in work.stages[:-1]
-        ]
+        self._send_s = send_times(work)
         self._together = work.plan.shards_gradients or bool(work.plan.layers)  # each lane along `data`
         begin = np.zeros_like(factors[0])
         self._free = [begin] * count  # when a stage has done its last turn

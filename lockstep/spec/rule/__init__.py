@@ -1,1 +1,1 @@
-"""What a Run's names and numbers mean: rules of optimizers, rates, orders and augmentations."""
+"""What a Run's names and numbers mean: rules of optimizers, rates, orders, augmentations and patterns."""

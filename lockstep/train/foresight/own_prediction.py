@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 
-from lockstep.errors import LockstepError
+from torch import nn
+
 from lockstep.kernels.numerics import plain_torch
 from lockstep.measure.layer_count import count_layers
 from lockstep.measure.probe_device import name_device
@@ -17,25 +19,40 @@ from lockstep.spec.profile import Profile
 from lockstep.spec.run import Run
 from lockstep.train.setup import Setup
 
+Shape = tuple[int, int, int]
+
 
 def predict_own(setup: Setup, plan: Plan) -> dict[str, float]:
     """Seconds of a step's parts under a plan whose `data` is filled in; empty if nothing is known here."""
-    device, shape = name_device(setup.device), setup.store.shape
+    try:
+        return _predict(setup, plan)
+    except Exception:  # more nodes than were probed, a spoilt file, a user's module: no reason to lose a run
+        return {}
+
+
+def _predict(setup: Setup, plan: Plan) -> dict[str, float]:
+    device, run, store = name_device(setup.device), setup.run, setup.store
     cluster = recall_cluster(device)
     if not cluster:
         return {}
-    profile = recall_profile(setup.run, shape, device)
-    try:
-        profile = profile or count_profile(setup.run, shape, len(setup.store.classes), len(setup.store.train))
-        return predict(deal_work(setup.run, profile, cluster, plan)).segments()
-    except LockstepError:  # more nodes than were probed, or a model that cannot be built again
-        return {}
+    if setup.is_own_model:  # which the run does not name
+        profile = _count(run, deepcopy(setup.model).cpu(), store.shape, len(store.classes), len(store.train))
+    else:
+        profile = recall_profile(run, store.shape, device) or count_profile(
+            run, store.shape, len(store.classes), len(store.train)
+        )
+    return predict(deal_work(run, profile, cluster, plan)).segments()
 
 
-def count_profile(run: Run, shape: tuple[int, int, int], classes: int, images: int) -> Profile:
+def count_profile(run: Run, shape: Shape, classes: int, images: int) -> Profile:
     """What the layers of a run's model compute and hold, without seconds."""
     with plain_torch():
         model = build_model(replace(run, model=replace(run.model, weights=None)), shape, classes)
+    return _count(run, model, shape, classes, images)
+
+
+def _count(run: Run, model: nn.Module, shape: Shape, classes: int, images: int) -> Profile:
+    with plain_torch():
         layers = count_layers(model, shape)
     return Profile(
         model=run.model.name,
