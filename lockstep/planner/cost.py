@@ -88,8 +88,22 @@ def _lane_s(stage: StageWork) -> float:
 
 
 def _held_up_s(work: StepWork, stage: StageWork) -> float:
-    """What the longest stage waits for messages that take longer than its own pass of a lane."""
-    send = max(send_times(work), default=0.0)
+    """What the longest stage waits for messages, beside those of the first lane.
+
+    By gpipe lanes follow each other freely, so only a message that takes longer than a pass holds them up. By
+    1f1b a stage takes up a lane when another has come back: of neighbouring stages that are n, a lane's way
+    through all of them and back lets n lanes pass.
+    """
+    sends = send_times(work)
+    if work.plan.schedule == "1f1b":
+        times = [_lane_s(one) for one in work.stages]
+        ways = [
+            (sum(times[first:last]) + 2 * sum(sends[first : last - 1])) / (last - first)
+            for first in range(len(times))
+            for last in range(first + 1, len(times) + 1)
+        ]
+        return max(stage.lanes - 2, 0) * (max(ways) - max(times))
+    send = max(sends, default=0.0)
     passes = (one + stage.inside_s / 2 for one in (stage.forward_s, stage.backward_s))
     return (stage.lanes - 1) * sum(max(send - one, 0.0) for one in passes)
 

@@ -14,6 +14,7 @@ from lockstep.planner.exchange_time import Ring, gather_s, reduce_s, send_s
 from lockstep.planner.explain import explain, find_limit, find_turn
 from lockstep.planner.memory import worker_memory
 from lockstep.planner.search import best_of_counts, find_plans, list_plans
+from lockstep.planner.simulation.step_events import simulate_step
 from lockstep.spec.cluster import ExchangeTimes, NetworkRate
 from lockstep.spec.plan import Plan, read_plan
 
@@ -73,7 +74,9 @@ def test_stages_on_two_nodes_send_over_the_network():
     assert within == send_s(where, 1, 1e6, 2) == pytest.approx(1e6 / 1e9)
     assert between == pytest.approx(7e-6 + 1e6 / 0.5e9)
     slow = replace(where, network=NetworkRate(7.0, 1e-4))
-    assert cost_of("pipeline=4", where=slow).total_s > 4 * cost_of("pipeline=4", where=where).total_s
+    fast_s, slow_s = (cost_of("pipeline=4", where=each).total_s for each in (where, slow))
+    work = deal_work(run_of(), chain(), slow, replace(read_plan("pipeline=4"), data=1))
+    assert fast_s < 0.5 * slow_s == pytest.approx(0.5 * simulate_step(work).mean_s, rel=0.12)
 
 
 def test_layers_by_channel_are_those_that_the_plan_names():

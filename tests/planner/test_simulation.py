@@ -93,7 +93,7 @@ def test_the_closed_form_of_the_planner_is_simulated(text, kind):
 @pytest.mark.parametrize("parts", [(1, 1), (1, 1, 1, 1), (1, 1.2, 0.9, 0.8), (0.7, 1.3)])
 def test_the_closed_form_of_a_pipeline_is_simulated(parts, overlaps):
     """With 1f1b a message may hold up the next lane, and a long stage hides others; no formula has that."""
-    for schedule, low, high in (("gpipe", 1.0, 1.0), ("1f1b", 0.94, 1.13)):
+    for schedule, low, high in (("gpipe", 1.0, 1.0), ("1f1b", 0.94, 1.02)):
         for send_bytes in (0.0, 1e6, 5e7):
             stages = tuple(
                 replace(STAGE, lanes=8, forward_s=0.01 * part, backward_s=0.02 * part, send_bytes=send_bytes)
