@@ -13,12 +13,13 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from lockstep.kernels.numerics import precision_kept, set_precision
 
 _SIDES = {"cpu": (128, 256, 512, 1024, 2048), "cuda": (2048, 4096, 8192)}  # of square products
 _COPY_BYTES = {"cpu": 128 << 20, "cuda": 1 << 30}
-_SMALL_CALLS = {"cpu": 2000, "cuda": 500}
+_LAUNCHES = 500
 _LEAST_ROUNDS = 5
 
 
@@ -105,16 +106,39 @@ def measure_copy(device: torch.device, budget_s: float) -> Figure:
 
 
 def measure_start(device: torch.device, budget_s: float) -> Figure:
-    """Microseconds to start one operation."""
-    tiny, calls = torch.zeros(1, device=device), _SMALL_CALLS[device.type]
+    """Microseconds of an operation that has next to nothing to compute."""
+    if device.type != "cuda":
+        return _measure_layers(budget_s)
+    tiny = torch.zeros(1, device=device)
 
     def work() -> None:
-        for _ in range(calls):
+        for _ in range(_LAUNCHES):
             tiny.add_(1.0)
 
     rounds = time_rounds(work, device, budget_s)
-    what = "kernel launches" if device.type == "cuda" else "additions of one number"
-    return Figure(1e6 * rounds.median / calls, f"{calls} {what} one after another; {rounds.told}")
+    how = f"{_LAUNCHES} kernel launches one after another; {rounds.told}"
+    return Figure(1e6 * rounds.median / _LAUNCHES, how)
+
+
+def _measure_layers(budget_s: float) -> Figure:
+    """Of a CPU, tiny layers forward and backward: a small convolution costs far more than an addition."""
+    layers = nn.Sequential(
+        nn.Conv2d(4, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16, 4),
+    )
+    images = torch.zeros(8, 4, 4, 4, requires_grad=True)
+    wanted = [images, *layers.parameters()]
+
+    def work() -> None:
+        torch.autograd.grad(layers(images).sum(), wanted)
+
+    rounds = time_rounds(work, torch.device("cpu"), budget_s)
+    how = f"{len(layers)} tiny layers forward and backward, three operations each; {rounds.told}"
+    return Figure(1e6 * rounds.median / len(layers) / 3, how)
 
 
 def find_memory(device: torch.device, workers: int) -> Figure:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,7 @@ class Profile:
         ):
             _check_numbers(part)
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """Of the whole model."""
         return sum(layer.parameters for layer in self.layers)

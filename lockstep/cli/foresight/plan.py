@@ -110,15 +110,18 @@ def show_plans(options: argparse.Namespace) -> int:
             f"{cluster.worker.device}: layers are only counted, so this is rougher",
             file=sys.stderr,
         )
-    one = find_plans(run, profile, cluster, 1)[0]
+    alone = {  # by one worker: what speedup is against
+        change: find_plans(changed, profile, cluster, 1)[0].cost.img_s
+        for change, changed in {each.change: each.run for each in found}.items()
+    }
     best = found[0] if options.workers else min(found, key=lambda each: each.cost.total_s)
     if options.json:
-        rows = [_row(each, one, profile, cluster) for each in found]
+        rows = [_row(each, alone, profile, cluster) for each in found]
         chosen = {"plan": str(best.plan), "workers": best.workers, "change": best.change}
         facts = {"plans": rows, "best": chosen, "why": explain(best, profile, cluster)}
         print(json.dumps({**_about(run, cluster), **facts}, indent=1))
     else:
-        _print_table(found[: options.top], one, profile, cluster)
+        _print_table(found[: options.top], alone, profile, cluster)
         print(f"\n{best.plan} {best.change}".rstrip() + ": " + "\n".join(explain(best, profile, cluster)))
         print(_tell_error(best))
     if options.output:
@@ -145,7 +148,8 @@ def _about(run: Run, cluster: Cluster) -> dict[str, object]:
     }
 
 
-def _row(each: RankedPlan, one: RankedPlan, profile: Profile, cluster: Cluster) -> dict[str, object]:
+def _row(each: RankedPlan, alone: dict[str, float], profile: Profile, cluster: Cluster) -> dict[str, object]:
+    speedup = each.cost.img_s / alone[each.change]
     hours = train_hours(each, profile)
     nodes = cluster.nodes(each.workers)
     return {
@@ -155,8 +159,8 @@ def _row(each: RankedPlan, one: RankedPlan, profile: Profile, cluster: Cluster) 
         "img_s": each.cost.img_s,
         "range_s": [each.cost.total_s / (1 + each.error), each.cost.total_s * (1 + each.error)],
         "change": each.change,
-        "speedup": each.cost.img_s / one.cost.img_s,
-        "efficiency": each.cost.img_s / one.cost.img_s / each.workers,
+        "speedup": speedup,
+        "efficiency": speedup / each.workers,
         "memory_gb": each.memory.total_gb,
         "fits": each.fits,
         "hours": hours,
@@ -170,14 +174,16 @@ def train_hours(each: RankedPlan, profile: Profile) -> float:
     return steps * each.cost.total_s / 3600
 
 
-def _print_table(found: list[RankedPlan], one: RankedPlan, profile: Profile, cluster: Cluster) -> None:
+def _print_table(
+    found: list[RankedPlan], alone: dict[str, float], profile: Profile, cluster: Cluster
+) -> None:
     priced = cluster.node.price_hour > 0
     rows = [
         ("plan", "workers", "step ms", "img/s", "speedup", "of ideal", "exchange", "bubble", "GB", "hours")
     ]
     rows = [(*rows[0], "price")] if priced else rows  # type: ignore[list-item]
     for each in found:
-        cost, row = each.cost, _row(each, one, profile, cluster)
+        cost, row = each.cost, _row(each, alone, profile, cluster)
         sent = cost.exposed_s + cost.inside_s + cost.gather_s
         cells = (
             f"{each.plan} {each.change}".rstrip(),
