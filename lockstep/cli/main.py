@@ -26,6 +26,8 @@ Train convolutional networks to the same bits: by any number of workers, killed 
   lockstep verify fashion fashion-2       are two runs the same, bit for bit?
   lockstep layers --plan channel=2        how a plan deals layers to workers
   lockstep probe                          how fast this machine is, for predictions
+  lockstep profile fashion                what every layer costs here
+  lockstep plan fashion --cluster 8xH100  how fast a run will be on a cluster, and what holds it back
   lockstep scale fashion --workers 1,2    how much faster several workers are here
   lockstep simulate --cluster 8xH100 --nodes 1000 --step-ms 250   goodput when nodes fail
   lockstep report runs -o page.html       runs side by side as one page: curves, scaling, timelines

@@ -45,13 +45,20 @@ class Dealer:
     def images(self) -> int:
         return self.table.images
 
+    @property
+    def _at_once(self) -> int:
+        """Lanes of a worker that one operation computes: on a GPU all of them, but not with stock kernels or in a pipeline."""
+        if self.cluster.worker.kind != "gpu" or self.run.kernels.set == "stock" or self.plan.pipeline > 1:
+            return 1
+        return -(-self.run.train.lanes // self.plan.data)
+
     def deal(self) -> StepWork:
         """The work of a step."""
         run, plan, cluster = self.run, self.plan, self.cluster
         workers = plan.data * plan.least
         cluster.nodes(workers)  # an error without a network
         lanes = -(-run.train.lanes // plan.data)
-        lane = find_lane_time(run, self.table, lanes)
+        lane = find_lane_time(run, self.table, lanes, self._at_once)
         slow = cluster.slowdown(workers)
         passes = [self._part(place, lane, slow) for place in range(len(self.profile.layers))]
         cuts = cut_stages([one.both_s for one in passes], plan.pipeline)
@@ -63,11 +70,11 @@ class Dealer:
     def _part(self, place: int, lane: LaneTime, slow: float) -> Pass:
         """What a worker computes of a layer."""
         plan, layer = self.plan, self.profile.layers[place]
-        whole, part = self.table.passes()[place], Pass(1.0, 1.0)
+        whole, part = self.table.passes("", self._at_once)[place], Pass(1.0, 1.0)
         for axis in ("channel", "spatial"):
             count = getattr(plan, axis)
             if count > 1 and self._is_cut(layer, axis):
-                own = self.table.passes(f"{axis}={count}")[place]
+                own = self.table.passes(f"{axis}={count}", self._at_once)[place]
                 part = Pass(
                     part.forward_s * own.forward_s / max(whole.forward_s, 1e-12),
                     part.backward_s * own.backward_s / max(whole.backward_s, 1e-12),

@@ -45,15 +45,18 @@ def explain(best: RankedPlan, profile: Profile, cluster: Cluster) -> list[str]:
     lines = [f"a step is {', '.join(told)}"]
     where = find_turn(best.run, profile, cluster)
     heavy, share = heaviest(profile)
-    size = f"{4e-6 * profile.parameters:,.0f} MB of gradients"
+    megabytes = 4e-6 * profile.parameters
+    size = f"{megabytes:,.0f} MB of gradients" if megabytes >= 10 else f"{megabytes:.2g} MB of gradients"
     if len(heavy) > 1 and share > 0.5:
         size += f", {100 * share:.0f} % of it in {' and '.join(_short(layer) for layer in heavy)}"
     if where:
         lines.append(f"communication-bound beyond {where} worker{'s' * (where > 1)} with data alone: {size}")
     else:
         lines.append(
-            f"computing stays longer than the exchange for as many workers as there are lanes: {size}"
+            f"with data alone computing takes longer than the exchange, up to a worker a lane: {size}"
         )
+    if fewer := _as_fast(best, profile, cluster):
+        lines.append(f"{fewer.workers} workers are as fast: {fewer.plan}, {fewer.cost.img_s:,.0f} img/s")
     advice = advise(best, profile, cluster)
     if advice:
         words = [f"{one.what} ({one.gain:.2f} ×)" for one in advice]
@@ -63,6 +66,14 @@ def explain(best: RankedPlan, profile: Profile, cluster: Cluster) -> list[str]:
         f"speedup limit by data alone: {limit:.1f} × with {most} workers of {best.run.train.lanes} lanes"
     )
     return lines
+
+
+def _as_fast(best: RankedPlan, profile: Profile, cluster: Cluster) -> RankedPlan | None:
+    """Half as many workers, if they are not slower."""
+    if best.workers == 1:
+        return None
+    fewer = find_plans(best.run, profile, cluster, best.workers // 2)[0]
+    return fewer if fewer.cost.img_s * _GAIN >= best.cost.img_s else None
 
 
 def find_turn(run: Run, profile: Profile, cluster: Cluster) -> int | None:

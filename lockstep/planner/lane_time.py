@@ -34,13 +34,13 @@ class LaneTime:
     rest: float  # what a lane takes beyond its layers, as a share of their sum: no cut makes it less
 
 
-def find_lane_time(run: Run, table: LayerTable, lanes: int) -> LaneTime:
-    """For a worker with so many lanes of the run."""
-    profile, cluster, images = table.profile, table.cluster, table.images
-    passes = table.passes()
+def find_lane_time(run: Run, table: LayerTable, lanes: int, at_once: int) -> LaneTime:
+    """For a worker with so many lanes of the run, of which some are computed at once."""
+    profile, cluster = table.profile, table.cluster
+    passes = table.passes("", at_once)
     forward, backward = (sum(getattr(p, key) for p in passes) for key in ("forward_s", "backward_s"))
-    if is_measured(profile, cluster) and (rows := _rows(profile, images)):
-        fixed_s, lane_s = _split(rows, lanes)
+    if is_measured(profile, cluster) and profile.lanes:
+        fixed_s, lane_s = _measured(table, lanes)
         ratio = lane_s / (forward + backward) if forward + backward else 1.0
         update_s, scale = min(profile.update_s, fixed_s), min(ratio, 1.0)
         return LaneTime(
@@ -52,10 +52,20 @@ def find_lane_time(run: Run, table: LayerTable, lanes: int) -> LaneTime:
     return LaneTime(forward, backward, update_s, cluster.worker.step_ms * 1e-3, 1.0, 0.0)
 
 
-def _rows(profile: Profile, images: int) -> list[LanesTime]:
-    """Steps with lanes of this size, by their number of lanes: on a line through the two nearest sizes."""
+def _measured(table: LayerTable, lanes: int) -> tuple[float, float]:
+    """What a step takes whatever its lanes, and a lane.
+
+    Of lanes of a size that was not measured, on a line through the two nearest sizes; if there was one size,
+    a lane takes as many times as long as its layers do.
+    """
+    profile, images = table.profile, table.images
+    sizes = {row.images for row in profile.lanes}
+    if len(sizes) == 1 and images not in sizes:
+        (near,) = sizes
+        fixed_s, lane_s = _split(list(profile.lanes), lanes)
+        return fixed_s, lane_s * table.whole_s(images) / max(table.whole_s(near), 1e-12)
     counts = sorted({row.lanes for row in profile.lanes})
-    return [LanesTime(count, images, _at(profile, count, images)) for count in counts]
+    return _split([LanesTime(count, images, _at(profile, count, images)) for count in counts], lanes)
 
 
 def _at(profile: Profile, lanes: int, images: int) -> float:

@@ -35,18 +35,27 @@ class LayerTable:
     profile: Profile
     cluster: Cluster
     images: int
-    _known: dict[str, list[Pass]] = field(default_factory=dict)
+    _known: dict[tuple[str, int], list[Pass]] = field(default_factory=dict)
 
-    def passes(self, part: str = "") -> list[Pass]:
-        """A pass for every layer."""
-        if part not in self._known:
-            layers = self.profile.layers
-            found = [layer_pass(self.profile, layer, self.cluster, self.images, part) for layer in layers]
-            self._known[part] = found
-        return self._known[part]
+    def passes(self, part: str = "", at_once: int = 1) -> list[Pass]:
+        """A pass of a lane for every layer; `at_once` lanes share the start of an operation."""
+        if (part, at_once) not in self._known:
+            profile, cluster = self.profile, self.cluster
+            self._known[part, at_once] = [
+                layer_pass(profile, layer, cluster, self.images, part, at_once) for layer in profile.layers
+            ]
+        return self._known[part, at_once]
+
+    def whole_s(self, images: int) -> float:
+        """Seconds of all layers with another number of images."""
+        return sum(
+            layer_pass(self.profile, each, self.cluster, images).both_s for each in self.profile.layers
+        )
 
 
-def layer_pass(profile: Profile, layer: LayerProfile, cluster: Cluster, images: int, part: str = "") -> Pass:
+def layer_pass(
+    profile: Profile, layer: LayerProfile, cluster: Cluster, images: int, part: str = "", at_once: int = 1
+) -> Pass:
     """One layer, or the `part` of it that a worker has, as in channel=2."""
     if is_measured(profile, cluster):
         rows = [row for row in layer.times if row.part == part] if part else []
@@ -56,7 +65,7 @@ def layer_pass(profile: Profile, layer: LayerProfile, cluster: Cluster, images: 
         share = 1.0 / int(part.partition("=")[2]) if part else 1.0
         return Pass(share * whole.forward_s, share * whole.backward_s)
     share = 1.0 / int(part.partition("=")[2]) if part else 1.0
-    return _by_roofline(profile, layer, cluster, images, share)
+    return _by_roofline(profile, layer, cluster, images, share, at_once)
 
 
 def is_measured(profile: Profile, cluster: Cluster) -> bool:
@@ -92,9 +101,11 @@ def _between(rows: list[LayerTime], images: int) -> Pass:
     )
 
 
-def _by_roofline(profile: Profile, layer: LayerProfile, cluster: Cluster, images: int, share: float) -> Pass:
+def _by_roofline(
+    profile: Profile, layer: LayerProfile, cluster: Cluster, images: int, share: float, at_once: int
+) -> Pass:
     speed = cluster.worker
     flop_s = images * 2 * layer.macs * share / (rate_of(cluster, profile.precision) * SMALL_PRODUCTS)
     moved = moved_bytes(layer, profile.precision, images) * share
-    bytes_s, start_s = moved / (speed.memory_gb_s * 1e9), speed.launch_us * 1e-6
+    bytes_s, start_s = moved / (speed.memory_gb_s * 1e9), speed.launch_us * 1e-6 / at_once
     return Pass(max(flop_s, bytes_s) + start_s, 2 * max(flop_s, bytes_s) + (_STARTS - 1) * start_s)

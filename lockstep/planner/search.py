@@ -47,14 +47,16 @@ def find_plans(
     run: Run, profile: Profile, cluster: Cluster, workers: int, goal: str = "time"
 ) -> list[RankedPlan]:
     """All plans for so many workers, ranked; those that do not fit the memory come last."""
+    cluster.nodes(workers)  # an error without a network
     found, table = [], make_table(run, profile, cluster)
     for plan in list_plans(run, workers):
         with suppress(SpecError):
             found.append(_judge(run, table, plan))
     if not found:
         raise SpecError(
-            f"no plan comes out for {workers} workers: train.lanes={run.train.lanes}; give at most "
-            f"{run.train.lanes} workers, or more lanes, which is another run"
+            f"no plan comes out for {workers} workers: a run has at most as many along `data` as lanes "
+            f"(train.lanes={run.train.lanes}): give fewer workers, or -o train.lanes={_power(workers)} with "
+            "a batch that divides by it, which is another run"
         )
     return sorted(found, key=lambda one: (not one.fits, *_key(one, cluster, goal), str(one.plan)))
 
@@ -107,8 +109,9 @@ def _judge(run: Run, table: LayerTable, plan: Plan) -> RankedPlan:
     profile, cluster = table.profile, table.cluster
     cost = predict(Dealer(run, table, plan).deal())
     memory = worker_memory(run, profile, plan, cluster.worker.kind == "gpu" and run.kernels.set != "stock")
-    is_rough = plan.splits_layers or plan.shard == "parameters" or not is_measured(profile, cluster)
-    error = _ROUGH if is_rough else _MEASURED
+    sizes = {row.images for row in profile.lanes} if is_measured(profile, cluster) else set()
+    is_known = run.train.batch // run.train.lanes in sizes
+    error = _MEASURED if is_known and not plan.splits_layers and plan.shard != "parameters" else _ROUGH
     fits = memory.total_gb <= _ROOM * cluster.worker.memory_gb
     return RankedPlan(run, plan, cost, memory, fits, error)
 
@@ -129,6 +132,10 @@ def list_plans(run: Run, workers: int) -> Iterator[Plan]:
         plan = Plan(data=workers, layers=("*",))
         if _allows(run, plan):
             yield plan
+
+
+def _power(number: int) -> int:
+    return 1 << (number - 1).bit_length()
 
 
 def _allows(run: Run, plan: Plan) -> bool:

@@ -10,6 +10,7 @@ from lockstep.spec.field import accept_number
 from lockstep.spec.run_file import read_toml
 
 PARTS = ("step_s", "compute_s", "exchange_s", "hidden_s", "host_s", "data_s")
+OF = ("batch", "lanes")  # of the run that was predicted
 
 
 def read_prediction(text: str) -> dict[str, float]:
@@ -20,6 +21,6 @@ def read_prediction(text: str) -> dict[str, float]:
     if not isinstance(table, Mapping):
         raise SpecError(f"--plan {text}: predicted must be a table: write [predicted]")
     for key in table:
-        if key not in PARTS:
-            raise SpecError(f"--plan {text}: predicted.{key}: choose from {', '.join(PARTS)}")
+        if key not in (*PARTS, *OF):
+            raise SpecError(f"--plan {text}: predicted.{key}: choose from {', '.join((*PARTS, *OF))}")
     return {key: accept_number(f"predicted.{key}", value) for key, value in table.items()}

@@ -21,6 +21,7 @@ from lockstep.parallel.split.layer_clock import STEP
 from lockstep.parallel.split.layer_report import measured, summarize_layers
 from lockstep.runs.train_state import TrainState
 from lockstep.spec import Launch
+from lockstep.spec.prediction import OF
 from lockstep.train.audit import Audit
 from lockstep.train.dealt import Dealt
 from lockstep.train.foresight.own_prediction import predict_own
@@ -146,7 +147,9 @@ class Engine:
         """The parts of a step as they were predicted and as worker 0 measured them; empty for the others."""
         if self._world.rank:
             return {}
-        found = self._parts.compare(self._launch.predicted or predict_own(self._setup, self._plan))
+        told, train = self._launch.predicted, self._setup.run.train
+        is_own = all(told.get(key, getattr(train, key)) == getattr(train, key) for key in OF)
+        found = self._parts.compare(told if told and is_own else predict_own(self._setup, self._plan))
         return {"predicted": found} if found else {}
 
     def close(self) -> None:

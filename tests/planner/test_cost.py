@@ -67,6 +67,14 @@ def test_bubble(stages):
     assert found.compute_s == pytest.approx(8 * stage_s)
 
 
+def test_lanes_of_another_size_keep_the_fixed_part():
+    """With half the images a lane takes what its layers take; what a step costs besides stays."""
+    profile = chain(fixed_s=0.4)
+    own, half = (cost_of("data=1", run=run_of(images=images), profile=profile) for images in (4, 2))
+    assert half.host_s + half.update_s == pytest.approx(own.host_s + own.update_s) == pytest.approx(0.4)
+    assert half.compute_s == pytest.approx(own.compute_s / 2)
+
+
 def test_stages_on_two_nodes_send_over_the_network():
     """With two workers a node stage 1 sends to stage 2 over the network, the others within a node."""
     where = replace(cluster(), node=replace(cluster().node, workers=2), network=NetworkRate(7.0, 0.5))
@@ -171,7 +179,7 @@ def test_only_what_the_run_allows():
     plans = {str(plan) for plan in list_plans(run_of(), 4)}
     assert "data=4" in plans and not any("spatial" in plan for plan in plans)
     assert any("spatial=2" in str(plan) for plan in list_plans(run_of(bands=2), 4))
-    with pytest.raises(SpecError, match=r"no plan comes out for 1009 workers: train.lanes=8"):
+    with pytest.raises(SpecError, match=r"for 1009 workers: .*\(train.lanes=8\).* -o train.lanes=1024"):
         find_plans(run_of(), chain(), cluster(network=network()), 1009)
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 from lockstep.errors import BadInput, LockstepError
+from lockstep.planner.remembered import recall_profile
 from lockstep.spec import Run
 from lockstep.spec.profile import Profile, read_profile
 
@@ -18,11 +21,21 @@ _PUBLISHED: dict[str, Facts] = {
 _IMAGENET = (1000, 1_281_167)
 
 
-def find_profile(options: argparse.Namespace, run: Run) -> Profile:
-    """By --profile, else counted."""
+def find_profile(options: argparse.Namespace, run: Run, device: str) -> Profile:
+    """By --profile, else as `lockstep profile` measured it on such a device before, else counted."""
+    from lockstep.train.foresight.own_prediction import count_profile
+
     if options.profile:
-        return read_own_profile(options.profile, run)
-    return count_run(run, options.classes, options.images, options.recipe == "imagenet")
+        profile = read_own_profile(options.profile, run)
+        if run.data.name in ("folder", "pack") and not options.images:
+            return profile
+        facts = _find_facts(run, options.classes or profile.classes, options.images, False)
+        return replace(profile, train_images=facts[2])
+    shape, classes, images = _find_facts(run, options.classes, options.images, options.recipe == "imagenet")
+    if kept := recall_profile(run, shape, device):
+        print("lockstep: with what `lockstep profile` measured of this run before", file=sys.stderr)
+        return replace(kept, train_images=images)
+    return count_profile(run, shape, classes, images)
 
 
 def read_own_profile(path: Path, run: Run) -> Profile:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -75,7 +76,6 @@ def show_plans(options: argparse.Namespace) -> int:
     """Predict, rank, explain."""
     from lockstep.cli.foresight.counted_profile import find_profile
     from lockstep.planner.explain import explain
-    from lockstep.planner.layer_seconds import is_measured
     from lockstep.planner.preset import find_cluster
     from lockstep.planner.search import AXES, GOALS, best_of_counts, find_changed, find_plans
 
@@ -94,7 +94,7 @@ def show_plans(options: argparse.Namespace) -> int:
         raise BadInput(f"--vary {options.vary} needs --workers N: compare runs for one number of workers")
     check_new(options.output)
     with named_file(options):
-        profile = find_profile(options, run)
+        profile = find_profile(options, run, cluster.worker.device)
         if 0 < profile.train_images < run.train.batch:
             raise BadInput(
                 f"train.batch={run.train.batch} is more than the {profile.train_images} images to train on: "
@@ -104,12 +104,8 @@ def show_plans(options: argparse.Namespace) -> int:
             found = find_changed(run, profile, cluster, options.workers, options.goal, axes)
         else:
             found = best_of_counts(run, profile, cluster, options.goal)
-    if options.profile and not is_measured(profile, cluster):
-        print(
-            f"lockstep: {options.profile} is of {profile.device or 'no device'}, and {cluster.name} has "
-            f"{cluster.worker.device}: layers are only counted, so this is rougher",
-            file=sys.stderr,
-        )
+    for line in _warn(options, run, profile, cluster):
+        print(f"lockstep: {line}", file=sys.stderr)
     alone = {  # by one worker: what speedup is against
         change: find_plans(changed, profile, cluster, 1)[0].cost.img_s
         for change, changed in {each.change: each.run for each in found}.items()
@@ -129,6 +125,24 @@ def show_plans(options: argparse.Namespace) -> int:
         change = f" {best.change}" if best.change else ""
         print(f"wrote {options.output}: lockstep train … --plan {options.output}{change}", file=sys.stderr)
     return 0
+
+
+def _warn(options: argparse.Namespace, run: Run, profile: Profile, cluster: Cluster) -> Iterator[str]:
+    """What makes these predictions other than one might expect."""
+    from lockstep.planner.layer_seconds import is_measured
+
+    precision, rates = run.train.precision, cluster.worker.gflop_s
+    if options.profile and not is_measured(profile, cluster):
+        yield (
+            f"{options.profile} is of {profile.device or 'no device'}, and {cluster.name} has "
+            f"{cluster.worker.device}: layers are only counted, so this is rougher"
+        )
+    if precision not in rates:
+        yield f"{cluster.name} has no rate for {precision}: that of fp32 is taken"
+    elif rates[precision] < 0.5 * rates["fp32"]:
+        yield f"{cluster.name} is slow in {precision}: consider -o train.precision=fp32, which is another run"
+    if options.goal == "cost" and not cluster.node.price_hour:
+        yield f"{cluster.name} has no price: nodes count; give node.price_hour in a file of it"
 
 
 def _about(run: Run, cluster: Cluster) -> dict[str, object]:
@@ -220,6 +234,7 @@ def _plan_file(best: RankedPlan) -> str:
     if best.plan.layers:
         lines = [line for line in lines if not line.startswith("layers")]
         lines += [f"layers = {json.dumps(list(best.plan.layers))}"]
-    parts = best.cost.segments()
+    train = best.run.train
+    parts = {"batch": train.batch, "lanes": train.lanes, **best.cost.segments()}
     lines += ["", "[predicted]  # seconds; a run by this plan tells in its summary.json how wrong they were"]
     return "\n".join([*lines, *(f"{key} = {value:.6g}" for key, value in parts.items())]) + "\n"

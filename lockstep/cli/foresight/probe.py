@@ -84,8 +84,10 @@ def run_probe(options: argparse.Namespace) -> int:
         cluster = read_cluster(result)
     with output.open("x", encoding="utf-8") as file:
         file.write(write_cluster(cluster))
-    remember_cluster(cluster)
     print(f"{output}: {_tell(cluster)}")
+    if not options.quick:
+        remember_cluster(cluster)
+        print("kept as `--cluster here`; runs on this machine are predicted with it")
     return 0
 
 

@@ -68,7 +68,7 @@ def simulate_recipe(options: argparse.Namespace, cluster: Cluster) -> dict[str, 
             f"a lane; give -o train.lanes={1 << (plan.data - 1).bit_length()}"
         )
     with named_file(options):
-        work = deal_work(run, find_profile(options, run), cluster, plan)
+        work = deal_work(run, find_profile(options, run, cluster.worker.device), cluster, plan)
     done, cost = simulate_step(work, options.seed, options.spread, options.steps), predict(work)
     if options.trace:
         options.trace.write_text(json.dumps(to_chrome(done.events)), encoding="utf-8")

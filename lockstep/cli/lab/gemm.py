@@ -22,14 +22,14 @@ see what each step brings on this machine:
 
   lockstep bench gemm                               sizes that fit the device
   lockstep bench gemm --sizes 512,1024 --picture ladder.png
-  lockstep bench gemm --skinny                      b × 4096 by 4096 × 9192, b = 256 … 1: small batches
+  lockstep bench gemm --skinny                      b × 4096 by 4096 × 9192, b = 1 … 256: small batches
 
 Each rung is one short file under lockstep/lab/gemm that says what it changes and why that helps. On a CPU
 they are C, compiled by the system's compiler; on a GPU CUDA C++, compiled by NVRTC. What is missing is said,
 and the others run.
 """
 _SIZES = {"cpu": "256,512,1024", "cuda": "1024,2048,4096,8192"}
-_SKINNY = (256, 64, 16, 4, 1)
+_SKINNY = (1, 4, 16, 64, 256)  # rising, so that what takes too long is known before
 _LARGEST = 32768
 
 

@@ -55,7 +55,10 @@ def library_name(device: torch.device) -> str:
 def measure_gemm(
     device: torch.device, shapes: Sequence[Shape], threads: int, budget_s: float
 ) -> Iterator[GemmTime | SkippedRung]:
-    """All rungs at every shape, the library last; what cannot run says why, and the others go on."""
+    """All rungs at every shape, then the library, on a CPU by one thread and by several.
+
+    What cannot run says why, and the others go on.
+    """
     ways, slow = _ways(device, threads), dict[str, float]()
     for shape in shapes:
         rows, columns, depth = shape
@@ -81,11 +84,22 @@ def measure_gemm(
 
 
 def _ways(device: torch.device, threads: int) -> dict[str, Multiply]:
+    library = library_name(device)
     if device.type == "cuda":
-        found: dict[str, Multiply] = {rung.name: partial(multiply_on_gpu, rung) for rung in CUDA_RUNGS}
-    else:
-        found = {
-            rung.name: partial(multiply_on_cpu, rung, threads=threads if rung.is_threaded else 1)
-            for rung in C_RUNGS
-        }
-    return found | {library_name(device): torch.mm}
+        return {**{rung.name: partial(multiply_on_gpu, rung) for rung in CUDA_RUNGS}, library: torch.mm}
+    found: dict[str, Multiply] = {
+        f"{rung.name}, {threads}" if rung.is_threaded else rung.name: partial(
+            multiply_on_cpu, rung, threads=threads if rung.is_threaded else 1
+        )
+        for rung in C_RUNGS
+    }
+    return found | {library: torch.mm, f"{library}, {threads} threads": partial(_by_threads, threads)}
+
+
+def _by_threads(threads: int, a: Tensor, b: Tensor) -> Tensor:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        return torch.mm(a, b)
+    finally:
+        torch.set_num_threads(before)
