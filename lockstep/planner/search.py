@@ -23,7 +23,11 @@ GOALS = ("time", "cost", "memory")
 AXES = ("batch", "lanes", "wire", "grid")  # of the run, not of the plan: each value is another run
 _MOST = {"pipeline": 16, "spatial": 16, "channel": 8}
 _ROOM = 0.9  # of a worker's memory that a run may take
-_MEASURED, _ROUGH = 0.2, 0.6  # how wrong a prediction may be: docs/planning.md says how wrong they were
+_MEASURED, _ROUGH, _COUNTED = (
+    0.2,
+    0.6,
+    1.2,
+)  # how wrong one may be: docs/planning.md
 
 
 @dataclass(frozen=True)
@@ -111,7 +115,8 @@ def _judge(run: Run, table: LayerTable, plan: Plan) -> RankedPlan:
     memory = worker_memory(run, profile, plan, cluster.worker.kind == "gpu" and run.kernels.set != "stock")
     sizes = {row.images for row in profile.lanes} if is_measured(profile, cluster) else set()
     is_known = run.train.batch // run.train.lanes in sizes
-    error = _MEASURED if is_known and not plan.splits_layers and plan.shard != "parameters" else _ROUGH
+    is_plain = is_known and not plan.splits_layers and plan.shard != "parameters"
+    error = _MEASURED if is_plain else _ROUGH if sizes else _COUNTED
     fits = memory.total_gb <= _ROOM * cluster.worker.memory_gb
     return RankedPlan(run, plan, cost, memory, fits, error)
 
