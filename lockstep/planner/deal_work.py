@@ -47,7 +47,7 @@ class Dealer:
 
     @property
     def _at_once(self) -> int:
-        """Lanes that one operation computes: all of a worker, by fused and compiled kernels without a pipeline."""
+        """Lanes that one operation computes: by fused and compiled kernels all, but in a pipeline."""
         if self.cluster.worker.kind != "gpu" or self.run.kernels.set == "stock" or self.plan.pipeline > 1:
             return 1
         return -(-self.run.train.lanes // self.plan.data)
