@@ -33,5 +33,5 @@ def _hardware() -> str:
 
     names = [name_device(torch.device("cpu"))]
     if torch.cuda.is_available():
-        names.insert(0, torch.cuda.get_device_name())
+        names.insert(0, torch.cuda.get_device_name(0))
     return ", ".join(names)

@@ -42,8 +42,9 @@ def _once(call: Callable[[], object], device: torch.device) -> float:
         return time.perf_counter() - start
     event: Any = torch.cuda.Event
     begin, end = event(enable_timing=True), event(enable_timing=True)
-    begin.record()
+    stream = torch.cuda.current_stream(device)
+    begin.record(stream)
     call()
-    end.record()
+    end.record(stream)
     end.synchronize()
     return 1e-3 * float(begin.elapsed_time(end))

@@ -95,9 +95,10 @@ def _between(rows: list[LayerTime], images: int) -> Pass:
     above = next((place for place, row in enumerate(rows) if row.images >= images), len(rows) - 1)
     low, high = rows[above - 1], rows[above]
     share = (images - low.images) / (high.images - low.images)
+    least = high if share > 1 else LayerTime(0, 0.0, 0.0)  # more images never take less
     return Pass(
-        low.forward_s + share * (high.forward_s - low.forward_s),
-        low.backward_s + share * (high.backward_s - low.backward_s),
+        max(low.forward_s + share * (high.forward_s - low.forward_s), least.forward_s),
+        max(low.backward_s + share * (high.backward_s - low.backward_s), least.backward_s),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 import torch
@@ -44,9 +44,9 @@ class StepResult:
     move: bool = False  # whether any worker knows of a generation to move to
     seconds: float = 0.0  # how long it took; 0: the time since the step before
     waited_s: float = 0.0  # how much of that was spent waiting for data
-    compute_s: float = 0.0  # and until this worker's lanes were done; 0: not known, as on a device
+    compute_s: float = field(default=0.0, compare=False)  # and until its lanes were done; 0: not known
     exchange_s: float = 0.0  # and then waiting for gradients of other workers; not known on the device
-    hidden_s: float = 0.0  # what their exchange took beside computing
+    hidden_s: float = field(default=0.0, compare=False)  # what their exchange took beside computing
 
 
 class NotFinite(Exception):

@@ -102,7 +102,7 @@ def test_a_nonsense_profile_is_refused(tmp_path, change):
 def test_a_module_of_ones_own_is_predicted_as_itself(cache, tmp_path):
     remember_cluster(here())
     wide = nn.Sequential(
-        nn.Conv2d(1, 512, 5), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10)
+        nn.Conv2d(1, 2048, 5), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 10)
     )
     named, _ = train(small_run(), tmp_path / "named")
     own, _ = train(small_run(), tmp_path / "own", model=wide)

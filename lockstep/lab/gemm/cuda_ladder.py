@@ -43,7 +43,7 @@ def multiply_on_gpu(rung: CudaRung, a: Tensor, b: Tensor) -> Tensor:
     rows, depth, columns = *a.shape, b.shape[1]
     result = torch.empty(rows, columns, device=a.device)
     grid = -(-columns // rung.tile[1]), -(-rows // rung.tile[0]), 1
-    _kernel(rung, rows, columns, depth)(grid, (*rung.block, 1), (a, b, result))
+    _kernel(rung, a.device, rows, columns, depth)(grid, (*rung.block, 1), (a, b, result))
     return result
 
 
@@ -53,7 +53,7 @@ def source_of(rung: CudaRung) -> str:
 
 
 @cache
-def _kernel(rung: CudaRung, rows: int, columns: int, depth: int) -> CudaKernel:
-    major, minor = torch.cuda.get_device_capability()
+def _kernel(rung: CudaRung, device: torch.device, rows: int, columns: int, depth: int) -> CudaKernel:
+    major, minor = torch.cuda.get_device_capability(device)
     cubin = compile_cuda(source_of(rung), f"sm_{major}{minor}", {"M": rows, "N": columns, "K": depth})
-    return CudaKernel(cubin, "gemm")
+    return CudaKernel(device, cubin, "gemm")

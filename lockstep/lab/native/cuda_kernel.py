@@ -18,9 +18,9 @@ _DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 class CudaKernel:
     """A kernel that takes pointers to tensors, or raw bytes by value."""
 
-    def __init__(self, cubin: bytes, name: str, shared_bytes: int = 0) -> None:
-        torch.cuda.current_stream()  # makes torch's context this thread's
-        torch.cuda.synchronize()
+    def __init__(self, device: torch.device, cubin: bytes, name: str, shared_bytes: int = 0) -> None:
+        self._device = device
+        torch.cuda.synchronize(device)  # makes torch's context this thread's
         module, self._function, self._shared = ctypes.c_void_p(), ctypes.c_void_p(), shared_bytes
         _call("cuModuleLoadData", ctypes.byref(module), cubin)
         _call("cuModuleGetFunction", ctypes.byref(self._function), module, name.encode())
@@ -31,7 +31,7 @@ class CudaKernel:
         """Start it; nothing waits."""
         held = [_hold(each) for each in arguments]
         pointers = (ctypes.c_void_p * len(held))(*(ctypes.addressof(each) for each in held))
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        stream = ctypes.c_void_p(torch.cuda.current_stream(self._device).cuda_stream)
         _call("cuLaunchKernel", self._function, *grid, *block, self._shared, stream, pointers, None)
 
 
