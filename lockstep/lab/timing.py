@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from lockstep.measure.probe_device import TimedRounds
+
 _LEAST, _MOST = 3, 50
 
 
-@dataclass(frozen=True)
-class Timing:
-    """Seconds of each round."""
-
-    seconds: tuple[float, ...]
-
-    @property
-    def median_s(self) -> float:
-        return statistics.median(self.seconds)
-
-
-def time_call(call: Callable[[], object], device: torch.device, budget_s: float) -> Timing:
+def time_call(call: Callable[[], object], device: torch.device, budget_s: float) -> TimedRounds:
     """The first call warms up; a call that alone takes longer than the budget is not repeated."""
     first = _once(call, device)
     if first > budget_s:
-        return Timing((first,))
+        return TimedRounds((first,))
     found = list[float]()
     while len(found) < _LEAST or (sum(found) < budget_s and len(found) < _MOST):
         found.append(_once(call, device))
-    return Timing(tuple(found))
+    return TimedRounds(tuple(found))
 
 
 def _once(call: Callable[[], object], device: torch.device) -> float:

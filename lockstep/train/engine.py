@@ -149,8 +149,11 @@ class Engine:
             return {}
         told, train = self._launch.predicted, self._setup.run.train
         is_own = all(told.get(key, getattr(train, key)) == getattr(train, key) for key in OF)
-        found = self._parts.compare(told if told and is_own else predict_own(self._setup, self._plan))
-        return {"predicted": found} if found else {}
+        source = "the plan's file"
+        if not told or not is_own:
+            told, source = predict_own(self._setup, self._plan)
+        found = self._parts.compare(told)
+        return {"predicted": found, "predicted_from": source} if found else {}
 
     def close(self) -> None:
         """End the background threads, and restore the model."""

@@ -91,6 +91,7 @@ def test_the_best_plan_is_executed(profile, tmp_path, capsys):
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["workers"] == 2
     parts = summary["predicted"]
+    assert summary["predicted_from"] == "the plan's file"
     assert set(parts) == {"step_s", "compute_s", "exchange_s", "hidden_s", "host_s", "data_s"}
     whole = sum(parts[key][1] for key in ("compute_s", "exchange_s", "host_s", "data_s"))
     assert whole == pytest.approx(parts["step_s"][1], rel=0.5)

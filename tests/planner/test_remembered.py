@@ -72,6 +72,7 @@ def test_a_run_on_a_probed_machine_is_predicted(cache, tmp_path):
     remember_cluster(here())
     after, _ = train(small_run(), tmp_path / "after")
     parts = after.summary["predicted"]
+    assert after.summary["predicted_from"] == "the probe, layers counted: rough"
     assert set(parts) == {"step_s", "compute_s", "exchange_s", "hidden_s", "host_s", "data_s"}
     assert all(predicted >= 0 <= measured for predicted, measured in parts.values())
     assert parts["step_s"][0] > 0 < parts["step_s"][1] and parts["exchange_s"] == [0.0, 0.0]

@@ -98,7 +98,7 @@ def tell_ladder(found: list[GemmTime]) -> list[str]:
         lines.append(f"{_size(shape)}, fp32")
         before = 0.0
         for each in rows:
-            ms, rate = 1e3 * each.time.median_s, each.gflop_s
+            ms, rate = 1e3 * each.time.median, each.gflop_s
             gain = f"{rate / before:6.2f} x the one before" if before else ""
             lines.append(
                 f"  {each.rung:{width}}  {ms:10.3f} ms  {rate:10,.1f} GFLOP/s  "

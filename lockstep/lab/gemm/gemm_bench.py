@@ -12,7 +12,8 @@ from torch import Tensor
 from lockstep.errors import LockstepError
 from lockstep.lab.gemm.c_ladder import C_RUNGS, multiply_on_cpu
 from lockstep.lab.gemm.cuda_ladder import CUDA_RUNGS, multiply_on_gpu
-from lockstep.lab.timing import Timing, time_call
+from lockstep.lab.timing import time_call
+from lockstep.measure.probe_device import TimedRounds
 
 Shape = tuple[int, int, int]  # rows of A, columns of B, and what is summed over
 Multiply = Callable[[Tensor, Tensor], Tensor]
@@ -25,12 +26,12 @@ class GemmTime:
 
     rung: str
     shape: Shape
-    time: Timing
+    time: TimedRounds
 
     @property
     def gflop_s(self) -> float:
         rows, columns, depth = self.shape
-        return 2e-9 * rows * columns * depth / self.time.median_s
+        return 2e-9 * rows * columns * depth / self.time.median
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def measure_gemm(
                 yield SkippedRung(name, None, str(error).splitlines()[0])
                 slow[name] = float("inf")
                 continue
-            slow[name] = found.median_s / work
+            slow[name] = found.median / work
             yield GemmTime(name, shape, found)
 
 

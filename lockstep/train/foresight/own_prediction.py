@@ -22,26 +22,27 @@ from lockstep.train.setup import Setup
 Shape = tuple[int, int, int]
 
 
-def predict_own(setup: Setup, plan: Plan) -> dict[str, float]:
-    """Seconds of a step's parts under a plan whose `data` is filled in; empty if nothing is known here."""
+def predict_own(setup: Setup, plan: Plan) -> tuple[dict[str, float], str]:
+    """Seconds of a step's parts under a plan whose `data` is filled in, and from what; empty if not known."""
     try:
         return _predict(setup, plan)
     except Exception:  # more nodes than were probed, a spoilt file, a user's module: no reason to lose a run
-        return {}
+        return {}, ""
 
 
-def _predict(setup: Setup, plan: Plan) -> dict[str, float]:
+def _predict(setup: Setup, plan: Plan) -> tuple[dict[str, float], str]:
     device, run, store = name_device(setup.device), setup.run, setup.store
     cluster = recall_cluster(device)
     if not cluster:
-        return {}
+        return {}, ""
     if setup.is_own_model:  # which the run does not name
         profile = _count(run, deepcopy(setup.model).cpu(), store.shape, len(store.classes), len(store.train))
     else:
         profile = recall_profile(run, store.shape, device) or count_profile(
             run, store.shape, len(store.classes), len(store.train)
         )
-    return predict(deal_work(run, profile, cluster, plan)).segments()
+    source = "the probe, and a profile of this run" if profile.device else "the probe, layers counted: rough"
+    return predict(deal_work(run, profile, cluster, plan)).segments(), source
 
 
 def count_profile(run: Run, shape: Shape, classes: int, images: int) -> Profile:
