@@ -37,7 +37,7 @@ FLAGS = {
     "bench tune": "RECIPE --config --output --override -c -o",
     "bench io": "RECIPE --config --gpu-rate --images --json --override --picture --slow -c -o",
     "bench lanes": "--config --override -c -o RECIPE",
-    "bench gemm": "--device --json --picture --sizes --skinny --threads",
+    "bench gemm": "--device --json --parts --picture --sizes --skinny --threads",
     "profile": "RECIPE --batch --config --device --output --override --parts --picture --steps --trace -c -o",
     "plan": "RECIPE --classes --cluster --config --goal --images --json --output --override --profile --top "
     "--vary --workers -c -o",

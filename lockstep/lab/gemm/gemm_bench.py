@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from lockstep.errors import LockstepError
+from lockstep.lab.device_limit import limit_gflop_s
 from lockstep.lab.gemm.c_ladder import C_RUNGS, multiply_on_cpu
-from lockstep.lab.gemm.cuda_ladder import CUDA_RUNGS, multiply_on_gpu
+from lockstep.lab.gemm.cuda_ladder import CUDA_RUNGS, CannotRun, multiply_on_gpu
 from lockstep.lab.timing import time_call
 from lockstep.measure.probe_device import TimedRounds
 
@@ -21,17 +22,33 @@ _PATIENCE_S = 20.0  # a rung that would take longer is left out
 
 
 @dataclass(frozen=True)
-class GemmTime:
-    """One rung at one size."""
+class GemmWay:
+    """One way to multiply: a rung, or a library."""
 
-    rung: str
+    name: str
+    multiply: Multiply
+    precision: torch.dtype = torch.float32
+    threads: int = 1
+    is_library: bool = False
+
+
+@dataclass(frozen=True)
+class GemmTime:
+    """One way at one size."""
+
+    way: GemmWay
     shape: Shape
     time: TimedRounds
+    limit_gflop_s: float | None
 
     @property
     def gflop_s(self) -> float:
         rows, columns, depth = self.shape
         return 2e-9 * rows * columns * depth / self.time.median
+
+    @property
+    def precision(self) -> str:
+        return {torch.float32: "fp32", torch.bfloat16: "bf16"}[self.way.precision]
 
 
 @dataclass(frozen=True)
@@ -56,45 +73,72 @@ def library_name(device: torch.device) -> str:
 def measure_gemm(
     device: torch.device, shapes: Sequence[Shape], threads: int, budget_s: float
 ) -> Iterator[GemmTime | SkippedRung]:
-    """All rungs at every shape, then the library, on a CPU by one thread and by several.
+    """All rungs at every shape, those of a precision together, then the library.
 
     What cannot run says why, and the others go on.
     """
-    ways, slow = _ways(device, threads), dict[str, float]()
+    slow = dict[str, float]()
     for shape in shapes:
         rows, columns, depth = shape
         work = 2.0 * rows * columns * depth
         maker = torch.Generator(device=device).manual_seed(0)
-        a, b = (
+        matrices = [
             torch.randn(size, device=device, generator=maker) for size in ((rows, depth), (depth, columns))
-        )
-        for name, multiply in ways.items():
-            if slow.get(name) == float("inf"):
+        ]
+        for way in ways_to_multiply(device, threads):
+            if slow.get(way.name) == float("inf"):
                 continue
-            if slow.get(name, 0.0) * work > _PATIENCE_S:
-                yield SkippedRung(name, shape, f"would take about {slow[name] * work:.0f} s")
+            if slow.get(way.name, 0.0) * work > _PATIENCE_S:
+                yield SkippedRung(way.name, shape, f"would take about {slow[way.name] * work:.0f} s")
                 continue
+            a, b = (each.to(way.precision) for each in matrices)
             try:
-                found = time_call(partial(multiply, a, b), device, budget_s)
-            except LockstepError as error:
-                yield SkippedRung(name, None, str(error).splitlines()[0])
-                slow[name] = float("inf")
+                if device.type == "cpu":
+                    way.multiply(a[:1], b)  # compiles
+                found = time_call(partial(way.multiply, a, b), device, budget_s)
+            except CannotRun as error:
+                yield SkippedRung(way.name, shape, str(error))
                 continue
-            slow[name] = found.median / work
-            yield GemmTime(name, shape, found)
+            except LockstepError as error:
+                yield SkippedRung(way.name, None, str(error).splitlines()[0])
+                slow[way.name] = float("inf")
+                continue
+            slow[way.name] = found.median / work
+            yield GemmTime(way, shape, found, limit_gflop_s(device, way.precision, way.threads))
 
 
-def _ways(device: torch.device, threads: int) -> dict[str, Multiply]:
+def ways_to_multiply(device: torch.device, threads: int) -> list[GemmWay]:
+    """From the slowest to the library, one precision after another."""
     library = library_name(device)
     if device.type == "cuda":
-        return {**{rung.name: partial(multiply_on_gpu, rung) for rung in CUDA_RUNGS}, library: torch.mm}
-    found: dict[str, Multiply] = {
-        f"{rung.name}, {threads}" if rung.is_threaded else rung.name: partial(
-            multiply_on_cpu, rung, threads=threads if rung.is_threaded else 1
-        )
-        for rung in C_RUNGS
-    }
-    return found | {library: torch.mm, f"{library}, {threads} threads": partial(_by_threads, threads)}
+        rungs = [GemmWay(rung.name, partial(multiply_on_gpu, rung), rung.precision) for rung in CUDA_RUNGS]
+        return [
+            *(way for way in rungs if way.precision == torch.float32),
+            GemmWay(library, torch.mm, is_library=True),
+            *(way for way in rungs if way.precision == torch.bfloat16),
+            GemmWay("Triton", _by_triton, torch.bfloat16),
+            GemmWay(f"{library}, bf16", torch.mm, torch.bfloat16, is_library=True),
+        ]
+    return [
+        *(
+            GemmWay(
+                f"{rung.name}, {threads}" if rung.is_threaded else rung.name,
+                partial(multiply_on_cpu, rung, threads=threads if rung.is_threaded else 1),
+                threads=threads if rung.is_threaded else 1,
+            )
+            for rung in C_RUNGS
+        ),
+        GemmWay(library, torch.mm, is_library=True),
+        GemmWay(f"{library}, {threads}", partial(_by_threads, threads), threads=threads, is_library=True),
+    ]
+
+
+def _by_triton(a: Tensor, b: Tensor) -> Tensor:
+    try:
+        from lockstep.lab.gemm.triton_gemm import multiply_by_triton
+    except ImportError:
+        raise LockstepError("the package triton is not installed") from None
+    return multiply_by_triton(a, b)
 
 
 def _by_threads(threads: int, a: Tensor, b: Tensor) -> Tensor:

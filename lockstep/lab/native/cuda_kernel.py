@@ -22,17 +22,17 @@ class CudaKernel:
         self._device = device
         torch.cuda.synchronize(device)  # makes torch's context this thread's
         module, self._function, self._shared = ctypes.c_void_p(), ctypes.c_void_p(), shared_bytes
-        _call("cuModuleLoadData", ctypes.byref(module), cubin)
-        _call("cuModuleGetFunction", ctypes.byref(self._function), module, name.encode())
+        call_driver("cuModuleLoadData", ctypes.byref(module), cubin)
+        call_driver("cuModuleGetFunction", ctypes.byref(self._function), module, name.encode())
         if shared_bytes > 48 << 10:
-            _call("cuFuncSetAttribute", self._function, _DYNAMIC_SHARED, shared_bytes)
+            call_driver("cuFuncSetAttribute", self._function, _DYNAMIC_SHARED, shared_bytes)
 
     def __call__(self, grid: Size3, block: Size3, arguments: Sequence[Tensor | bytes]) -> None:
         """Start it; nothing waits."""
         held = [_hold(each) for each in arguments]
         pointers = (ctypes.c_void_p * len(held))(*(ctypes.addressof(each) for each in held))
         stream = ctypes.c_void_p(torch.cuda.current_stream(self._device).cuda_stream)
-        _call("cuLaunchKernel", self._function, *grid, *block, self._shared, stream, pointers, None)
+        call_driver("cuLaunchKernel", self._function, *grid, *block, self._shared, stream, pointers, None)
 
 
 def _hold(argument: Tensor | bytes) -> ctypes.c_void_p | ctypes.Array[ctypes.c_char]:
@@ -41,7 +41,8 @@ def _hold(argument: Tensor | bytes) -> ctypes.c_void_p | ctypes.Array[ctypes.c_c
     return ctypes.create_string_buffer(argument, len(argument))
 
 
-def _call(name: str, *arguments: object) -> None:
+def call_driver(name: str, *arguments: object) -> None:
+    """Call a function of the GPU's driver; an error is raised with the driver's own words."""
     code = getattr(_driver(), name)(*arguments)
     if code:
         text = ctypes.c_char_p()
