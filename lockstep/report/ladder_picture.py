@@ -19,7 +19,7 @@ def draw_ladder(
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
-    figure = Figure(figsize=(9, 1.9 + (0.2 + 0.16 * len(sizes)) * len(rates)), dpi=120, layout="constrained")
+    figure = Figure(figsize=(9, 1.9 + (0.16 + 0.12 * len(sizes)) * len(rates)), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     height = 0.84 / len(sizes)
