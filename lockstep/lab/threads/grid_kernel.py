@@ -61,9 +61,7 @@ def load_on_gpu(device: torch.device, source: str, name: str, macros: Mapping[st
 
 
 @cache
-def _loaded(
-    device: torch.device, source: str, name: str, macros: tuple[tuple[str, int], ...]
-) -> CudaKernel:
+def _loaded(device: torch.device, source: str, name: str, macros: tuple[tuple[str, int], ...]) -> CudaKernel:
     major, minor = torch.cuda.get_device_capability(device)
     return CudaKernel(device, compile_cuda(source, f"sm_{major}{minor}", dict(macros)), name)
 

@@ -1,13 +1,13 @@
 // A fully connected layer, IN values to OUT: forward, and the gradients of input, weights and biases.
 //
-// All are products of matrices, and a work item is a tile of 4 × 4 results, or 4 × 1 where OUT is not divisible by 4.
-// The forward sum over IN is long and its results are few, so it is cut into PARTS parts, whatever the number of
-// threads; linear_sum adds them in their order. Needs common.cuh, and IN divisible by 4 × PARTS.
+// All are products of matrices, and a work item is a tile of 4 × 4 results, or 4 × 1 where OUT is not
+// divisible by 4. The forward sum over IN is long and its results are few, so it is cut into PARTS parts,
+// whatever the number of threads; linear_sum adds them in their order. Needs common.cuh, and IN divisible
+// by 4 × PARTS.
 
 #define TILE (OUT % 4 ? 1 : 4)  // outputs that an item takes together
 
-extern "C" __global__ void __launch_bounds__(256)
-    linear_parts(const float *input, const float *weight, float *parts, int images) {
+KERNEL linear_parts(const float *input, const float *weight, float *parts, int images) {
     const int groups = (images + 3) / 4;
     for (EACH(item, PARTS * groups * (OUT / TILE))) {
         const int output = item % (OUT / TILE) * TILE, image = item / (OUT / TILE) % groups * 4;
@@ -34,8 +34,7 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256)
-    linear_sum(const float *parts, const float *bias, float *result, int images) {
+KERNEL linear_sum(const float *parts, const float *bias, float *result, int images) {
     for (EACH(item, images * OUT)) {
         float sum = bias[item % OUT];
 #pragma unroll
@@ -45,13 +44,12 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 // In place: where the layer gave 0, its gradient is 0.
-extern "C" __global__ void __launch_bounds__(256) relu_gradient(const float *result, float *gradient, int images) {
+KERNEL relu_gradient(const float *result, float *gradient, int images) {
     for (EACH(item, images * OUT))
         if (!(result[item] > 0.0f)) gradient[item] = 0.0f;
 }
 
-extern "C" __global__ void __launch_bounds__(256)
-    linear_data_gradient(const float *gradient, const float *weight, float *result, int images) {
+KERNEL linear_data_gradient(const float *gradient, const float *weight, float *result, int images) {
     for (EACH(item, (images + 3) / 4 * (IN / 4))) {
         const int k = item % (IN / 4) * 4, image = item / (IN / 4) * 4;
         Four sum[4] = {};
@@ -70,8 +68,7 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256)
-    linear_weight_gradient(const float *input, const float *gradient, float *result, int images) {
+KERNEL linear_weight_gradient(const float *input, const float *gradient, float *result, int images) {
     for (EACH(item, OUT / TILE * (IN / 4))) {
         const int k = item % (IN / 4) * 4, output = item / (IN / 4) * TILE;
         Four sum[TILE] = {};
@@ -89,8 +86,7 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256)
-    linear_bias_gradient(const float *gradient, float *result, int images) {
+KERNEL linear_bias_gradient(const float *gradient, float *result, int images) {
     for (EACH(item, OUT)) {
         float sum = 0.0f;
         for (int image = 0; image < images; ++image) sum += gradient[image * OUT + item];
