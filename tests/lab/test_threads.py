@@ -19,9 +19,9 @@ from lockstep.lab.threads.grid_kernel import KERNELS, GridKernel, kernel_source
 from lockstep.lab.threads.threads_bench import (
     STEP,
     TRAINING,
-    SkippedCount,
     Pictures,
     Scaled,
+    SkippedCount,
     ThreadWork,
     measure_threads,
 )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from lockstep.lab.threads.threads_bench import SkippedCount, Pictures, Scaled
+    from lockstep.lab.threads.threads_bench import Pictures, Scaled, SkippedCount
     from lockstep.spec import Record
 
 BENCH_THREADS = """\

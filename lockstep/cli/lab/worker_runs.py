@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lockstep.errors import LockstepError
-from lockstep.lab.threads.threads_bench import SkippedCount, Scaled
+from lockstep.lab.threads.threads_bench import Scaled, SkippedCount
 
 WORKERS, THREADS = "workers", "threads of one worker"
 MOST_WORKERS = 8  # lanes of the run
