@@ -38,6 +38,7 @@ FLAGS = {
     "bench io": "RECIPE --config --gpu-rate --images --json --override --picture --slow -c -o",
     "bench lanes": "--config --override -c -o RECIPE",
     "bench gemm": "--device --json --parts --picture --sizes --skinny --threads",
+    "bench threads": "--device --epochs --json --most --picture --steps",
     "profile": "RECIPE --batch --config --device --output --override --parts --picture --steps --trace -c -o",
     "plan": "RECIPE --classes --cluster --config --goal --images --json --output --override --profile --top "
     "--vary --workers -c -o",
