@@ -45,10 +45,11 @@ __device__ __forceinline__ int tap_shift(int r, int own_class) {
 }
 
 struct Operands {
-    const Value *weight, *source;  // source: where this thread's column begins, in the first channel
+    const Value *weight, *source;  // source: of this thread's image, the group's first channel
     int top, begin_y, begin_x, class_y, class_x;
     float4 next_a[FETCHES_A];
     float next_b[FETCHES_B];
+    bool is_met[FETCHES_B];
 
     __device__ __forceinline__ int from(int step) const {
         if (CLASSES > 1 && RUN == DEPTH)
@@ -58,27 +59,30 @@ struct Operands {
         return step;
     }
 
+    // Reads without a branch: what lies outside reads the first value instead, and is kept as zero.
     __device__ __forceinline__ void fetch(int step) {
 #pragma unroll
         for (int i = 0; i < FETCHES_A; ++i) {
             const int at = threadIdx.x + i * THREADS, k = step * DEPTH + at / (ROWS / 4);
-            next_a[i] = k < ALL_DEPTH ? fetch4(k, top + at % (ROWS / 4) * 4) : float4{};
+            const bool is_there = at < ROWS * DEPTH / 4 && (ALL_DEPTH % DEPTH == 0 || k < ALL_DEPTH);
+            next_a[i] = is_there ? fetch4(k, top + at % (ROWS / 4) * 4) : float4{};
         }
 #pragma unroll
         for (int i = 0; i < FETCHES_B; ++i) {
             const int k = threadIdx.x / COLUMNS + i * (THREADS / COLUMNS);
             const int tap = RUN == DEPTH ? step % TAPS : (step * DEPTH + k) % TAPS;
             const int c = RUN == DEPTH ? step / TAPS * DEPTH + k : (step * DEPTH + k) / TAPS;
-            const int shift_y = tap_shift(tap / R, class_y), shift_x = tap_shift(tap % R, class_x);
-            const bool is_met = c < SOURCE_CHANNELS && within(begin_y + shift_y, begin_x + shift_x, SOURCE_H, SOURCE_W);
-            next_b[i] = is_met ? as_float(source[(c * SOURCE_H + shift_y) * SOURCE_W + shift_x]) : 0.0f;
+            const int y = begin_y + tap_shift(tap / R, class_y), x = begin_x + tap_shift(tap % R, class_x);
+            is_met[i] = (RUN == DEPTH || c < SOURCE_CHANNELS) && within(y, x, SOURCE_H, SOURCE_W);
+            const int channel = RUN == DEPTH || is_met[i] ? c * SOURCE_H * SOURCE_W : 0;
+            next_b[i] = as_float(source[channel + (is_met[i] ? y * SOURCE_W + x : 0)]);
         }
     }
 
     __device__ __forceinline__ float4 fetch4(int k, int row) const {
         const Value *at = weight + (size_t)k * RESULT_CHANNELS + row;
         if (RESULT_CHANNELS % 4 == 0) {
-            if (row >= RESULT_CHANNELS) return float4{};
+            if (RESULT_CHANNELS % ROWS != 0 && row >= RESULT_CHANNELS) return float4{};
             const Value4 found = *reinterpret_cast<const Value4 *>(at);
             return float4{as_float(found.x), as_float(found.y), as_float(found.z), as_float(found.w)};
         }
@@ -99,7 +103,8 @@ struct Operands {
         }
 #pragma unroll
         for (int i = 0; i < FETCHES_B; ++i)
-            b[threadIdx.x / COLUMNS + i * (THREADS / COLUMNS)][threadIdx.x % COLUMNS] = next_b[i];
+            b[threadIdx.x / COLUMNS + i * (THREADS / COLUMNS)][threadIdx.x % COLUMNS] =
+                is_met[i] ? next_b[i] : 0.0f;
     }
 };
 
@@ -115,8 +120,8 @@ implicit_gemm(const Value *given, const Value *weight, Value *result) {
     const Place own(column, 1, CLASS_H, CLASS_W);
     operands.begin_y = IS_DATA ? own.y : own.y * STRIDE - PADDING;
     operands.begin_x = IS_DATA ? own.x : own.x * STRIDE - PADDING;
-    operands.source = given + (long long)(own.a * GROUPS + group) * SOURCE_CHANNELS * SOURCE_H * SOURCE_W +
-                      operands.begin_y * SOURCE_W + operands.begin_x;
+    const int image = min(own.a, N - 1);
+    operands.source = given + (size_t)(image * GROUPS + group) * SOURCE_CHANNELS * SOURCE_H * SOURCE_W;
     if (column >= N * CLASS_H * CLASS_W) operands.begin_y = NOWHERE;
 
     float sum[OWN_ROWS][OWN_COLUMNS] = {};

@@ -17,30 +17,36 @@ struct Operands {
     const Value *images, *gradient;
     int rows_left, offset[FETCHES_B], tap_y[FETCHES_B], tap_x[FETCHES_B];
     float next_a[FETCHES_A], next_b[FETCHES_B];
+    bool is_a[FETCHES_A], is_b[FETCHES_B];
 
     __device__ __forceinline__ int from(int step) const { return step; }
 
+    // Reads without a branch: what lies outside reads the first value instead, and is kept as zero.
     __device__ __forceinline__ void fetch(int step) {
         const int position = step * DEPTH + threadIdx.x % DEPTH;
-        const Place at(position, 1, P, Q);
-        const bool is_there = position < POSITIONS;
+        const bool is_there = POSITIONS % DEPTH == 0 || position < POSITIONS;
+        const Place at(is_there ? position : 0, 1, P, Q);
         const Value *row = gradient + (size_t)at.a * K * P * Q + at.y * Q + at.x;
+        const Value *image = images + (size_t)at.a * C * H * W;
         const int y = at.y * STRIDE - PADDING, x = at.x * STRIDE - PADDING;
-        const Value *patch = images + (long long)at.a * C * H * W + y * W + x;
 #pragma unroll
-        for (int i = 0; i < FETCHES_A; ++i)
-            next_a[i] = is_there && i * APART < rows_left ? as_float(row[i * APART * P * Q]) : 0.0f;
+        for (int i = 0; i < FETCHES_A; ++i) {
+            is_a[i] = is_there && (KG % ROWS == 0 || i * APART < rows_left);
+            next_a[i] = as_float(row[KG % ROWS == 0 || is_a[i] ? i * APART * P * Q : 0]);
+        }
 #pragma unroll
-        for (int i = 0; i < FETCHES_B; ++i)
-            next_b[i] = is_there && within(y + tap_y[i], x + tap_x[i], H, W) ? as_float(patch[offset[i]]) : 0.0f;
+        for (int i = 0; i < FETCHES_B; ++i) {
+            is_b[i] = is_there && within(y + tap_y[i], x + tap_x[i], H, W);
+            next_b[i] = as_float(image[is_b[i] ? y * W + x + offset[i] : 0]);
+        }
     }
 
     __device__ __forceinline__ void keep(float (*a)[A_PITCH], float (*b)[B_PITCH]) const {
         const int k = threadIdx.x % DEPTH, first = threadIdx.x / DEPTH;
 #pragma unroll
-        for (int i = 0; i < FETCHES_A; ++i) a[k][first + i * APART] = next_a[i];
+        for (int i = 0; i < FETCHES_A; ++i) a[k][first + i * APART] = is_a[i] ? next_a[i] : 0.0f;
 #pragma unroll
-        for (int i = 0; i < FETCHES_B; ++i) b[k][first + i * APART] = next_b[i];
+        for (int i = 0; i < FETCHES_B; ++i) b[k][first + i * APART] = is_b[i] ? next_b[i] : 0.0f;
     }
 };
 
@@ -52,7 +58,7 @@ part_of_weight_gradient(const Value *images, const Value *gradient, float *parts
     const int own = threadIdx.x / DEPTH;
     Operands operands;
     operands.images = images + (size_t)group * CG * H * W;
-    operands.gradient = gradient + (size_t)(group * KG + top + own) * P * Q;
+    operands.gradient = gradient + (size_t)(group * KG + min(top + own, KG - 1)) * P * Q;
     operands.rows_left = KG - top - own;
 #pragma unroll
     for (int i = 0; i < FETCHES_B; ++i) {
