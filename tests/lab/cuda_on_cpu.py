@@ -13,6 +13,7 @@ import torch
 
 _HEADER = Path(__file__).with_name("cuda_on_cpu.h")
 _FLAGS = ("-O1", "-std=c++17", "-ffp-contract=off", "-fno-strict-aliasing", "-w", "-shared", "-fPIC")
+_APART = "-fno-gnu-unique"  # libraries would share their shared memory
 _GUARD_ELEMENTS = 256
 
 needs_gxx = pytest.mark.skipif(not shutil.which("g++"), reason="no g++")
@@ -72,7 +73,7 @@ def _compile(source, defines):
     text = f'#include "{_HEADER}"\n{macros}{source}\n{undone}{starts}'
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "kernels.so")
-        command = ["g++", *_FLAGS, "-x", "c++", "-", "-o", str(path)]
+        command = ["g++", *_FLAGS, _APART, "-x", "c++", "-", "-o", str(path)]
         done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[:2000]
         return ctypes.CDLL(str(path))

@@ -21,7 +21,7 @@ from lockstep.lab.native.nvrtc import NoCompiler, compile_cuda
 
 ANY_SHAPE = {"direct": direct_on_gpu, "im2col": im2col_on_gpu, "implicit GEMM": implicit_gemm_on_gpu}
 WINOGRAD = {f"F({tile}×{tile})": partial(winograd_on_gpu, tile) for tile in (2, 4)}
-TILE = {"ROWS": 128, "COLUMNS": 128}
+TILE = {"ROWS": 128, "COLUMNS": 128, "DEPTH": 8}
 SOURCES = [
     ("direct.cu", {}),
     ("im2col.cu", {}),

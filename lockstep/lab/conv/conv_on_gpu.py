@@ -19,7 +19,7 @@ _KERNELS = {
     ConvPass.DATA: "data_gradient",
     ConvPass.WEIGHT: "weight_gradient",
 }
-_DEPTH = 8  # of a step of implicit GEMM; DEPTH in gemm_tile.cuh
+_DEPTH = 8  # of a step of implicit GEMM
 _ENOUGH_BLOCKS = 512  # keep a large GPU busy; the same on every GPU, so that sums are cut alike
 _LEAST_STEPS = 4  # of a part of the weight gradient
 _LEAST_TILES = 512
@@ -64,22 +64,25 @@ def implicit_gemm_on_gpu(shape: ConvShape, which: ConvPass, first: Tensor, secon
     if which is ConvPass.WEIGHT:
         return _implicit_weight_gradient(shape, first, second, result)
     is_data = which is ConvPass.DATA
-    weight, classes = _in_reading_order(shape, second, is_data), shape.stride if is_data else 1
+    channels, classes = first.shape[1] // shape.groups, shape.stride if is_data else 1
+    depth = _DEPTH if channels % (2 * _DEPTH) else 2 * _DEPTH  # longer steps, fewer barriers
+    weight = _in_reading_order(shape, second, is_data, depth)
     columns = shape.batch * _ceil(result.shape[2], classes) * _ceil(result.shape[3], classes)
     beside = shape.groups * classes**2
     rows, wide = _tile(result.shape[1] // shape.groups, columns, beside)
     grid = _ceil(result.shape[1] // shape.groups, rows) * _ceil(columns, wide), shape.groups, classes**2
-    source = ConvSource("implicit_gemm.cu", shape, first, ROWS=rows, COLUMNS=wide, IS_DATA=int(is_data))
+    macros = {"ROWS": rows, "COLUMNS": wide, "DEPTH": depth, "IS_DATA": int(is_data)}
+    source = ConvSource("implicit_gemm.cu", shape, first, **macros)
     source.start("implicit_gemm", grid, first, weight, result)
     return result
 
 
-def _in_reading_order(shape: ConvShape, weight: Tensor, is_data: bool) -> Tensor:
+def _in_reading_order(shape: ConvShape, weight: Tensor, is_data: bool, depth: int) -> Tensor:
     """Weights as (groups, channels / run, taps, run, rows), where channels are those that are summed over."""
     filters, channels = shape.out_channels // shape.groups, shape.weight_size[1]
     found = weight.view(shape.groups, filters, channels, shape.kernel**2)
     found = found if is_data else found.transpose(1, 2)
-    run = _DEPTH if found.shape[1] % _DEPTH == 0 else 1
+    run = depth if found.shape[1] % depth == 0 else 1
     found = torch.unflatten(found, 1, (-1, run))
     return found.permute(0, 1, 4, 2, 3).contiguous()
 
@@ -90,7 +93,7 @@ def _implicit_weight_gradient(shape: ConvShape, images: Tensor, gradient: Tensor
     tiles = _ceil(filters, rows) * _ceil(columns, wide)
     steps = _ceil(gradient.numel() // shape.out_channels, _DEPTH)
     parts = _parts(tiles * shape.groups, steps // _LEAST_STEPS)
-    macros = {"ROWS": rows, "COLUMNS": wide, "PARTS": parts}
+    macros = {"ROWS": rows, "COLUMNS": wide, "DEPTH": _DEPTH, "PARTS": parts}
     source = ConvSource("implicit_gemm_weight.cu", shape, images, **macros)
     sums = torch.empty(parts, *result.shape, device=images.device)
     source.start("part_of_weight_gradient", (tiles, shape.groups, parts), images, gradient, sums)

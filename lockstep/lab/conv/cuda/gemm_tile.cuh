@@ -4,7 +4,6 @@
 // `operands` says what the matrices are: fetch(step) reads, keep(a, b) puts into shared memory, from(step) is the
 // next step that has anything to add.
 
-#define DEPTH 8
 #define RUNS_Y (ROWS / 64)
 #define RUNS_X (COLUMNS / 64)
 #define OWN_ROWS (4 * RUNS_Y)
