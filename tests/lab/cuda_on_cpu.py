@@ -14,6 +14,7 @@ import torch
 _HEADER = Path(__file__).with_name("cuda_on_cpu.h")
 _FLAGS = ("-O1", "-std=c++17", "-ffp-contract=off", "-fno-strict-aliasing", "-w", "-shared", "-fPIC")
 _APART = "-fno-gnu-unique"  # libraries would share their shared memory
+_KERNELS = re.compile(r"^(?:KERNEL|.*__global__ void(?: __launch_bounds__\([^)]*\))?) +(\w+)\(", re.MULTILINE)
 _GUARD_ELEMENTS = 256
 
 needs_gxx = pytest.mark.skipif(not shutil.which("g++"), reason="no g++")
@@ -68,7 +69,7 @@ def _compile(source, defines):
     starts = "".join(
         f'extern "C" int start_{name}(const unsigned *sizes, void **values, int order) '
         f"{{ return on_cpu::launch<{name}>(sizes, values, order); }}\n"
-        for name in re.findall(r"__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s+)?(\w+)\(", source)
+        for name in _KERNELS.findall(source)
     )
     text = f'#include "{_HEADER}"\n{macros}{source}\n{undone}{starts}'
     with tempfile.TemporaryDirectory() as folder:

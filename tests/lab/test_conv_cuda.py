@@ -35,6 +35,7 @@ LAYER = ConvShape(2, 16, 24, 14, 14, 3, padding=1)
 ODD = ConvShape(3, 10, 6, 9, 7, 3, stride=2, padding=2, dilation=2, groups=2)
 STRIDED = ConvShape(2, 16, 72, 9, 6, 2, stride=2, padding=1)
 UNIT = ConvShape(3, 5, 4, 7, 9, 3, padding=1)
+GROUPED = ConvShape(2, 6, 4, 7, 10, 3, groups=2)
 
 
 def operands(shape, which, dtype=torch.float32, device="cpu"):
@@ -106,9 +107,9 @@ def on_cpu(monkeypatch):
         ("implicit GEMM", ODD, torch.float32),
         ("implicit GEMM", STRIDED, torch.bfloat16),
         ("F(2×2)", UNIT, torch.float32),
-        ("F(4×4)", UNIT, torch.float32),
+        ("F(4×4)", GROUPED, torch.float32),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_kernels_on_a_cpu(algorithm, shape, dtype, which, on_cpu, monkeypatch):
     monkeypatch.setattr(conv_on_gpu, "_ENOUGH_BLOCKS", 4 if shape is STRIDED else 128)  # few: large tiles
@@ -172,7 +173,7 @@ def random_shape(maker, is_unit):
 @pytest.mark.parametrize("algorithm", [*ANY_SHAPE, *WINOGRAD])
 def test_algorithms_on_a_gpu(algorithm):
     maker = random.Random(algorithm)
-    for dtype, limit in ((torch.float32, 2e-5), (torch.bfloat16, 0.2 if algorithm == "F(4×4)" else 1e-2)):
+    for dtype, limit in ((torch.float32, 2e-5), (torch.bfloat16, 0.2 if algorithm == "F(4×4)" else 2e-2)):
         for _ in range(8):
             shape = random_shape(maker, algorithm in WINOGRAD)
             for which in ConvPass:

@@ -1,6 +1,6 @@
-// What all kernels share. The shape is known to the compiler: N images of C channels, H × W; K filters of R × R;
-// results of P × Q; STRIDE, PADDING, DILATION, GROUPS. All tensors are NCHW. Values are fp32, or bf16 if BF16 is
-// 1; sums are fp32 always.
+// What all kernels share. The shape is known to the compiler: N images of C channels, H × W; K filters of R ×
+// R; results of P × Q; STRIDE, PADDING, DILATION, GROUPS. All tensors are NCHW. Values are fp32, or bf16 if
+// BF16 is 1; sums are fp32 always.
 
 #define CG (C / GROUPS)  // channels of a group
 #define KG (K / GROUPS)  // filters of a group

@@ -1,6 +1,6 @@
-// The definition, as it stands: one thread computes one element of the result, and walks over all products that
-// belong to it. Neighbouring threads read neighbouring values, but every value comes from memory or a cache each
-// time it is used. Needs conv.cuh.
+// The definition, as it stands: one thread computes one element of the result, and walks over all products
+// that belong to it. Neighbouring threads read neighbouring values, but every value comes from memory or a
+// cache each time it is used. Needs conv.cuh.
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 forward(const Value *images, const Value *weight, Value *result) {
@@ -12,7 +12,8 @@ forward(const Value *images, const Value *weight, Value *result) {
     for (int c = 0; c < CG; ++c)
         for (int r = 0; r < R; ++r)
             for (int s = 0; s < R; ++s) {
-                const int y = at.y * STRIDE - PADDING + r * DILATION, x = at.x * STRIDE - PADDING + s * DILATION;
+                const int y = at.y * STRIDE - PADDING + r * DILATION;
+                const int x = at.x * STRIDE - PADDING + s * DILATION;
                 if (within(y, x, H, W))
                     sum += as_float(image[(c * H + y) * W + x]) * as_float(filter[(c * R + r) * R + s]);
             }
@@ -49,7 +50,8 @@ weight_gradient(const Value *images, const Value *result_gradient, Value *gradie
         for (int p = 0; p < P; ++p) {
             float row = 0;  // a sum of sums: rounding grows with the longest, not with all
             for (int q = 0; q < Q; ++q) {
-                const int y = p * STRIDE - PADDING + at.y * DILATION, x = q * STRIDE - PADDING + at.x * DILATION;
+                const int y = p * STRIDE - PADDING + at.y * DILATION;
+                const int x = q * STRIDE - PADDING + at.x * DILATION;
                 if (within(y, x, H, W)) row += as_float(image[y * W + x]) * as_float(of_result[p * Q + q]);
             }
             sum += row;

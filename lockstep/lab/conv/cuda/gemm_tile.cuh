@@ -1,8 +1,8 @@
-// The product behind both files of implicit GEMM: a block computes ROWS × COLUMNS of the result, a thread up to
-// 8 × 8 of them in registers. While one step of DEPTH is multiplied, the next is on its way from memory into
-// registers, and is then put into the other half of shared memory. Needs conv.cuh.
-// `operands` says what the matrices are: fetch(step) reads, keep(a, b) puts into shared memory, from(step) is the
-// next step that has anything to add.
+// The product behind both files of implicit GEMM: a block computes ROWS × COLUMNS of the result, a thread up
+// to 8 × 8 of them in registers. While one step of DEPTH is multiplied, the next is on its way from memory
+// into registers, and is then put into the other half of shared memory. Needs conv.cuh.
+// `operands` says what the matrices are: fetch(step) reads, keep(a, b) puts into shared memory, from(step) is
+// the next step that has anything to add.
 
 #define RUNS_Y (ROWS / 64)
 #define RUNS_X (COLUMNS / 64)

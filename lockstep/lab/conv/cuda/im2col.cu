@@ -1,6 +1,7 @@
-// A convolution as a product of matrices that exist: every patch of the images becomes a column, so that filters
-// by columns is the forward pass. A value of the images is written R × R times; that is the price for the fastest
-// product there is. The way back adds what the columns say of each value, in one order. Needs conv.cuh.
+// A convolution as a product of matrices that exist: every patch of the images becomes a column, so that
+// filters by columns is the forward pass. A value of the images is written R × R times; that is the price for
+// the fastest product there is. The way back adds what the columns say of each value, in one order. Needs
+// conv.cuh.
 // Columns are stored as (C, R, R, N, P, Q): neighbouring threads write neighbouring values.
 
 extern "C" __global__ void __launch_bounds__(THREADS) to_columns(const Value *images, Value *columns) {
@@ -18,7 +19,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) to_columns(const Value *im
         }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) from_columns(const float *columns, Value *image_gradient) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+from_columns(const float *columns, Value *image_gradient) {
     if (own_index() >= N * C * H * W) return;
     const Place at(own_index(), C, H, W);
     const float *column = columns + ((size_t)at.b * TAPS * N + at.a) * P * Q;

@@ -1,11 +1,11 @@
-// The product of im2col, whose columns never exist: a block gathers the part of them that it multiplies from the
-// images on the way to shared memory. Forward, and with IS_DATA 1 the data gradient, whose columns come from the
-// gradient of the result. Needs gemm_tile.cuh.
+// The product of im2col, whose columns never exist: a block gathers the part of them that it multiplies from
+// the images on the way to shared memory. Forward, and with IS_DATA 1 the data gradient, whose columns come
+// from the gradient of the result. Needs gemm_tile.cuh.
 // - A thread gathers for one column only: where that lies in the images is computed once.
 // - Weights arrive in the order in which they are read, (channels / RUN, R, R, RUN, rows): if RUN is DEPTH, a
 //   step has one tap, and whether that tap lies inside the image is asked once a step.
-// - With a stride, an element of the data gradient meets only some taps. A block computes elements that meet the
-//   same ones, and steps over the others.
+// - With a stride, an element of the data gradient meets only some taps. A block computes elements that meet
+//   the same ones, and steps over the others.
 
 #if IS_DATA
 #define SOURCE_CHANNELS KG

@@ -1,7 +1,7 @@
-// The weight gradient as a product whose matrices never exist: filters by positions (the gradient of the result)
-// times positions by channels and taps (gathered from the images). There are few results and a long sum over all
-// positions of all images, so the sum is cut into PARTS that run side by side, and then added in their order: the
-// bits do not depend on which part ends first. Needs gemm_tile.cuh.
+// The weight gradient as a product whose matrices never exist: filters by positions (the gradient of the
+// result) times positions by channels and taps (gathered from the images). There are few results and a long
+// sum over all positions of all images, so the sum is cut into PARTS that run side by side, and then added in
+// their order: the bits do not depend on which part ends first. Needs gemm_tile.cuh.
 // Neighbouring threads take neighbouring positions, and keep the same rows and columns at every step.
 
 #define POSITIONS (N * P * Q)

@@ -1,8 +1,8 @@
-// F(TILE × TILE, 3 × 3): a tile of the result and the patch under it, TILE + 2 values wide, are transformed so
-// that a convolution becomes one product for each of the patch's SIZE × SIZE places. TILE 2 takes 16
-// multiplications for 4 results that have 36; TILE 4 takes 36 for 16 that have 144, and rounds more. These kernels
-// transform to and fro, each in one pass over memory; between them, for every place, stands a product of
-// matrices: filters by channels times channels by tiles. Needs winograd_2.cuh and winograd_4.cuh.
+// F(TILE × TILE, 3 × 3): a tile of the result and the patch under it, TILE + 2 values wide, are transformed
+// so that a convolution becomes one product for each of the patch's SIZE × SIZE places. TILE 2 takes 16
+// multiplications for 4 results that have 36; TILE 4 takes 36 for 16 that have 144, and rounds more. These
+// kernels transform to and fro, each in one pass over memory; between them, for every place, stands a product
+// of matrices: filters by channels times channels by tiles. Needs winograd_2.cuh and winograd_4.cuh.
 // Transformed patches are stored as (place, part, channel, tile of the part). Neighbouring threads take
 // neighbouring tiles. PARTS cuts the weight gradient's long sum over tiles, as in implicit_gemm_weight.cu.
 
@@ -10,6 +10,9 @@
 #define PLACES (SIZE * SIZE)
 #define TILES_Y ((P + TILE - 1) / TILE)
 #define TILES_X ((Q + TILE - 1) / TILE)
+
+// A tile's part of a row, stored at once where rows allow.
+struct __align__(TILE * sizeof(Value)) Run { Value values[TILE]; };
 
 // to = matrix · from · matrixᵀ. What is zero in the matrix costs nothing: the compiler knows it.
 template <int out, int in>
@@ -86,13 +89,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) transform_filters(const Va
     if (own_index() >= K * CG) return;
     float filter[3][3], found[SIZE][SIZE];
 #pragma unroll
-    for (int i = 0; i < 9; ++i) filter[i / 3][i % 3] = as_float(weight[own_index() * 9 + (IS_ROTATED ? 8 - i : i)]);
+    for (int i = 0; i < 9; ++i)
+        filter[i / 3][i % 3] = as_float(weight[own_index() * 9 + (IS_ROTATED ? 8 - i : i)]);
     const float matrix[SIZE][3] = FILTER_MATRIX;
     sandwich(matrix, filter, found);
     store_places(found, to + own_index(), K * CG);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) transform_results_back(const float *from, Value *result) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+transform_results_back(const float *from, Value *result) {
     const OwnTile own;
     if (!own.is_stored || !own.is_real) return;
     float product[SIZE][SIZE], found[TILE][TILE];
@@ -103,10 +108,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) transform_results_back(con
     sandwich(matrix, product, found);
     Value *to = result + ((size_t)(own.n * K + blockIdx.y) * P + own.y) * Q + own.x;
 #pragma unroll
-    for (int i = 0; i < TILE; ++i)
+    for (int i = 0; i < TILE; ++i) {
+        if (own.y + i >= P) break;
+        Run run;
 #pragma unroll
-        for (int j = 0; j < TILE; ++j)
-            if (own.y + i < P && own.x + j < Q) to[i * Q + j] = as_value(found[i][j]);
+        for (int j = 0; j < TILE; ++j) {
+            run.values[j] = as_value(found[i][j]);
+            if (Q % TILE != 0 && own.x + j < Q) to[i * Q + j] = run.values[j];
+        }
+        if (Q % TILE == 0) *reinterpret_cast<Run *>(to + i * Q) = run;
+    }
 }
 
 // The weight gradient goes the same ways backward: what was computed by a matrix comes back by its transpose.
@@ -129,7 +140,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) transform_gradients(const 
     store_places(found, to + place_of(blockIdx.y, K), (size_t)PARTS * K * PART_TILES);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) transform_filters_back(const float *from, Value *gradient) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+transform_filters_back(const float *from, Value *gradient) {
     if (own_index() >= K * CG) return;
     float product[SIZE][SIZE] = {}, found[3][3];
 #pragma unroll
