@@ -14,7 +14,9 @@ import torch
 _HEADER = Path(__file__).with_name("cuda_on_cpu.h")
 _FLAGS = ("-O1", "-std=c++17", "-ffp-contract=off", "-fno-strict-aliasing", "-w", "-shared", "-fPIC")
 _APART = "-fno-gnu-unique"  # libraries would share their shared memory
-_KERNELS = re.compile(r"^(?:KERNEL|.*__global__ void(?: __launch_bounds__\([^)]*\))?) +(\w+)\(", re.MULTILINE)
+_KERNELS = re.compile(
+    r"^(?:KERNEL|(?!#).*__global__ void(?:\s+__launch_bounds__\([^)]*\))?)\s+(\w+)\(", re.MULTILINE
+)
 _GUARD_ELEMENTS = 256
 
 needs_gxx = pytest.mark.skipif(not shutil.which("g++"), reason="no g++")
