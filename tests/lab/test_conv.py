@@ -175,7 +175,7 @@ def test_table_and_records(capsys):
     records = json.loads(out)
     assert [record["name"].split(",")[1] for record in records] == [" data gradient"] * 5
     assert records[0]["details"]["error"] < 1e-5 and records[0]["details"]["depth"] == 8
-    assert "left out: Winograd F(2×2) of given, data gradient: kernel 5: it admits 3×3" in err
+    assert "left out: Winograd F(2×2) (given): kernel 5: it admits 3×3" in err
 
 
 def test_without_a_compiler_the_others_run(monkeypatch, capsys):
@@ -184,7 +184,7 @@ def test_without_a_compiler_the_others_run(monkeypatch, capsys):
     compile_c.cache_clear()
     assert bench("--shape", "1,2,5,5,2,3", "--pass", "forward") == 0
     out, err = capsys.readouterr()
-    assert "left out: direct of given, forward: there is no C compiler: install gcc" in err
+    assert "left out: direct (given): there is no C compiler: install gcc" in err
     assert "im2col" in out and "Winograd F(4×4)" in out
 
 

@@ -78,15 +78,16 @@ def _measure_layers(options: argparse.Namespace, device: torch.device, shape: Co
 
     layers = {"given": shape} if shape else sample_layers(_BATCH[device.type])
     passes = [_pass(options.which)] if options.which else list(ConvPass)
-    found, before = list[ConvTime](), ""
+    found, before, said = list[ConvTime](), "", set[tuple[str, str]]()
     for each in measure_conv(device, layers, passes, PRECISIONS[options.precision], 0.1):
         if isinstance(each, ConvTime):
             found.append(each)
             if (now := f"{each.layer}: {each.which.value}") != before:
                 before = now
                 _say(now)
-        else:
-            _say(f"left out: {each.algorithm} of {each.layer}, {each.which.value}: {each.why}")
+        elif (each.algorithm, each.why) not in said:
+            said.add((each.algorithm, each.why))
+            _say(f"left out: {each.algorithm} ({each.layer}): {each.why}")
     if options.json:
         _print_records(conv_records(found, options.precision, device.type, _command()))
         return

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from math import inf
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ class SkippedConv:
 
 
 class ConvTimer:
-    """Times algorithms; what would take too long, by how fast it was before, is refused."""
+    """Times algorithms; what would take too long, even as fast as it ever was, is refused."""
 
     def __init__(self, device: torch.device, budget_s: float, patience_s: float) -> None:
         self._device, self._budget_s, self._patience_s = device, budget_s, patience_s
@@ -65,16 +66,18 @@ class ConvTimer:
 
     def time(
         self, algorithm: ConvAlgorithm, shape: ConvShape, which: ConvPass, first: Tensor, second: Tensor
-    ) -> TimedRounds:
-        operations = count_operations(algorithm, shape, which)
-        expected_s = self._rates.get((algorithm.name, which), 0.0) * operations
+    ) -> tuple[TimedRounds, Tensor]:
+        """Seconds, and the result of a first call, which compiles what there is to compile."""
+        operations, key = count_operations(algorithm, shape, which), (algorithm.name, which)
+        expected_s = self._rates.get(key, 0.0) * operations
         if expected_s > self._patience_s:
             raise ConvRefused(f"{algorithm.name}: would take about {expected_s:.1f} s")
         call = partial(run_conv, algorithm, shape, which, first, second)
+        result = call()
         found = time_call(call, self._device, self._budget_s)
         if operations > _TELLING:
-            self._rates[algorithm.name, which] = min(found.seconds) / operations
-        return found
+            self._rates[key] = min(min(found.seconds) / operations, self._rates.get(key, inf))
+        return found, result
 
 
 def measure_conv(
@@ -91,14 +94,13 @@ def measure_conv(
         exact = library_conv(shape, which, first.double(), second.double())
         for algorithm in CONV_ALGORITHMS:
             try:
-                found = timer.time(algorithm, shape, which, first, second)
-                error = error_of_conv(run_conv(algorithm, shape, which, first, second), exact)
+                found, result = timer.time(algorithm, shape, which, first, second)
             except LockstepError as refusal:
                 why = str(refusal).splitlines()[0].removeprefix(f"{algorithm.name}: ")
                 yield SkippedConv(algorithm.name, layer, which, why)
                 continue
-            work, depth = work_of(algorithm, shape), depth_of(algorithm, shape, which)
-            operations = count_operations(algorithm, shape, which)
+            error, work = error_of_conv(result, exact), work_of(algorithm, shape)
+            depth, operations = depth_of(algorithm, shape, which), count_operations(algorithm, shape, which)
             yield ConvTime(algorithm.name, layer, shape, which, found, error, work, operations, depth)
         call = partial(library_conv, shape, which, first, second)
         error, found = error_of_conv(call(), exact), time_call(call, device, budget_s)

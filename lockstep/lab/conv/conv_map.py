@@ -52,7 +52,7 @@ def measure_map(
         times = dict[str, TimedRounds]()
         for algorithm in CONV_ALGORITHMS:
             with suppress(LockstepError):
-                times[algorithm.name] = timer.time(algorithm, shape, which, first, second)
+                times[algorithm.name], _ = timer.time(algorithm, shape, which, first, second)
         if times:
             yield MapCell(shape, times)
 
