@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from math import prod
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -28,7 +29,8 @@ def im2col(shape: ConvShape, which: ConvPass, first: Tensor, second: Tensor) -> 
     if which is ConvPass.FORWARD:
         return (second.reshape(groups, shape.out_channels // groups, -1) @ columns).reshape(shape.result_size)
     gradient = split_groups(second.flatten(2), 1, groups)
-    return (gradient @ columns.transpose(2, 3)).sum(0).reshape(shape.weight_size)
+    rows, columns = (each.permute(1, 2, 0, 3).flatten(2) for each in (gradient, columns))  # of all images
+    return torch.cat([one @ two.T for one, two in zip(rows, columns, strict=True)]).view(shape.weight_size)
 
 
 def _window(shape: ConvShape) -> dict[str, int]:
