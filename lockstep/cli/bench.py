@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from lockstep.cli.data_action.reading import IO as _IO
 from lockstep.cli.data_action.reading import add_reading, show_reading
 from lockstep.cli.flag import add_run_keys
+from lockstep.cli.lab.conv import CONV, add_conv, show_conv
 from lockstep.cli.lab.gemm import GEMM, add_gemm, show_gemm
 from lockstep.cli.lab.threads import BENCH_THREADS, add_threads, show_threads
 from lockstep.cli.train import resolve
@@ -57,6 +58,7 @@ def add_parser(verbs: Verbs) -> None:
             BENCH_THREADS,
             show_threads,
         ),
+        "conv": ("convolutions by every algorithm, forward and backward", CONV, show_conv),
     }
     for name, (text, description, handler) in each.items():
         one = what.add_parser(
@@ -70,6 +72,7 @@ def add_parser(verbs: Verbs) -> None:
     add_reading(what.choices["io"])
     add_gemm(what.choices["gemm"])
     add_threads(what.choices["threads"])
+    add_conv(what.choices["conv"])
 
 
 def tune_tiles(options: argparse.Namespace) -> int:

@@ -39,6 +39,8 @@ FLAGS = {
     "bench lanes": "--config --override -c -o RECIPE",
     "bench gemm": "--device --json --parts --picture --sizes --skinny --threads",
     "bench threads": "--device --epochs --json --most --picture --steps",
+    "bench conv": "--device --dilation --groups --json --map --padding --pass --precision --shape --stride "
+    "--toeplitz",
     "profile": "RECIPE --batch --config --device --output --override --parts --picture --steps --trace -c -o",
     "plan": "RECIPE --classes --cluster --config --goal --images --json --output --override --profile --top "
     "--vary --workers -c -o",
