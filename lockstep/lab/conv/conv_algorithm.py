@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from lockstep.lab.conv.conv_input import ConvRefused
+from lockstep.lab.conv.conv_on_gpu import (
+    direct_on_gpu,
+    im2col_on_gpu,
+    implicit_gemm_on_gpu,
+    winograd_on_gpu,
+)
 from lockstep.lab.conv.conv_shape import ConvPass, ConvShape
 from lockstep.lab.conv.direct import direct
 from lockstep.lab.conv.fft_conv import fft_conv
@@ -21,7 +24,6 @@ from lockstep.lab.conv.implicit_gemm import implicit_gemm
 from lockstep.lab.conv.winograd import F2, F4, WinogradTile, refused_by_winograd, winograd
 
 Convolve = Callable[[ConvShape, ConvPass, Tensor, Tensor], Tensor]
-_ON_GPU = "lockstep.lab.conv.conv_on_gpu"  # has the kernels in CUDA C++
 
 
 @dataclass(frozen=True)
@@ -31,14 +33,9 @@ class ConvAlgorithm:
     name: str
     admits: str
     on_cpu: Convolve
+    on_gpu: Convolve
     tile: WinogradTile | None = None
-    kernels: str = ""  # the function that starts its CUDA kernels
     refused: Callable[[ConvShape], str] | None = None  # what of a shape it does not admit
-
-    @property
-    def is_c(self) -> bool:
-        """Whether its program for a CPU is C, which runs nowhere else."""
-        return self.on_cpu in (direct, implicit_gemm)
 
     def check_shape(self, shape: ConvShape) -> None:
         """Raise ConvRefused for what it does not admit."""
@@ -47,17 +44,17 @@ class ConvAlgorithm:
 
 
 CONV_ALGORITHMS = (
-    ConvAlgorithm("direct", "every convolution", direct, kernels="direct_on_gpu"),
-    ConvAlgorithm("im2col + GEMM", "every convolution", im2col, kernels="im2col_on_gpu"),
-    ConvAlgorithm("implicit GEMM", "every convolution", implicit_gemm, kernels="implicit_gemm_on_gpu"),
-    ConvAlgorithm("FFT", "every convolution; a stride costs what stride 1 does", fft_conv),
+    ConvAlgorithm("direct", "every convolution", direct, direct_on_gpu),
+    ConvAlgorithm("im2col + GEMM", "every convolution", im2col, im2col_on_gpu),
+    ConvAlgorithm("implicit GEMM", "every convolution", implicit_gemm, implicit_gemm_on_gpu),
+    ConvAlgorithm("FFT", "every convolution; a stride costs what stride 1 does", fft_conv, fft_conv),
     *(
         ConvAlgorithm(
             f"Winograd F({tile.results}×{tile.results})",
             "3×3 filters with stride 1 and dilation 1, whose neighbouring results share products",
             partial(winograd, tile),
+            partial(winograd_on_gpu, tile.results),
             tile,
-            "winograd_on_gpu",
             refused_by_winograd,
         )
         for tile in (F2, F4)
@@ -70,19 +67,8 @@ def run_conv(
 ) -> Tensor:
     """One pass by one algorithm, on the device that its tensors are on."""
     algorithm.check_shape(shape)
-    program = _gpu_program(algorithm) if first.is_cuda else algorithm.on_cpu
+    program = algorithm.on_gpu if first.is_cuda else algorithm.on_cpu
     try:
         return program(shape, which, first, second)
     except torch.OutOfMemoryError:
         raise ConvRefused(f"{algorithm.name}: does not fit the memory of the GPU") from None
-
-
-def _gpu_program(algorithm: ConvAlgorithm) -> Convolve:
-    """Its CUDA kernels if they are here, else its torch program: the one place that knows of both."""
-    kernels: Any = importlib.import_module(_ON_GPU) if find_spec(_ON_GPU) else None
-    function: Any = getattr(kernels, algorithm.kernels, None) if algorithm.kernels else None
-    if function:
-        return partial(function, algorithm.tile.results) if algorithm.tile else function
-    if algorithm.is_c:
-        raise ConvRefused(f"{algorithm.name}: device cuda: its kernels for a GPU are not installed")
-    return algorithm.on_cpu
