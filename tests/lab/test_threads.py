@@ -1,6 +1,7 @@
 """`lockstep bench threads`: kernels against float64, the same bits at every T, tables, and bad input."""
 
 import json
+from argparse import Namespace
 from collections import OrderedDict
 
 import pytest
@@ -9,11 +10,12 @@ from lab.cuda_on_cpu import needs_gxx, run_cuda_on_cpu
 from torch import nn
 from torch.nn import functional
 
-from lockstep.cli.lab import worker_runs
+from lockstep.cli.lab import threads, worker_runs
 from lockstep.cli.lab.threads import tell_scaled
 from lockstep.cli.main import run
-from lockstep.errors import LockstepError
+from lockstep.errors import BadInput, LockstepError
 from lockstep.lab.native.nvrtc import NoCompiler, compile_cuda
+from lockstep.lab.threads import threads_bench
 from lockstep.lab.threads.cuda_network import CudaNetwork
 from lockstep.lab.threads.grid_kernel import KERNELS, GridKernel, kernel_source
 from lockstep.lab.threads.threads_bench import (
@@ -37,8 +39,8 @@ def load_on_cpu(device, source, name, macros):
     return lambda grid, block, arguments: run_cuda_on_cpu(source, name, grid, block, arguments, macros)
 
 
-def start(name, macros, *arguments, threads=64):
-    GridKernel(load_on_cpu, CPU, threads, name, macros)(*arguments)
+def start(name, macros, *arguments):
+    GridKernel(load_on_cpu, CPU, 64, name, macros)(*arguments)
 
 
 def emotion(side=16, filters=(8, 8, 16), hidden=16, classes=7):
@@ -142,8 +144,8 @@ def test_pooling_loss_and_update_against_float64():
 def test_steps_have_the_same_bits_at_every_number_of_threads():
     model, hashes, losses = emotion(), set(), set()
     images, labels = torch.randn(5, 1, 16, 16), torch.tensor([0, 6, 2, 2, 5])
-    for threads in (1, 4, 512):
-        network = CudaNetwork(CPU, threads, 8, model.state_dict(), momentum=0.9, load=load_on_cpu)
+    for count in (1, 4, 512):
+        network = CudaNetwork(CPU, count, 8, model.state_dict(), momentum=0.9, load=load_on_cpu)
         losses.add(tuple(float(network.step(images, labels, 0.1)) for _ in range(2)))
         hashes.add(network.weights_sha256())
     assert len(hashes) == len(losses) == 1
@@ -177,6 +179,30 @@ def test_the_bench_trains_and_leaves_out_what_takes_too_long():
     assert "would take up to" in rows[1].why
 
 
+def test_without_nvrtc_the_bench_says_so():
+    def refuse(*given):
+        raise NoCompiler("NVRTC is not installed: pip install it\nmore")
+
+    pictures = Pictures(torch.randn(8, 1, 16, 16), torch.arange(8) % 7)
+    work = ThreadWork(emotion().state_dict(), pictures, pictures, 1, 1, 1.0, refuse)
+    told = SkippedCount(STEP, 4, "NVRTC is not installed: pip install it")
+    assert list(measure_threads(CPU, (1, 4), work)) == [told]
+
+
+def test_what_the_threads_of_a_gpu_are_given(monkeypatch):
+    given = []
+    monkeypatch.setattr(threads_bench, "measure_threads", lambda *words: given.append(words) or [])
+    monkeypatch.setattr(threads, "_TRAIN_IMAGES", 12)
+    monkeypatch.setattr(threads, "_TEST_IMAGES", 3)
+    threads._by_threads(Namespace(most=1000, steps=None, epochs=2), CPU)
+    _, counts, work = given[0]
+    assert counts == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512] and (work.steps, work.epochs) == (3, 2)
+    assert work.train.images.shape == (12, 1, 48, 48) and work.test.labels.shape == (3,)
+    assert work.weights["blocks.hidden.1.weight"].shape == (256, 4608)
+    with pytest.raises(BadInput, match="--most 8388608: at most 4194304"):
+        threads._by_threads(Namespace(most=1 << 23, steps=None, epochs=None), CPU)
+
+
 def test_networks_that_cannot_be_are_refused():
     weights = emotion().state_dict()
     with pytest.raises(LockstepError, match="300 threads: give 1 to 256, or a multiple of 256"):
@@ -205,8 +231,8 @@ def test_threads_of_a_gpu():
     device, hashes = torch.device("cuda", 0), set()
     model = emotion(48, (32, 64, 128), 256)
     images, labels = torch.randn(8, 1, 48, 48, device=device), torch.arange(8, device=device) % 7
-    for threads in (256, 1024, 32768, 262144):
-        network = CudaNetwork(device, threads, 8, model.state_dict())
+    for count in (256, 1024, 32768, 262144):
+        network = CudaNetwork(device, count, 8, model.state_dict())
         loss = float(network.step(images, labels, 0.1))
         hashes.add(network.weights_sha256())
     assert len(hashes) == 1

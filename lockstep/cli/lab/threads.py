@@ -134,11 +134,14 @@ def _draw(part: str, number: int, device: torch.device) -> Pictures:
 
 def tell_scaled(found: list[Scaled]) -> list[str]:
     """A table for each kind of run, and whether its bits are the same in all rows."""
+    from lockstep.cli.lab.worker_runs import WORKERS
+
     lines, verdicts = list[str](), _verdicts(found)
     for (kind, rows), verdict in zip(_groups(found).items(), verdicts, strict=True):
         lines.append(f"emotion48, fp32, {kind}")
+        what = "workers" if kind == WORKERS else "threads"
         lines.append(
-            "    count         time     images/s   speedup  efficiency  accuracy  loss         weights"
+            f"  {what}         time     images/s   speedup  efficiency  accuracy  loss         weights"
         )
         for each in rows:
             speedup, efficiency = _gain(each, found[0])

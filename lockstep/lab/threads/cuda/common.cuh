@@ -5,8 +5,7 @@
 // computes its results in one fixed order, and no two items share a result. That is why every T gives the
 // same bits.
 
-// KERNEL starts the line of a kernel, EACH is the inside of its `for`.
-#define KERNEL extern "C" __global__ void __launch_bounds__(256)
+// The inside of a kernel's `for`.
 #define EACH(item, count) \
     int item = blockIdx.x * blockDim.x + threadIdx.x; item < (count); item += gridDim.x * blockDim.x
 

@@ -4,7 +4,8 @@
 // square of 2 × 2 pixels of 4 input channels, whose weights in a filter are 36 values side by side: 9 loads
 // of four. Needs common.cuh, and CI divisible by 4.
 
-KERNEL convolution_data_gradient(const float *gradient, const float *weight, float *result, int images) {
+extern "C" __global__ void __launch_bounds__(256)
+    convolution_data_gradient(const float *gradient, const float *weight, float *result, int images) {
     for (EACH(item, images * (CI / 4) * (H / 2) * (W / 2))) {
         const int x = item % (W / 2) * 2, y = item / (W / 2) % (H / 2) * 2;
         const int map = item / (W / 2 * (H / 2)), channel = map % (CI / 4) * 4, image = map / (CI / 4);

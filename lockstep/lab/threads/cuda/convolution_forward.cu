@@ -11,8 +11,9 @@ struct alignas(4 * WIDE) Weights {
     float at[WIDE];
 };
 
-KERNEL convolution_forward(const float *input, const float *weight, const float *bias, float *output,
-                           int images) {
+extern "C" __global__ void __launch_bounds__(256)
+    convolution_forward(const float *input, const float *weight, const float *bias, float *output,
+                        int images) {
     for (EACH(item, images * (CO / 4) * (H / 2) * (W / 2))) {
         const int x = item % (W / 2) * 2, y = item / (W / 2) % (H / 2) * 2;
         const int map = item / (W / 2 * (H / 2)), filter = map % (CO / 4) * 4, image = map / (CO / 4);

@@ -9,8 +9,9 @@
 #define FILTERS 8
 #define CHANNELS (CI % 2 ? 1 : 2)
 
-KERNEL convolution_weight_gradient(const float *input, const float *gradient, float *weight_parts,
-                                   float *bias_parts, int images) {
+extern "C" __global__ void __launch_bounds__(256)
+    convolution_weight_gradient(const float *input, const float *gradient, float *weight_parts,
+                                float *bias_parts, int images) {
     for (EACH(item, CO / FILTERS * (CI / CHANNELS) * H * W)) {
         const int pixel = item % (H * W), x = pixel % W, y = pixel / W;
         const int channel = item / (H * W) % (CI / CHANNELS) * CHANNELS;

@@ -7,7 +7,8 @@
 
 #define TILE (OUT % 4 ? 1 : 4)  // outputs that an item takes together
 
-KERNEL linear_parts(const float *input, const float *weight, float *parts, int images) {
+extern "C" __global__ void __launch_bounds__(256)
+    linear_parts(const float *input, const float *weight, float *parts, int images) {
     const int groups = (images + 3) / 4;
     for (EACH(item, PARTS * groups * (OUT / TILE))) {
         const int output = item % (OUT / TILE) * TILE, image = item / (OUT / TILE) % groups * 4;
@@ -34,7 +35,8 @@ KERNEL linear_parts(const float *input, const float *weight, float *parts, int i
     }
 }
 
-KERNEL linear_sum(const float *parts, const float *bias, float *result, int images) {
+extern "C" __global__ void __launch_bounds__(256)
+    linear_sum(const float *parts, const float *bias, float *result, int images) {
     for (EACH(item, images * OUT)) {
         float sum = bias[item % OUT];
 #pragma unroll
@@ -44,12 +46,14 @@ KERNEL linear_sum(const float *parts, const float *bias, float *result, int imag
 }
 
 // In place: where the layer gave 0, its gradient is 0.
-KERNEL relu_gradient(const float *result, float *gradient, int images) {
+extern "C" __global__ void __launch_bounds__(256)
+    relu_gradient(const float *result, float *gradient, int images) {
     for (EACH(item, images * OUT))
         if (!(result[item] > 0.0f)) gradient[item] = 0.0f;
 }
 
-KERNEL linear_data_gradient(const float *gradient, const float *weight, float *result, int images) {
+extern "C" __global__ void __launch_bounds__(256)
+    linear_data_gradient(const float *gradient, const float *weight, float *result, int images) {
     for (EACH(item, (images + 3) / 4 * (IN / 4))) {
         const int k = item % (IN / 4) * 4, image = item / (IN / 4) * 4;
         Four sum[4] = {};
@@ -68,7 +72,8 @@ KERNEL linear_data_gradient(const float *gradient, const float *weight, float *r
     }
 }
 
-KERNEL linear_weight_gradient(const float *input, const float *gradient, float *result, int images) {
+extern "C" __global__ void __launch_bounds__(256)
+    linear_weight_gradient(const float *input, const float *gradient, float *result, int images) {
     for (EACH(item, OUT / TILE * (IN / 4))) {
         const int k = item % (IN / 4) * 4, output = item / (IN / 4) * TILE;
         Four sum[TILE] = {};
@@ -86,7 +91,8 @@ KERNEL linear_weight_gradient(const float *input, const float *gradient, float *
     }
 }
 
-KERNEL linear_bias_gradient(const float *gradient, float *result, int images) {
+extern "C" __global__ void __launch_bounds__(256)
+    linear_bias_gradient(const float *gradient, float *result, int images) {
     for (EACH(item, OUT)) {
         float sum = 0.0f;
         for (int image = 0; image < images; ++image) sum += gradient[image * OUT + item];

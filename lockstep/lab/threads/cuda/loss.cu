@@ -4,8 +4,9 @@
 // A work item is an image. The largest score is taken from all, so that no power overflows. The shares are
 // the parts of the loss, which add_parts of sums.cu adds. Needs common.cuh.
 
-KERNEL softmax_cross_entropy(const float *scores, const int *labels, float *losses, float *gradient,
-                             int images) {
+extern "C" __global__ void __launch_bounds__(256)
+    softmax_cross_entropy(const float *scores, const int *labels, float *losses, float *gradient,
+                          int images) {
     for (EACH(image, images)) {
         const float *own = scores + image * CLASSES;
         float most = own[0], power[CLASSES], sum = 0.0f;

@@ -3,7 +3,8 @@
 // A work item is a sum. It adds its parts in four rows, a row for each value of a load, and then the rows:
 // always in this order. Needs common.cuh, and with several sums a length divisible by 4.
 
-KERNEL add_parts(const float *parts, float *sums, int count, int length) {
+extern "C" __global__ void __launch_bounds__(256)
+    add_parts(const float *parts, float *sums, int count, int length) {
     for (EACH(item, count)) {
         const float *own = parts + (size_t)item * length;
         Four row = {};

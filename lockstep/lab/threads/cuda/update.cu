@@ -4,7 +4,8 @@
 // A work item is four neighbouring weights. All layers' weights lie in one array, so one start updates them
 // all. Needs common.cuh.
 
-KERNEL update(float *weight, const float *gradient, float *velocity, int fours, float rate, float momentum) {
+extern "C" __global__ void __launch_bounds__(256)
+    update(float *weight, const float *gradient, float *velocity, int fours, float rate, float momentum) {
     for (EACH(item, fours)) {
         Four w = load4(weight + 4 * item), v = load4(velocity + 4 * item);
         const Four given = load4(gradient + 4 * item);
