@@ -24,8 +24,9 @@ def main() -> None:
     parser.add_argument("bench", nargs=argparse.REMAINDER, help="as after `lockstep bench`")
     options = parser.parse_args()
     words = [sys.executable, "-m", "lockstep", "bench", *options.bench, "--json"]
+    told = " ".join(["python benchmarks/lab.py", options.name, *options.bench])
     done = subprocess.run(words, stdout=subprocess.PIPE, check=True)
-    records = [{**record, "commit": commit()} for record in json.loads(done.stdout)]
+    records = [{**record, "commit": commit(), "command": told} for record in json.loads(done.stdout)]
     path = options.folder / f"lab-{options.name}.json"
     path.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
 

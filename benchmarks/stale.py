@@ -82,6 +82,10 @@ DEPENDS_ON: dict[str, tuple[list[str], list[str]]] = {
     "lanes-*": (["lower", "kernels/stock", "comm/tree.py", "train/step.py"], ["lanes"]),
     "gpu-inference-*": (["kernels", "lower", "models", "runs/predictor.py"], ["gpu_inference"]),
     "roofline-*": (["kernels/triton", "lower/fused", "lower/flat_table.py"], ["roofline"]),
+    "lab-gemm-*": (["lab/gemm", "lab/timing.py"], ["lab"]),
+    "lab-conv-*": (["lab/conv", "lab/timing.py"], ["lab"]),
+    "lab-threads-*": (["lab/threads", "cli/lab/worker_runs.py"], ["lab"]),
+    "lab-baselines-*": (["lab/baselines", "lab/threads", "cli/lab/baselines.py"], ["lab"]),
     "gpu-*": (STEP_ON_GPU, TIMING),
 }
 

@@ -37,6 +37,11 @@ class ConvAlgorithm:
     tile: WinogradTile | None = None
     refused: Callable[[ConvShape], str] | None = None  # what of a shape it does not admit
 
+    @property
+    def is_c(self) -> bool:
+        """Whether its program for a CPU is C."""
+        return self.on_cpu in (direct, implicit_gemm)
+
     def check_shape(self, shape: ConvShape) -> None:
         """Raise ConvRefused for what it does not admit."""
         if self.refused and (what := self.refused(shape)):
