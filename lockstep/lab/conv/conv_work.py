@@ -20,7 +20,7 @@ from lockstep.lab.conv.conv_algorithm import ConvAlgorithm
 from lockstep.lab.conv.conv_shape import ConvPass, ConvShape
 from lockstep.lab.conv.direct import direct
 from lockstep.lab.conv.fft_conv import fft_conv, fft_size, transformed_planes
-from lockstep.lab.conv.implicit_gemm import count_data_taps, implicit_gemm
+from lockstep.lab.conv.implicit_gemm import count_data_taps
 from lockstep.lab.conv.winograd import WinogradTile
 
 
