@@ -38,6 +38,8 @@ FLAGS = {
     "bench io": "RECIPE --config --gpu-rate --images --json --override --picture --slow -c -o",
     "bench lanes": "--config --override -c -o RECIPE",
     "bench gemm": "--device --json --picture --sizes --skinny --threads",
+    "bench baselines": "--batch --cores --device --epochs --images --json --only --picture --precision "
+    "--processes --rate --seed",
     "profile": "RECIPE --batch --config --device --output --override --parts --picture --steps --trace -c -o",
     "plan": "RECIPE --classes --cluster --config --goal --images --json --output --override --profile --top "
     "--vary --workers -c -o",
