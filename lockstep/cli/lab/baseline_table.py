@@ -50,6 +50,10 @@ def tell_baselines(found: Mapping[str, Outcome], task: BaselineTask, share: Mapp
         f"speedup over {base}; first loss is that of the first step, last loss the mean of the last epoch",
         f"{same} start with the loss of the others in their precision",
     ]
+    hashes = [each.weights_sha256 for each in found.values() if each.weights_sha256]
+    if len(hashes) > 1:
+        same = "the same bits" if len(set(hashes)) == 1 else "NOT the same bits"
+        lines.append(f"Lockstep ends with {same} on any number of cores: {hashes[0][:16]}")
     if share:
         lines.append(
             f"sequential C++ computes {share['gflop_s']:.1f} GFLOP/s, multiply-adds of its compiler alone "

@@ -36,6 +36,7 @@ _SIZES = {
     "epochs": ("", {"CPU": 2, "GPU": 4}),
     "batch": ("", {"CPU": 16, "GPU": 128}),
 }
+_LANE = 4  # the fewest images of a lane, if there are several
 _MOST = {"images": 1 << 22, "epochs": 1000, "batch": 1 << 16}
 
 
@@ -134,7 +135,7 @@ def _make_task(options: argparse.Namespace, device: str, folder: str) -> Baselin
 
     cores = options.cores or len(os.sched_getaffinity(0))
     lanes = 1
-    while device == "cpu" and 2 * lanes <= cores and options.batch % (2 * lanes) == 0:
+    while device == "cpu" and 2 * lanes <= cores and options.batch % (2 * _LANE * lanes) == 0:
         lanes *= 2
     return BaselineTask(
         folder=folder,

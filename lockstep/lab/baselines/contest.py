@@ -30,7 +30,7 @@ class Outcome:
     accuracy: float  # on the test images
     infer_one_s: float | None = None
     infer_batch_s: float | None = None
-    note: str = ""
+    weights_sha256: str = ""  # where a contestant says so
 
 
 class Contestant(Protocol):

@@ -64,7 +64,7 @@ def _main() -> None:
         sum(last) / len(last),
         find_accuracy(predict, tests, task.array("test_labels"), task.batch),
         *time_inference(predict, tests, task.batch),
-        note=json.loads((run / "summary.json").read_text())["weights_sha256"],
+        weights_sha256=json.loads((run / "summary.json").read_text())["weights_sha256"],
     )
     write_outcome(task, outcome)
 

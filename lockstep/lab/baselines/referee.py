@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -34,13 +35,13 @@ class Entrant:
     packages: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
     by: str = "cores"  # what it computes with: one core, several cores, or the device of the task
-    device: str = ""  # that it needs
+    needs_gpu: bool = False
 
 
 ENTRANTS = (
     Entrant("cpp", "sequential C++", "cpp_contestant", by="core"),
     Entrant("mpi", "MPI", "mpi_contestant", ("mpi4py",), by="cores"),
-    Entrant("cuda", "CUDA by hand", "cuda_contestant", by="device", device="cuda"),
+    Entrant("cuda", "CUDA by hand", "cuda_contestant", by="device", needs_gpu=True),
     Entrant("torch", "PyTorch", "torch_contestant", by="device"),
     Entrant("compiled", "PyTorch, compiled", "torch_contestant", (), ("compile",), by="device"),
     Entrant("tensorflow", "TensorFlow", "keras_contestant", ("tensorflow", "keras"), by="device"),
@@ -82,7 +83,7 @@ def list_starts(device: str, cores: int, processes: int, only: tuple[str, ...] =
 def find_obstacle(start: Start, task: BaselineTask, is_asked_for: bool) -> str:
     """Why it cannot start here; nothing if it can."""
     entrant = start.entrant
-    if entrant.device and task.device != entrant.device:
+    if entrant.needs_gpu and task.device != "cuda":
         return "it needs a GPU"
     packages = (
         *entrant.packages,
@@ -115,13 +116,20 @@ def hold_race(start: Start, task: BaselineTask) -> Outcome | str:
         command, env = _under_mpirun(command, task.processes, env)
     with _on_cores(start.cores):
         process = subprocess.Popen(
-            command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            command,
+            env=env,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
     try:
         _, errors = process.communicate(timeout=_PATIENCE_S)
     except subprocess.TimeoutExpired:
-        process.kill()
         return f"stopped after {_PATIENCE_S:.0f} s"
+    finally:
+        if process.poll() is None:  # with all that it started
+            os.killpg(process.pid, signal.SIGKILL)
     if process.returncode or not outcome.exists():
         lines = [line.strip() for line in errors.splitlines() if line.strip()]
         return next(
