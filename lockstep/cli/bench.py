@@ -14,6 +14,7 @@ from lockstep.cli.data_action.reading import add_reading, show_reading
 from lockstep.cli.flag import add_run_keys
 from lockstep.cli.lab.baselines import BASELINES, add_baselines, show_baselines
 from lockstep.cli.lab.gemm import GEMM, add_gemm, show_gemm
+from lockstep.cli.lab.threads import BENCH_THREADS, add_threads, show_threads
 from lockstep.cli.train import resolve
 from lockstep.errors import BadInput, ModelError
 from lockstep.spec import Launch
@@ -53,6 +54,11 @@ def add_parser(verbs: Verbs) -> None:
         "io": ("how fast a run's images are read", _IO, show_reading),
         "gemm": ("matrix products from plain loops to the vendor's library", GEMM, show_gemm),
         "baselines": ("one training run by every framework and by hand", BASELINES, show_baselines),
+        "threads": (
+            "training by 1, 2, 4 … threads or workers, bit by bit the same",
+            BENCH_THREADS,
+            show_threads,
+        ),
     }
     for name, (text, description, handler) in each.items():
         one = what.add_parser(
@@ -66,6 +72,7 @@ def add_parser(verbs: Verbs) -> None:
     add_reading(what.choices["io"])
     add_gemm(what.choices["gemm"])
     add_baselines(what.choices["baselines"])
+    add_threads(what.choices["threads"])
 
 
 def tune_tiles(options: argparse.Namespace) -> int:

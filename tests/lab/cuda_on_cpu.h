@@ -21,10 +21,10 @@
 
 struct dim3 { unsigned x = 1, y = 1, z = 1; };
 struct uint3 { unsigned x, y, z; };
-#define VECTOR_TYPES(of, name)                                                                                 \
-    struct alignas(2 * sizeof(of)) name##2 { of x, y; };                                                       \
-    struct alignas(4 * sizeof(of)) name##4 { of x, y, z, w; };                                                 \
-    inline name##2 make_##name##2(of x, of y) { return {x, y}; }                                               \
+#define VECTOR_TYPES(of, name)                                                                               \
+    struct alignas(2 * sizeof(of)) name##2 { of x, y; };                                                     \
+    struct alignas(4 * sizeof(of)) name##4 { of x, y, z, w; };                                               \
+    inline name##2 make_##name##2(of x, of y) { return {x, y}; }                                             \
     inline name##4 make_##name##4(of x, of y, of z, of w) { return {x, y, z, w}; }
 VECTOR_TYPES(float, float)
 VECTOR_TYPES(int, int)
@@ -103,7 +103,7 @@ void call(void (*kernel)(Types...), void **values, std::index_sequence<I...>) {
 template <auto kernel, class... Types> void call_with(void (*)(Types...), void **values) {
     call(kernel, values, std::index_sequence_for<Types...>());
 }
-// `sizes`: the grid's three, then the block's three. `values`: a pointer to each argument, as cuLaunchKernel's.
+// `sizes`: the grid's three, then the block's three. `values`: a pointer to each argument.
 template <auto kernel> int launch(const unsigned *sizes, void **values, int reversed) {
     gridDim = {sizes[0], sizes[1], sizes[2]}, blockDim = {sizes[3], sizes[4], sizes[5]};
     count = blockDim.x * blockDim.y * blockDim.z, given = values;

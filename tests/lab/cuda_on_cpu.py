@@ -1,6 +1,7 @@
 """Runs CUDA kernels on a CPU: compiled by g++ behind cuda_on_cpu.h, guarded against strays."""
 
 import ctypes
+import re
 import shutil
 import subprocess
 import tempfile
@@ -12,6 +13,7 @@ import torch
 
 _HEADER = Path(__file__).with_name("cuda_on_cpu.h")
 _FLAGS = ("-O1", "-std=c++17", "-ffp-contract=off", "-fno-strict-aliasing", "-w", "-shared", "-fPIC")
+_APART = "-fno-gnu-unique"  # libraries would share their shared memory
 _GUARD_ELEMENTS = 256
 
 needs_gxx = pytest.mark.skipif(not shutil.which("g++"), reason="no g++")
@@ -23,7 +25,7 @@ def run_cuda_on_cpu(source, name, grid, block, arguments, defines):
     It runs twice, with threads in both orders: the bits must agree. Around every tensor lie values that are
     no numbers: reading them spoils the result, and writing them fails.
     """
-    kernel = _compile(source, name, tuple(defines.items()))
+    kernel = getattr(_compile(source, tuple(defines.items())), f"start_{name}")
     first, second = (_start(kernel, grid, block, arguments, order) for order in (0, 1))
     for argument, one, other in zip(arguments, first, second, strict=True):
         if isinstance(argument, torch.Tensor):
@@ -59,17 +61,19 @@ def _guard(tensor):
 
 
 @cache
-def _compile(source, name, defines):
+def _compile(source, defines):
+    """A library that starts each kernel of a source."""
     macros = "".join(f"#define {key} {value}\n" for key, value in defines)
     undone = "".join(f"#undef {key}\n" for key, _ in defines)
-    start = (
-        'extern "C" int start_kernel(const unsigned *sizes, void **values, int order) '
+    starts = "".join(
+        f'extern "C" int start_{name}(const unsigned *sizes, void **values, int order) '
         f"{{ return on_cpu::launch<{name}>(sizes, values, order); }}\n"
+        for name in re.findall(r"__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s+)?(\w+)\(", source)
     )
-    text = f'#include "{_HEADER}"\n{macros}{source}\n{undone}{start}'
+    text = f'#include "{_HEADER}"\n{macros}{source}\n{undone}{starts}'
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "kernel.so")
-        command = ["g++", *_FLAGS, "-x", "c++", "-", "-o", str(path)]
+        path = Path(folder, "kernels.so")
+        command = ["g++", *_FLAGS, _APART, "-x", "c++", "-", "-o", str(path)]
         done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[:2000]
-        return ctypes.CDLL(str(path)).start_kernel
+        return ctypes.CDLL(str(path))

@@ -40,6 +40,7 @@ FLAGS = {
     "bench gemm": "--device --json --picture --sizes --skinny --threads",
     "bench baselines": "--batch --cores --device --epochs --images --json --only --picture --precision "
     "--processes --rate --seed",
+    "bench threads": "--device --epochs --json --most --picture --steps",
     "profile": "RECIPE --batch --config --device --output --override --parts --picture --steps --trace -c -o",
     "plan": "RECIPE --classes --cluster --config --goal --images --json --output --override --profile --top "
     "--vary --workers -c -o",

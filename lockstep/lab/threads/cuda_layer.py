@@ -20,7 +20,9 @@ _PARTS = 16  # of a long sum in a linear layer, at most
 class CudaBlock:
     """Convolution 3 × 3, ReLU and 2 × 2 max pooling."""
 
-    def __init__(self, make: Make, batch: int, side: int, weights: tuple[Tensor, ...], *, is_first: bool) -> None:
+    def __init__(
+        self, make: Make, batch: int, side: int, weights: tuple[Tensor, ...], *, is_first: bool
+    ) -> None:
         self.weight, self.bias, self.weight_gradient, self.bias_gradient = weights
         filters, channels = self.weight.shape[:2]
         self._filters, self._pixels = filters, side * side
@@ -100,5 +102,5 @@ class FlatTensors:
         self.all = torch.zeros(sum(sizes), device=device)
         self.named = {
             name: piece[: prod(shape)].view(shape)
-            for (name, shape), piece in zip(shapes.items(), self.all.split(sizes), strict=True)
+            for (name, shape), piece in zip(shapes.items(), torch.split(self.all, sizes), strict=True)
         }

@@ -35,7 +35,7 @@ class CudaNetwork:
         momentum: float = 0.0,
         load: Load = load_on_gpu,
     ) -> None:
-        if threads < 1 or threads > BLOCK and threads % BLOCK:
+        if threads < 1 or (threads > BLOCK and threads % BLOCK):
             raise LockstepError(f"{threads} threads: give 1 to {BLOCK}, or a multiple of {BLOCK}")
 
         def make(name: str, macros: Mapping[str, int]) -> GridKernel:
@@ -93,13 +93,15 @@ class CudaNetwork:
 
     def predict(self, images: Tensor) -> Tensor:
         """Scores [N, classes]; the highest is the class."""
-        return torch.cat([self._forward(part)[: len(part)].clone() for part in images.split(self._batch)])
+        return torch.cat(
+            [self._forward(part)[: len(part)].clone() for part in torch.split(images, self._batch)]
+        )
 
     def _forward(self, images: Tensor) -> Tensor:
         count, shape = len(images), (1, self.side, self.side)
         if not 1 <= count <= self._batch or images.shape[1:] != shape or images.dtype != torch.float32:
             raise LockstepError(
-                f"images {images.dtype} {tuple(images.shape)}: give 1 to {self._batch} in float32, each {shape}"
+                f"images {images.dtype} {tuple(images.shape)}: give 1 to {self._batch} of {shape} in float32"
             )
         values = images.contiguous()
         for layer in self._layers:

@@ -57,15 +57,18 @@ def kernel_source(name: str) -> str:
 
 def load_on_gpu(device: torch.device, source: str, name: str, macros: Mapping[str, int]) -> Start:
     """Compile by NVRTC, once for every number of threads: they all run the same instructions."""
-    return _loaded(device, source, name, tuple(macros.items()))
+    major, minor = torch.cuda.get_device_capability(device)
+    return _loaded(device, _compiled(source, f"sm_{major}{minor}", tuple(macros.items())), name)
 
 
 @cache
-def _loaded(
-    device: torch.device, source: str, name: str, macros: tuple[tuple[str, int], ...]
-) -> CudaKernel:
-    major, minor = torch.cuda.get_device_capability(device)
-    return CudaKernel(device, compile_cuda(source, f"sm_{major}{minor}", dict(macros)), name)
+def _compiled(source: str, arch: str, macros: tuple[tuple[str, int], ...]) -> bytes:
+    return compile_cuda(source, arch, dict(macros))
+
+
+@cache
+def _loaded(device: torch.device, cubin: bytes, name: str) -> CudaKernel:
+    return CudaKernel(device, cubin, name)
 
 
 def _packed(argument: Tensor | int | float) -> Tensor | bytes:

@@ -1,8 +1,11 @@
-// What all kernels share: the loop that deals work items to T threads, wide loads, and a pixel's neighbours.
+// What all kernels share: the loop that deals work items to T threads, wide loads, and a pixel's
+// neighbours.
 //
-// Thread t of T does the items t, t + T, t + 2 T, … So T decides who does an item, and never how: an item computes
-// its results in one fixed order, and no two items share a result. That is why every T gives the same bits.
+// Thread t of T does the items t, t + T, t + 2 T, … So T decides who does an item, and never how: an item
+// computes its results in one fixed order, and no two items share a result. That is why every T gives the
+// same bits.
 
+// The inside of a kernel's `for`.
 #define EACH(item, count) \
     int item = blockIdx.x * blockDim.x + threadIdx.x; item < (count); item += gridDim.x * blockDim.x
 
@@ -23,8 +26,9 @@ __device__ inline void load_around(const float *pixel, int y, int x, float aroun
     for (int i = 0; i < 4; ++i)
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-            const bool is_inside = (i > 0 || y > 0) && (i < 3 || y + 2 < H) && (j > 0 || x > 0) && (j < 3 || x + 2 < W);
-            around[i][j] = is_inside ? pixel[(i - 1) * W + j - 1] : 0.0f;
+            const bool in_rows = (i > 0 || y > 0) && (i < 3 || y + 2 < H);
+            const bool in_columns = (j > 0 || x > 0) && (j < 3 || x + 2 < W);
+            around[i][j] = in_rows && in_columns ? pixel[(i - 1) * W + j - 1] : 0.0f;
         }
 }
 #endif

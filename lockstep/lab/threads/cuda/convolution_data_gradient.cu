@@ -1,14 +1,14 @@
 // Convolution 3 × 3 with padding 1, gradient of its input: CO channels of gradients become CI.
 //
-// The forward pass turned round: filters are summed over, and the taps count backwards. A work item is a square of
-// 2 × 2 pixels of 4 input channels, whose weights in a filter are 36 values side by side: 9 loads of four. Needs
-// common.cuh, and CI divisible by 4.
+// The forward pass turned round: filters are summed over, and the taps count backwards. A work item is a
+// square of 2 × 2 pixels of 4 input channels, whose weights in a filter are 36 values side by side: 9 loads
+// of four. Needs common.cuh, and CI divisible by 4.
 
 extern "C" __global__ void __launch_bounds__(256)
     convolution_data_gradient(const float *gradient, const float *weight, float *result, int images) {
     for (EACH(item, images * (CI / 4) * (H / 2) * (W / 2))) {
         const int x = item % (W / 2) * 2, y = item / (W / 2) % (H / 2) * 2;
-        const int channel = item / (W / 2 * (H / 2)) % (CI / 4) * 4, image = item / (W / 2 * (H / 2) * (CI / 4));
+        const int map = item / (W / 2 * (H / 2)), channel = map % (CI / 4) * 4, image = map / (CI / 4);
         const float *source = gradient + (size_t)image * CO * H * W + y * W + x;
         float sum[4][2][2] = {};
 

@@ -1,8 +1,9 @@
 // Convolution 3 × 3 with padding 1, forward: CI channels of H × W pixels become CO.
 //
-// A work item is a square of 2 × 2 pixels of 4 filters: 16 sums that stay in registers. Each value it reads is used for
-// several of them, so it multiplies far more often than it reads, and one thread has 16 chains to work on at once.
-// Neighbouring threads have neighbouring squares, and read the same weights. Needs common.cuh.
+// A work item is a square of 2 × 2 pixels of 4 filters: 16 sums that stay in registers. Each value it reads
+// is used for several of them, so it multiplies far more often than it reads, and one thread has 16 chains
+// to work on at once. Neighbouring threads have neighbouring squares, and read the same weights. Needs
+// common.cuh.
 
 #define WIDE (CI % 4 ? 1 : 4)  // channels taken together: their weights lie side by side, four to a load
 
@@ -11,10 +12,11 @@ struct alignas(4 * WIDE) Weights {
 };
 
 extern "C" __global__ void __launch_bounds__(256)
-    convolution_forward(const float *input, const float *weight, const float *bias, float *output, int images) {
+    convolution_forward(const float *input, const float *weight, const float *bias, float *output,
+                        int images) {
     for (EACH(item, images * (CO / 4) * (H / 2) * (W / 2))) {
         const int x = item % (W / 2) * 2, y = item / (W / 2) % (H / 2) * 2;
-        const int filter = item / (W / 2 * (H / 2)) % (CO / 4) * 4, image = item / (W / 2 * (H / 2) * (CO / 4));
+        const int map = item / (W / 2 * (H / 2)), filter = map % (CO / 4) * 4, image = map / (CO / 4);
         const float *source = input + (size_t)image * CI * H * W + y * W + x;
         float sum[4][2][2];
 #pragma unroll

@@ -1,8 +1,9 @@
 // A fully connected layer, IN values to OUT: forward, and the gradients of input, weights and biases.
 //
-// All are products of matrices, and a work item is a tile of 4 × 4 results, or 4 × 1 where OUT is not divisible by 4.
-// The forward sum over IN is long and its results are few, so it is cut into PARTS parts, whatever the number of
-// threads; linear_sum adds them in their order. Needs common.cuh, and IN divisible by 4 × PARTS.
+// All are products of matrices, and a work item is a tile of 4 × 4 results, or 4 × 1 where OUT is not
+// divisible by 4. The forward sum over IN is long and its results are few, so it is cut into PARTS parts,
+// whatever the number of threads; linear_sum adds them in their order. Needs common.cuh, and IN divisible
+// by 4 × PARTS.
 
 #define TILE (OUT % 4 ? 1 : 4)  // outputs that an item takes together
 
@@ -45,7 +46,8 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 // In place: where the layer gave 0, its gradient is 0.
-extern "C" __global__ void __launch_bounds__(256) relu_gradient(const float *result, float *gradient, int images) {
+extern "C" __global__ void __launch_bounds__(256)
+    relu_gradient(const float *result, float *gradient, int images) {
     for (EACH(item, images * OUT))
         if (!(result[item] > 0.0f)) gradient[item] = 0.0f;
 }

@@ -1,9 +1,10 @@
 // ReLU and the maximum of every square of 2 × 2 pixels: H × W pixels become H/2 × W/2.
 //
-// A work item is a square. Of the two, the order does not matter: the largest value is taken if it is above 0. `maps`
-// is the number of images times channels. Needs common.cuh.
+// A work item is a square. Of the two, the order does not matter: the largest value is taken if it is above
+// 0. `maps` is the number of images times channels. Needs common.cuh.
 
-extern "C" __global__ void __launch_bounds__(256) pooling_forward(const float *input, float *output, int maps) {
+extern "C" __global__ void __launch_bounds__(256)
+    pooling_forward(const float *input, float *output, int maps) {
     for (EACH(item, maps * (H / 2) * (W / 2))) {
         const float *square = input + (size_t)(item / (W / 2)) * 2 * W + item % (W / 2) * 2;
         const Two above = load2(square), below = load2(square + W);
@@ -12,9 +13,10 @@ extern "C" __global__ void __launch_bounds__(256) pooling_forward(const float *i
     }
 }
 
-// The gradient goes to the first pixel that has the largest value, if that is above 0; the others get 0. It takes the
-// place of the values, which nobody needs any more.
-extern "C" __global__ void __launch_bounds__(256) pooling_gradient(const float *gradient, float *values, int maps) {
+// The gradient goes to the first pixel that has the largest value, if that is above 0; the others get 0. It
+// takes the place of the values, which nobody needs any more.
+extern "C" __global__ void __launch_bounds__(256)
+    pooling_gradient(const float *gradient, float *values, int maps) {
     for (EACH(item, maps * (H / 2) * (W / 2))) {
         float *square = values + (size_t)(item / (W / 2)) * 2 * W + item % (W / 2) * 2;
         const Two above = load2(square), below = load2(square + W);

@@ -1,7 +1,7 @@
 // Adds the parts of sums, which lie side by side: `length` parts for each of `count` sums.
 //
-// A work item is a sum. It adds its parts in four rows, a row for each value of a load, and then the rows: always in
-// this order. Needs common.cuh, and with several sums a length divisible by 4.
+// A work item is a sum. It adds its parts in four rows, a row for each value of a load, and then the rows:
+// always in this order. Needs common.cuh, and with several sums a length divisible by 4.
 
 extern "C" __global__ void __launch_bounds__(256)
     add_parts(const float *parts, float *sums, int count, int length) {

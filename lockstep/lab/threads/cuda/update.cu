@@ -1,7 +1,8 @@
-// Gradient descent with momentum: velocity = momentum × velocity + gradient, weight = weight - rate × velocity.
+// Gradient descent with momentum: velocity = momentum × velocity + gradient, weight = weight - rate ×
+// velocity.
 //
-// A work item is four neighbouring weights. All layers' weights lie in one array, so one start updates them all. Needs
-// common.cuh.
+// A work item is four neighbouring weights. All layers' weights lie in one array, so one start updates them
+// all. Needs common.cuh.
 
 extern "C" __global__ void __launch_bounds__(256)
     update(float *weight, const float *gradient, float *velocity, int fours, float rate, float momentum) {
