@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import floor, log10
 from pathlib import Path
 
 _COLORS = {"Lockstep": "#ee6677"}
@@ -23,7 +24,7 @@ def draw_baselines(path: Path, seconds: Mapping[str, float]) -> None:
             f"{value:,.3g} s", (value, row), (3, 0), textcoords="offset points", va="center", fontsize=8
         )
     axes.set_xscale("log")
-    axes.margins(x=0.12)
+    axes.set_xlim(10 ** floor(log10(min(seconds.values()) / 2)), 2 * max(seconds.values()))
     axes.invert_yaxis()
     axes.set_xlabel("seconds of training")
     axes.spines[["top", "right"]].set_visible(False)

@@ -81,6 +81,7 @@ def records_of(
 
     command, sizes = " ".join(["lockstep", *sys.argv[1:]]), asdict(task)
     del sizes["folder"], sizes["precision"]
+    sizes["most_cores"] = sizes.pop("cores")
     own = {name: share if name.startswith(_SEQUENTIAL) else {} for name in found}
     return [
         asdict(

@@ -119,11 +119,11 @@ void copy_inside(const float *from, long side, long channels, float *padded) {
 struct Network {
     const float *weights;
     long batch;
-    vector<float> inputs[3];            // of each block, padded
-    vector<int> which[3];               // where the maxima were
-    vector<float> packed[3], turned[3]; // filters in the order in which they are read
+    vector<float> inputs[3];             // of each block, padded
+    vector<int> which[3];                // where the maxima were
+    vector<float> packed[3], turned[3];  // filters in the order in which they are read
+    vector<float> joined[3];             // gradients with a border of zeros
     vector<float> features, hidden, hidden_packed, logits, d_logits, d_hidden, d_features;
-    vector<float> joined[3];              // gradients with a border of zeros
     vector<float> rows, pooled, gradient, panels;
 
     explicit Network(long size) : batch(size) {
@@ -145,14 +145,11 @@ struct Network {
         weights = all;
         for (int i = 0; i < 3; ++i)
             pack(weights + PLACES.weight[i], 9 * BLOCKS[i].in, BLOCKS[i].out, packed[i].data());
-        pack(weights + PLACES.weight[3], FEATURES, HIDDEN, hidden_packed.data());
         for (long n = 0; n < batch; ++n) {
             copy_inside(images + n * 48 * 48, 48, 1, inputs[0].data() + n * BLOCKS[0].padded());
             for (int i = 0; i < 3; ++i) forward_block(i, n);
         }
-        for (long j = 0; j < HIDDEN; j += WIDTH)
-            multiply_rows(batch, features.data(), FEATURES, 0, hidden_packed.data() + j * FEATURES, 1, FEATURES,
-                          hidden.data() + j, HIDDEN, weights + PLACES.bias[3] + j);
+        batch < ROWS ? hide_few() : hide_many();
         for (float &value : hidden) value = value > 0.0f ? value : 0.0f;
         const float *weight = weights + PLACES.weight[4], *bias = weights + PLACES.bias[4];
         for (long n = 0; n < batch; ++n)
@@ -161,6 +158,25 @@ struct Network {
                 for (long j = 0; j < HIDDEN; ++j) sum += hidden[n * HIDDEN + j] * weight[j * CLASSES + c];
                 logits[n * CLASSES + c] = sum;
             }
+    }
+
+    // The hidden layer. To pack its large matrix pays if many images use it.
+    void hide_many() {
+        pack(weights + PLACES.weight[3], FEATURES, HIDDEN, hidden_packed.data());
+        for (long j = 0; j < HIDDEN; j += WIDTH)
+            multiply_rows(batch, features.data(), FEATURES, 0, hidden_packed.data() + j * FEATURES, 1, FEATURES,
+                          hidden.data() + j, HIDDEN, weights + PLACES.bias[3] + j);
+    }
+
+    void hide_few() {
+        const float *weight = weights + PLACES.weight[3];
+        for (long n = 0; n < batch; ++n) {
+            float sum[HIDDEN];
+            memcpy(sum, weights + PLACES.bias[3], sizeof sum);
+            for (long f = 0; f < FEATURES; ++f)
+                for (long j = 0; j < HIDDEN; ++j) sum[j] += features[n * FEATURES + f] * weight[f * HIDDEN + j];
+            memcpy(hidden.data() + n * HIDDEN, sum, sizeof sum);
+        }
     }
 
     void forward_block(int i, long n) {
