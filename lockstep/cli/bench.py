@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from lockstep.cli.data_action.reading import IO as _IO
 from lockstep.cli.data_action.reading import add_reading, show_reading
 from lockstep.cli.flag import add_run_keys
+from lockstep.cli.lab.baselines import BASELINES, add_baselines, show_baselines
 from lockstep.cli.lab.conv import CONV, add_conv, show_conv
 from lockstep.cli.lab.gemm import GEMM, add_gemm, show_gemm
 from lockstep.cli.lab.threads import BENCH_THREADS, add_threads, show_threads
@@ -53,6 +54,7 @@ def add_parser(verbs: Verbs) -> None:
         "lanes": ("which convolutions of a compiled model take all lanes at once", _LANES, show_lanes),
         "io": ("how fast a run's images are read", _IO, show_reading),
         "gemm": ("matrix products from plain loops to the vendor's library", GEMM, show_gemm),
+        "baselines": ("one training run by every framework and by hand", BASELINES, show_baselines),
         "threads": (
             "training by 1, 2, 4 … threads or workers, bit by bit the same",
             BENCH_THREADS,
@@ -71,6 +73,7 @@ def add_parser(verbs: Verbs) -> None:
     output.add_argument("--output", type=Path, required=True, metavar="FILE.toml", help="must not exist yet")
     add_reading(what.choices["io"])
     add_gemm(what.choices["gemm"])
+    add_baselines(what.choices["baselines"])
     add_threads(what.choices["threads"])
     add_conv(what.choices["conv"])
 

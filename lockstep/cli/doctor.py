@@ -32,6 +32,7 @@ _EXTRAS = {
     "fused": ("triton",),
     "lightning": ("lightning",),
     "report": ("plotly",),
+    "peers": ("tensorflow", "jax"),
 }
 
 

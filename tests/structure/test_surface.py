@@ -38,6 +38,8 @@ FLAGS = {
     "bench io": "RECIPE --config --gpu-rate --images --json --override --picture --slow -c -o",
     "bench lanes": "--config --override -c -o RECIPE",
     "bench gemm": "--device --json --parts --picture --sizes --skinny --threads",
+    "bench baselines": "--batch --cores --device --epochs --images --json --only --picture --precision "
+    "--processes --rate --seed",
     "bench threads": "--device --epochs --json --most --picture --steps",
     "bench conv": "--device --dilation --groups --json --map --padding --pass --precision --shape --stride "
     "--toeplitz",

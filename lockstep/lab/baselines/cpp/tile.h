@@ -1,0 +1,81 @@
+// The two inner loops of the network. All its work is in products of matrices, and both loops keep a tile of a
+// product in registers. GCC and Clang know vectors of any length, and use what the processor has.
+#include <cstring>
+
+#if defined(__AVX512F__)
+constexpr int LENGTH = 16, VECTORS = 2, ROWS = 12;
+#elif defined(__AVX2__)
+constexpr int LENGTH = 8, VECTORS = 2, ROWS = 6;
+#else
+constexpr int LENGTH = 4, VECTORS = 4, ROWS = 6;
+#endif
+constexpr int WIDTH = VECTORS * LENGTH;  // columns of a tile: 16 or 32, which divides all numbers of channels
+
+typedef float Vector __attribute__((vector_size(4 * LENGTH)));
+
+typedef int Mask __attribute__((vector_size(4 * LENGTH)));
+
+static inline Vector load(const float *at) {
+    Vector found;
+    memcpy(&found, at, sizeof found);
+    return found;
+}
+
+template <class Any, class Value>
+static inline void store(Any *at, Value value) {
+    memcpy(at, &value, sizeof value);
+}
+
+// R rows of C += A · B over `depth`, for `parts` pairs of A and B (the rows of a filter). Row i of A begins at
+// a + i * row; B is packed: WIDTH values for each step of the depth.
+template <int R>
+static void multiply_tile(const float *a, long row, long next_a, const float *b, long parts, long depth, float *c,
+                          long c_row, const float *bias) {
+    Vector sum[R][VECTORS];
+    for (int i = 0; i < R; ++i)
+        for (int v = 0; v < VECTORS; ++v) sum[i][v] = load(bias + v * LENGTH);
+    for (long part = 0; part < parts; ++part, a += next_a)
+        for (long k = 0; k < depth; ++k, b += WIDTH) {
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; ++v) {
+                const Vector own = load(b + v * LENGTH);
+#pragma GCC unroll 16
+                for (int i = 0; i < R; ++i) sum[i][v] += a[i * row + k] * own;
+            }
+        }
+    for (int i = 0; i < R; ++i)
+        for (int v = 0; v < VECTORS; ++v) store(c + i * c_row + v * LENGTH, sum[i][v]);
+}
+
+// Any number of rows: ROWS at a time, then one by one.
+static void multiply_rows(long rows, const float *a, long row, long next_a, const float *b, long parts, long depth,
+                          float *c, long c_row, const float *bias) {
+    for (; rows >= ROWS; rows -= ROWS, a += ROWS * row, c += ROWS * c_row)
+        multiply_tile<ROWS>(a, row, next_a, b, parts, depth, c, c_row, bias);
+    for (; rows > 0; --rows, a += row, c += c_row)
+        multiply_tile<1>(a, row, next_a, b, parts, depth, c, c_row, bias);
+}
+
+// R rows and WIDTH columns of C += Aᵀ · B, summed over `height` lines of `width` samples (pixels, or images of a
+// batch). A sample of A begins `a_step` after the one before, and a line `a_line`. B is a panel: WIDTH values for
+// each sample.
+template <int R>
+static void add_outer(const float *a, long a_step, long a_line, const float *b, long height, long width, float *c,
+                      long c_row) {
+    Vector sum[R][VECTORS];
+    for (int i = 0; i < R; ++i)
+        for (int v = 0; v < VECTORS; ++v) sum[i][v] = load(c + i * c_row + v * LENGTH);
+    for (long y = 0; y < height; ++y) {
+        const float *own_a = a + y * a_line;
+        for (long x = 0; x < width; ++x, own_a += a_step, b += WIDTH) {
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; ++v) {
+                const Vector own = load(b + v * LENGTH);
+#pragma GCC unroll 16
+                for (int i = 0; i < R; ++i) sum[i][v] += own_a[i] * own;
+            }
+        }
+    }
+    for (int i = 0; i < R; ++i)
+        for (int v = 0; v < VECTORS; ++v) store(c + i * c_row + v * LENGTH, sum[i][v]);
+}
