@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+from contextlib import suppress
 
 import pytest
 import torch
@@ -43,8 +44,8 @@ def random_shapes(count):
     return found
 
 
-def worst_error(algorithm, shape, which, precision):
-    first, second = make_operands(shape, which, precision, CPU)
+def worst_error(algorithm, shape, which, precision, device=CPU):
+    first, second = make_operands(shape, which, precision, device)
     exact = library_conv(shape, which, first.double(), second.double())
     found = run_conv(algorithm, shape, which, first, second)
     assert found.shape == exact.shape and found.dtype == precision and found.is_contiguous()
@@ -75,6 +76,17 @@ def test_other_precisions(algorithm, which):
         return
     assert worst_error(algorithm, SHAPE, which, torch.float64) < 1e-13
     assert worst_error(algorithm, SHAPE, which, torch.bfloat16) < 0.2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@EVERY
+@pytest.mark.parametrize("which", ConvPass)
+def test_every_pass_on_a_gpu(algorithm, which):
+    for shape in random_shapes(12):
+        for precision, most in ((torch.float32, 2e-5), (torch.bfloat16, 0.3)):
+            with suppress(ConvRefused):
+                error = worst_error(algorithm, shape, which, precision, torch.device("cuda", 0))
+                assert error < most, (shape, precision)
 
 
 def test_large_tiles_lose_accuracy_in_bf16():

@@ -34,7 +34,7 @@ Each algorithm is one short file under lockstep/lab/conv. What an algorithm does
 others run. Direct and implicit GEMM on a CPU are C, compiled by the system's compiler.
 """
 _PASSES = {"forward": "FORWARD", "data": "DATA", "weight": "WEIGHT"}
-_BATCH = {"cpu": 2, "cuda": 64}
+_BATCH = {("cpu", "fp32"): 2, ("cpu", "bf16"): 1, ("cuda", "fp32"): 64, ("cuda", "bf16"): 64}
 _MAP_BATCH = {"cpu": 4, "cuda": 32}
 _WINDOW = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
 _LARGEST = 1 << 28  # values of a tensor
@@ -76,7 +76,7 @@ def _measure_layers(options: argparse.Namespace, device: torch.device, shape: Co
     from lockstep.lab.conv.conv_layers import sample_layers
     from lockstep.lab.conv.conv_shape import ConvPass, ConvShape
 
-    layers = {"given": shape} if shape else sample_layers(_BATCH[device.type])
+    layers = {"given": shape} if shape else sample_layers(_BATCH[device.type, options.precision])
     passes = [_pass(options.which)] if options.which else list(ConvPass)
     found, before, said = list[ConvTime](), "", set[tuple[str, str]]()
     for each in measure_conv(device, layers, passes, PRECISIONS[options.precision], 0.1):

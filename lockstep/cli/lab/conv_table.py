@@ -23,13 +23,14 @@ def tell_conv(found: list[ConvTime], precision: str) -> list[str]:
     width = max((len(each.algorithm) for each in found), default=0)
     for layer, which in dict.fromkeys((each.layer, each.which) for each in found):
         rows = [each for each in found if (each.layer, each.which) == (layer, which)]
-        best = rows[-1].time.median
+        library = next((each.time.median for each in rows if each.work is None), None)
         lines.append(f"{layer}: {tell_shape(rows[0].shape)}, {which.value}, {precision}")
         head = f"{'ms':>10}  {'GFLOP/s':>9}  {'of library':>10}  {'error':>7}"
         lines.append(f"  {'':{width}}  {head}  {'work':>9}  {'counted':>9}  {'depth':>5}")
         for each in rows:
             text = f"  {each.algorithm:{width}}  {1e3 * each.time.median:10.3f}  {each.gflop_s:9,.1f}  "
-            text += f"{100 * best / each.time.median:8.1f} %  {each.error:7.1e}"
+            share = f"{100 * library / each.time.median:8.1f} %" if library else f"{'–':>10}"
+            text += f"{share}  {each.error:7.1e}"
             if each.work is not None and each.operations is not None:
                 text += f"  {1e-6 * each.work:9,.1f}  {1e-6 * each.operations:9,.1f}  {each.depth:5}"
             lines.append(text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -23,7 +23,7 @@ from lockstep.measure.probe_device import TimedRounds
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 LIBRARY = "library of torch"
-_PATIENCE_S = 3.0  # an algorithm that would take longer is left out
+_PATIENCE_S = 1.5  # an algorithm that would take longer is left out
 _TELLING = 1e7  # operations from which on a layer says how fast others will be
 
 
@@ -65,18 +65,17 @@ class ConvTimer:
         self._rates = dict[tuple[str, ConvPass], float]()
 
     def time(
-        self, algorithm: ConvAlgorithm, shape: ConvShape, which: ConvPass, first: Tensor, second: Tensor
+        self, name: str, which: ConvPass, operations: int, call: Callable[[], Tensor]
     ) -> tuple[TimedRounds, Tensor]:
         """Seconds, and the result of a first call, which compiles what there is to compile."""
-        operations, key = count_operations(algorithm, shape, which), (algorithm.name, which)
-        expected_s = self._rates.get(key, 0.0) * operations
+        expected_s = self._rates.get((name, which), 0.0) * operations
         if expected_s > self._patience_s:
-            raise ConvRefused(f"{algorithm.name}: would take about {expected_s:.1f} s")
-        call = partial(run_conv, algorithm, shape, which, first, second)
+            raise ConvRefused(f"{name}: would take about {expected_s:.1f} s")
         result = call()
         found = time_call(call, self._device, self._budget_s)
         if operations > _TELLING:
-            self._rates[key] = min(min(found.seconds) / operations, self._rates.get(key, inf))
+            rate = min(found.seconds) / operations
+            self._rates[name, which] = min(rate, self._rates.get((name, which), inf))
         return found, result
 
 
@@ -90,21 +89,37 @@ def measure_conv(
     """All algorithms, then the library, for every layer and pass; what cannot run says why."""
     timer = ConvTimer(device, budget_s, _PATIENCE_S)
     for (layer, shape), which in product(layers.items(), passes):
-        first, second = make_operands(shape, which, precision, device)
-        exact = library_conv(shape, which, first.double(), second.double())
-        for algorithm in CONV_ALGORITHMS:
+        operands = make_operands(shape, which, precision, device)
+        exact = library_conv(shape, which, *(each.double() for each in operands))
+        for algorithm in (*CONV_ALGORITHMS, None):
             try:
-                found, result = timer.time(algorithm, shape, which, first, second)
+                yield _measure(timer, algorithm, layer, shape, which, operands, exact)
             except LockstepError as refusal:
-                why = str(refusal).splitlines()[0].removeprefix(f"{algorithm.name}: ")
-                yield SkippedConv(algorithm.name, layer, which, why)
-                continue
-            error, work = error_of_conv(result, exact), work_of(algorithm, shape)
-            depth, operations = depth_of(algorithm, shape, which), count_operations(algorithm, shape, which)
-            yield ConvTime(algorithm.name, layer, shape, which, found, error, work, operations, depth)
-        call = partial(library_conv, shape, which, first, second)
-        error, found = error_of_conv(call(), exact), time_call(call, device, budget_s)
-        yield ConvTime(LIBRARY, layer, shape, which, found, error)
+                name = algorithm.name if algorithm else LIBRARY
+                why = str(refusal).splitlines()[0].removeprefix(f"{name}: ")
+                yield SkippedConv(name, layer, which, why)
+
+
+def _measure(
+    timer: ConvTimer,
+    algorithm: ConvAlgorithm | None,
+    layer: str,
+    shape: ConvShape,
+    which: ConvPass,
+    operands: tuple[Tensor, Tensor],
+    exact: Tensor,
+) -> ConvTime:
+    """One algorithm; None is the library."""
+    if algorithm is None:
+        call = partial(library_conv, shape, which, *operands)
+        found, result = timer.time(LIBRARY, which, shape.operations, call)
+        return ConvTime(LIBRARY, layer, shape, which, found, error_of_conv(result, exact))
+    operations = count_operations(algorithm, shape, which)
+    call = partial(run_conv, algorithm, shape, which, *operands)
+    found, result = timer.time(algorithm.name, which, operations, call)
+    error, work = error_of_conv(result, exact), work_of(algorithm, shape)
+    depth = depth_of(algorithm, shape, which)
+    return ConvTime(algorithm.name, layer, shape, which, found, error, work, operations, depth)
 
 
 def measure_errors(

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 
 import torch
 
 from lockstep.errors import LockstepError
-from lockstep.lab.conv.conv_algorithm import CONV_ALGORITHMS
+from lockstep.lab.conv.conv_algorithm import CONV_ALGORITHMS, run_conv
 from lockstep.lab.conv.conv_bench import ConvTimer, make_operands
 from lockstep.lab.conv.conv_layers import network_layers
 from lockstep.lab.conv.conv_shape import ConvPass, ConvShape
+from lockstep.lab.conv.conv_work import count_operations
 from lockstep.measure.probe_device import TimedRounds
 
 MAP_CHANNELS, MAP_SIZES, MAP_KERNELS = (4, 16, 64, 256, 1024), (7, 14, 28, 56, 112), (1, 3, 5, 7, 11)
@@ -48,11 +50,13 @@ def measure_map(
         shape = ConvShape(batch, channels, channels, size, size, kernel, padding=kernel // 2)
         if 1e-9 * shape.operations > _MOST_GFLOP[device.type]:
             continue
-        first, second = make_operands(shape, which, precision, device)
+        operands = make_operands(shape, which, precision, device)
         times = dict[str, TimedRounds]()
         for algorithm in CONV_ALGORITHMS:
             with suppress(LockstepError):
-                times[algorithm.name], _ = timer.time(algorithm, shape, which, first, second)
+                operations = count_operations(algorithm, shape, which)
+                call = partial(run_conv, algorithm, shape, which, *operands)
+                times[algorithm.name], _ = timer.time(algorithm.name, which, operations, call)
         if times:
             yield MapCell(shape, times)
 
