@@ -32,7 +32,8 @@ def find_strays(found: Mapping[str, Outcome]) -> list[str]:
 def tell_baselines(found: Mapping[str, Outcome], task: BaselineTask, share: Mapping[str, float]) -> list[str]:
     """A row for every contestant."""
     where = "a GPU" if task.device == "cuda" else "a CPU"
-    run = f"{task.epochs} epochs of {task.images} images, batch {task.batch}, SGD with rate {task.rate:g}"
+    epochs = f"{task.epochs} epoch{'s' * (task.epochs > 1)}"
+    run = f"{epochs} of {task.images} images, batch {task.batch}, SGD with rate {task.rate:g}"
     lines = [f"emotion48 on {where}: {run}"]
     if not found:
         return [*lines, "none of the contestants could start"]

@@ -22,7 +22,7 @@ BASELINES = """\
 Train one network by every means there is on this machine: sequential C++, the same under MPI, CUDA by hand,
 PyTorch, TensorFlow, JAX, Lightning and Lockstep:
 
-  lockstep bench baselines                                   about a minute on two cores
+  lockstep bench baselines                                   less than two minutes on two slow cores
   lockstep bench baselines --images 8192 --epochs 4          long enough to learn something
   lockstep bench baselines --only cpp,torch,lockstep --picture baselines.png
   lockstep bench baselines --precision bf16 --images 65536 --batch 1024   on a GPU

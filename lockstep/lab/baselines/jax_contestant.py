@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from lockstep.errors import BadInput
 from lockstep.lab.baselines.baseline_task import Array, BaselineTask
 from lockstep.lab.baselines.contest import race
 
@@ -35,6 +36,8 @@ class JaxContestant:
     """Images stay on the device; the old parameters' memory is used for the new ones."""
 
     def __init__(self, task: BaselineTask) -> None:
+        if task.device == "cuda" and jax.default_backend() != "gpu":
+            raise BadInput("JAX sees no GPU: install jax[cuda12] or jax[cuda13]")
         self.precision, self._batch = task.precision, task.batch
         jax.config.update("jax_default_matmul_precision", _PRECISION[task.precision])
         kind = jnp.bfloat16 if task.precision == "bf16" else jnp.float32

@@ -9,6 +9,7 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 import keras
 import numpy as np
 
+from lockstep.errors import BadInput
 from lockstep.lab.baselines.baseline_task import CLASSES, SIDE, Array, BaselineTask
 from lockstep.lab.baselines.contest import race
 
@@ -81,6 +82,8 @@ class KerasContestant:
 def _set_up_tensorflow(task: BaselineTask) -> None:
     import tensorflow
 
+    if task.device == "cuda" and not tensorflow.config.list_physical_devices("GPU"):
+        raise BadInput("TensorFlow sees no GPU: install tensorflow[and-cuda]")
     tensorflow.config.threading.set_intra_op_parallelism_threads(task.cores)
     tensorflow.config.threading.set_inter_op_parallelism_threads(1)
     tensorflow.config.experimental.enable_tensor_float_32_execution(task.precision == "tf32")

@@ -42,7 +42,8 @@ def _main() -> None:
     workers = min(task.cores, task.lanes) if task.device == "cpu" else 1
     if workers > 1:
         command += ["--workers", str(workers)]
-    subprocess.run(command, check=True)
+    if subprocess.run(command, check=False).returncode:
+        sys.exit(1)  # it has said why
     whole_s, run = time.time() - started, Path(task.folder, "run")
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     steps = [row for row in rows if row["kind"] == "step"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -131,11 +132,15 @@ def hold_race(start: Start, task: BaselineTask) -> Outcome | str:
         if process.poll() is None:  # with all that it started
             os.killpg(process.pid, signal.SIGKILL)
     if process.returncode or not outcome.exists():
-        lines = [line.strip() for line in errors.splitlines() if line.strip()]
-        return next(
-            (line for line in reversed(lines) if "Error" in line), lines[-1] if lines else "it failed"
-        )
+        return _last_words(errors)
     return Outcome(**json.loads(outcome.read_text()))
+
+
+def _last_words(errors: str) -> str:
+    """The line that names the last exception; under mpirun there are others after it."""
+    lines = [line for line in errors.splitlines() if line.strip()]
+    named = [line for line in lines if re.match(r"[A-Za-z_][\w.]*: \S", line)]
+    return re.sub(r"^(\w+\.)+", "", (named or lines or ["it failed"])[-1].strip())
 
 
 def _environment(start: Start, task: BaselineTask) -> dict[str, str]:
