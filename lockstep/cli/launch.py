@@ -88,7 +88,7 @@ def start_workers(launch: Launch, run: Run) -> Launch:
     if sizes:  # with fewer there is no plan
         launch = replace(launch, min_workers=max(launch.min_workers, min(sizes)))
     job = _job(launch, size, most, "lockstep.cli.listeners")
-    job = replace(job, sizes=sizes, is_split=launch.splits_state)
+    job = replace(job, sizes=sizes, is_split=launch.splits_state(run))
     raise SystemExit(Launcher(job, _Screen()).run())
 
 

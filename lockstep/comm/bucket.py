@@ -20,10 +20,11 @@ from lockstep.comm.tree import LaneTree, Leaf, all_heights, worker_lanes
 
 @dataclass(frozen=True)
 class ReducedTensor:
-    """Describes a tensor that is reduced in every step: an example, and its wire type if that differs."""
+    """Describes a tensor that is reduced in every step: an example, another wire type, a name."""
 
     like: Tensor
     wire: torch.dtype | None = None
+    name: str = ""  # of a parameter, by which compression remembers
 
     @property
     def num_bytes(self) -> int:
@@ -57,6 +58,7 @@ class Bucket:
         self._own = worker_lanes(lanes, group.size, group.rank)
         self._alone, self._device = group.size == 1, entries[0].like.device
         self._on_gpu = self._device.type == "cuda"
+        self.sent_bytes = 0  # to other workers in the last step, as if none were on this host
         self.begin()
         if self._alone:
             return
@@ -73,6 +75,8 @@ class Bucket:
             all_heights(lanes, group.size), length, like.dtype, self._entries[0].wire, like.device
         )
         self._exchange = make_exchange(group, shape)
+        size = torch.empty((), dtype=shape.travels_as).element_size()
+        self.sent_bytes = (len(shape.heights[group.rank]) + 1) * (group.size - 1) * shape.slice * size
         self._slots = [self._views(root) for root in self._exchange.roots]
         self._means = self._views(self._exchange.result)
 

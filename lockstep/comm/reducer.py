@@ -11,6 +11,9 @@ from torch import Tensor
 
 from lockstep.comm.background import BackgroundThread
 from lockstep.comm.bucket import Bucket, ReducedTensor, split
+from lockstep.comm.compress.compressed_bucket import CompressedBucket
+from lockstep.comm.compress.feedback import Feedback
+from lockstep.comm.compress.low_rank_bucket import LowRankBucket
 from lockstep.comm.group import Group
 from lockstep.comm.shard.scatter import ScatteredBucket
 from lockstep.comm.shard.shard_block import ShardBlock
@@ -36,36 +39,59 @@ class Reducer:
         bucket_mb: float = BUCKET_MB,
         overlap: bool = True,
         shards: Sequence[Shard] = (),
+        feedback: Feedback | None = None,
     ) -> None:
-        """Of the entries of a shard each worker gets only pieces; they are exchanged before the others."""
+        """Of the entries of a shard each worker gets only pieces; they are exchanged before the others.
+
+        So are those whose names are in `feedback`: they travel compressed.
+        """
         self.overlaps = overlap and group.size > 1
-        self._count, self._group = len(entries), group
-        self._buckets: list[Bucket] = [
-            ScatteredBucket(group, lanes, [entries[i] for i in indices], list(indices), block)
-            for block, indices in shards
-        ]
-        shared = {i for bucket in self._buckets for i in bucket.indices}
-        rest = [i for i in range(len(entries)) if i not in shared]
-        for places in split([entries[i] for i in rest], bucket_mb * 1e6):
-            indices = [rest[place] for place in places]
-            self._buckets.append(Bucket(group, lanes, [entries[i] for i in indices], indices))
-        self._home = {i: (bucket, n) for bucket in self._buckets for n, i in enumerate(bucket.indices)}
+        self._entries, self._lanes, self._group = list(entries), lanes, group
+        self._bucket_mb, self._shards, self._feedback = bucket_mb, shards, feedback
+        self._lay_out(feedback is not None)
         self._background: BackgroundThread[Leaf] | None = (
             BackgroundThread("reduce", entries[0].like.device) if self.overlaps else None
         )
         self._ready = 0  # the next bucket to send; all before it are submitted
         self._futures: list[Future[Leaf]] = []
 
-    def begin(self) -> None:
+    def _lay_out(self, compresses: bool) -> None:
+        """Make the buckets: of shards, of what is compressed, of the rest."""
+        group, lanes, entries, feedback = self._group, self._lanes, self._entries, self._feedback
+        self._compresses, self._compressed = compresses, list[CompressedBucket | LowRankBucket]()
+        self._buckets: list[Bucket] = [
+            ScatteredBucket(group, lanes, [entries[i] for i in indices], list(indices), block)
+            for block, indices in self._shards
+        ]
+        if feedback and compresses:
+            kind = LowRankBucket if feedback.compression.rank else CompressedBucket
+            for indices in self._split([i for i, e in enumerate(entries) if e.name in feedback.shapes]):
+                own, names = [entries[i] for i in indices], [entries[i].name for i in indices]
+                self._compressed.append(kind(group, lanes, own, indices, feedback, names))
+        self._buckets += self._compressed
+        taken = {i for bucket in self._buckets for i in bucket.indices}
+        for indices in self._split([i for i in range(len(entries)) if i not in taken]):
+            self._buckets.append(Bucket(group, lanes, [entries[i] for i in indices], indices))
+        self._home = {i: (bucket, n) for bucket in self._buckets for n, i in enumerate(bucket.indices)}
+
+    def _split(self, chosen: Sequence[int]) -> list[list[int]]:
+        """The indices of each bucket of some of the entries."""
+        found = split([self._entries[i] for i in chosen], self._bucket_mb * 1e6)
+        return [[chosen[place] for place in places] for places in found]
+
+    def begin(self, compresses: bool = True) -> None:
         """Start a step, and drop what is left of an unfinished one."""
+        if self._feedback and compresses != self._compresses:
+            self._lay_out(compresses)
         self._ready, self._futures, self._added, self.exchange_s = 0, [], 0, 0.0
         for bucket in self._buckets:
             bucket.begin()
 
     def watch(self, pick: int) -> None:
         """Keep one slice of this step for an audit; the random number `pick` selects bucket and worker."""
-        pick, number = divmod(pick, len(self._buckets))
-        self._watched = self._buckets[number]
+        plain = [bucket for bucket in self._buckets if type(bucket) is Bucket]
+        pick, number = divmod(pick, len(plain))
+        self._watched = plain[number]
         self._watched.watched = pick % self._group.size
 
     def find_slice(self) -> tuple[int, Tensor, Tensor]:
@@ -98,7 +124,7 @@ class Reducer:
 
     def finish(self) -> list[Tensor]:
         """The means over all lanes of all workers, in the order of the entries."""
-        means: list[Tensor | None] = [None] * self._count
+        means: list[Tensor | None] = [None] * len(self._entries)
         for bucket in self._buckets:
             if self.overlaps:
                 found = self._futures.pop(0).result()  # pop: a kept error would keep the group alive
@@ -109,6 +135,16 @@ class Reducer:
             for index, tensor in zip(bucket.indices, found, strict=True):
                 means[index] = tensor
         return [mean for mean in means if mean is not None]
+
+    def commit(self) -> None:
+        """Remember what compression left out of this step, which is committed."""
+        for bucket in self._compressed:
+            bucket.commit()
+
+    @property
+    def sent_bytes(self) -> int:
+        """What this worker sent to others in the last step."""
+        return sum(bucket.sent_bytes for bucket in self._buckets)
 
     def _reduce(self, bucket: Bucket) -> Leaf:
         start = time.perf_counter()

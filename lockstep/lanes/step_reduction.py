@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lockstep.comm.bucket import ReducedTensor
+from lockstep.comm.compress.feedback import Feedback
 from lockstep.comm.group import Group
 from lockstep.comm.reducer import BUCKET_MB, Reducer, Shard
 from lockstep.errors import LockstepError
@@ -38,12 +39,17 @@ class Means:
 
 @dataclass(frozen=True)
 class Buckets:
-    """How gradients travel: those in fp32 as `wire`, as many at once, or of `shards` only pieces, flat."""
+    """How gradients travel: those in fp32 as `wire`, as many at once, or of `shards` only pieces, flat.
+
+    Those whose `names` are in `feedback` are compressed.
+    """
 
     wire: torch.dtype | None = None
     mb: float = BUCKET_MB
     overlap: bool = True
     shards: Sequence[Shard] = ()
+    feedback: Feedback | None = None
+    names: Sequence[str] = ()  # of the gradients
 
 
 class StepReduction:
@@ -67,8 +73,10 @@ class StepReduction:
         self._num_params, self._num_numbers = len(like.grads), len(like.numbers)
         self._checks_ints = self._ints_checked = False
         # from the last layer to the first, since a backward pass ends with the first
+        names = buckets.names or [""] * len(like.grads)
         grads = [
-            ReducedTensor(p, buckets.wire if p.dtype == torch.float32 else None) for p in reversed(like.grads)
+            ReducedTensor(p, buckets.wire if p.dtype == torch.float32 else None, name)
+            for p, name in zip(reversed(like.grads), reversed(names), strict=True)
         ]
         self.reducer = Reducer(
             # floating buffers beside the gradients, as their type is often the same: fewer buckets
@@ -78,6 +86,7 @@ class StepReduction:
             buckets.mb,
             buckets.overlap,
             [(block, [len(grads) - 1 - i for i in indices]) for block, indices in reversed(buckets.shards)],
+            buckets.feedback,
         )
 
     @property
@@ -85,11 +94,11 @@ class StepReduction:
         """Whether `put` can start an exchange while the last lane is still computed."""
         return self.reducer.overlaps
 
-    def begin(self, check_ints: bool = False) -> None:
+    def begin(self, check_ints: bool = False, compresses: bool = True) -> None:
         """Start a step, and drop what is left of an unfinished one; the first step always checks integers."""
         self._checks_ints = check_ints or not self._ints_checked
         self._ints: list[Tensor] | None = None
-        self.reducer.begin()
+        self.reducer.begin(compresses)
 
     def put(self, index: int, grad: Tensor, height: int | None = None) -> None:
         """Take the gradient of one parameter of the next lane or subtree before its `add`.

@@ -54,8 +54,10 @@ class DeviceLanes(LaneByLane):
             yield self._output(network, range(first - own.start, first - own.start + (1 << height)), height)
 
     def roots(self, own: range) -> list[tuple[int, int]]:
-        """The subtrees that a worker sums by itself; single lanes if the wire type rounds every node."""
-        return subtrees(own) if self._lowering.train.wire == "fp32" else [(lane, 0) for lane in own]
+        """The subtrees that a worker sums by itself; single lanes if each is rounded or compressed."""
+        train = self._lowering.train
+        is_plain = train.wire == "fp32" and train.compress == "none"
+        return subtrees(own) if is_plain else [(lane, 0) for lane in own]
 
     def _all_lanes(self, own: Tensor) -> Tensor:
         """[L, …] of this worker's lanes → [V, …] of all workers', in order; fewer of one stand for all."""

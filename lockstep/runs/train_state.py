@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lockstep.comm.compress.feedback import Feedback
 from lockstep.comm.shard.share import Share
 from lockstep.models.tensors import TensorHash, float_state, has_values, model_tensors, trainable
 from lockstep.runs.state_parts import StateParts, StatePiece
@@ -56,6 +57,7 @@ class TrainState:
     averaged: Share | None = None  # the same of their averages, whose pieces are in `ema`
     finish: Callable[[Tensor], object] | None = None  # commits a step whose gradients' norm was not known yet
     norm: Tensor | None = None  # of the gradients of the last step, if the state is in parts
+    feedback: Feedback | None = None  # this worker's part of what compression left out
     names: list[str] | None = None  # of the parameters that are trained here; None: all of the model
 
     @classmethod
@@ -66,9 +68,10 @@ class TrainState:
         ema: float,
         parts: StateParts | None = None,
         share: Share | None = None,
+        feedback: Feedback | None = None,
     ) -> TrainState:
         """The state before the first step, of a model of which this worker may have only a part."""
-        state = cls(model, {}, {}, parts=parts, share=share, names=trainable(model))
+        state = cls(model, {}, {}, parts=parts, share=share, feedback=feedback, names=trainable(model))
         state.memory = init_memory(optimizer, list(state.trained().values()))
         if ema and share:
             state.averaged = share.copy()
@@ -122,7 +125,8 @@ class TrainState:
             own = name.split(".", 2 if name.startswith("optimizer.") else 1)[-1]
             shape = tuple(shapes.get(own, tensor.shape))
             found.append(StatePiece(name, shape, starts.get(own, 0), tensor))
-        return found
+        kept = self.feedback.pieces() if self.feedback else ()
+        return [*found, *(StatePiece(p.name, p.shape, p.start, p.tensor) for p in kept)]
 
     @torch.no_grad()
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
@@ -193,11 +197,14 @@ class TrainState:
         return named
 
 
+_HASHED = {"model": "weights", "optimizer": "optimizer", "ema": "ema", "feedback": "feedback"}
+
+
 class StateHash:
     """Hashes the tensors of a state, one after another in the order of names."""
 
     def __init__(self) -> None:
-        self._kinds = {"model": TensorHash(), "optimizer": TensorHash(), "ema": TensorHash()}
+        self._kinds = {kind: TensorHash() for kind in _HASHED}
 
     def add(self, name: str, tensor: Tensor) -> None:
         """Take the next tensor."""
@@ -206,8 +213,7 @@ class StateHash:
 
     def found(self) -> dict[str, str]:
         """The hashes of all tensors so far, of each kind of which there are any."""
-        names = {"model": "weights", "optimizer": "optimizer", "ema": "ema"}
-        return {f"{names[kind]}_sha256": h.hexdigest() for kind, h in self._kinds.items() if h.count}
+        return {f"{_HASHED[kind]}_sha256": h.hexdigest() for kind, h in self._kinds.items() if h.count}
 
 
 def hash_state(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:

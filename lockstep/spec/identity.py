@@ -24,6 +24,8 @@ _LANE = "numerics.lane"
 _ADDED: dict[str, object] = {
     "train.bands": 1,
     "train.slices": 1,
+    "train.compress": "none",
+    "train.compress_after": 0,
     "data.order": "shuffled",
     "data.repeats": 1,
     "optimizer.decay_norms": True,

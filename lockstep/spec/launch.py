@@ -153,10 +153,9 @@ class Launch:
         """The plan, and those to fall back to."""
         return self.plan, *self.fallbacks
 
-    @property
-    def splits_state(self) -> bool:
-        """Whether a worker has only a part of the state under any of the plans."""
-        return any(plan.splits_state for plan in self.plans)
+    def splits_state(self, run: Run) -> bool:
+        """Whether a worker has only a part of the state: by a plan, or of what compression leaves out."""
+        return any(plan.splits_state for plan in self.plans) or run.train.compress != "none"
 
     @property
     def is_bound(self) -> bool:

@@ -15,6 +15,13 @@ def check_plans(plans: Sequence[Plan], run: Run, size: int | str | None) -> None
     Whether the first plan comes out for as many is for the caller: on several nodes it is not known yet.
     """
     first, *fallbacks = plans
+    for plan in plans:
+        if plan.splits and run.train.compress != "none":
+            raise SpecError(
+                f"--plan {plan}: not with train.compress={run.train.compress}, which needs all of a lane's "
+                "gradients at one worker: deal the data alone (--workers), or set train.compress=none, "
+                "which is another run"
+            )
     check_layers(first, "--plan", run)
     check_slices(first, first.data or (size // first.least if isinstance(size, int) else 0), run)
     for plan in fallbacks:

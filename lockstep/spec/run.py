@@ -12,6 +12,7 @@ from typing import Any
 from lockstep.errors import SpecError, unknown
 from lockstep.spec.field import accept_number, check_fields
 from lockstep.spec.rule.augmentation import check_item
+from lockstep.spec.rule.compression import check_compression
 from lockstep.spec.rule.learning_rate import CURVES, find_rate
 from lockstep.spec.rule.optimizer_rule import RULES
 from lockstep.spec.rule.sample_order import check_repeats, find_block
@@ -68,6 +69,8 @@ class Train:
     slices: int = 1  # outputs of a fully connected layer whose sums are summed in a tree
     precision: str = "fp32"
     wire: str = "fp32"
+    compress: str = "none"  # or bf16, fp8, int8, top:SHARE, rank:NUMBER
+    compress_after: int = 0  # epochs that are not compressed, before
     loss: str = "cross_entropy"
     label_smoothing: float = 0.0
     clip: float = 0.0
@@ -81,14 +84,12 @@ class Train:
         for name in ("epochs", "batch", "lanes", "bands", "slices", "threads"):
             _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "must be at least 1")
         _require(self.threads <= 1024, "train.threads", self.threads, "must be at most 1024")
-        for name in ("bands", "slices"):
-            rule = f"must be at most {_MOST_CELLS}"
-            _require(getattr(self, name) <= _MOST_CELLS, f"train.{name}", getattr(self, name), rule)
         for name in ("lanes", "bands", "slices"):
-            value = getattr(self, name)
+            key, value = f"train.{name}", getattr(self, name)
+            is_fine = name == "lanes" or value <= _MOST_CELLS
+            _require(is_fine, key, value, f"must be at most {_MOST_CELLS}")
             power = 1 << (value.bit_length() - 1)
-            rule = f"must be a power of two: use {power} or {2 * power}"
-            _require(value == power, f"train.{name}", value, rule)
+            _require(value == power, key, value, f"must be a power of two: use {power} or {2 * power}")
         if self.batch % self.lanes:
             lower, upper = self.batch // self.lanes * self.lanes, -(-self.batch // self.lanes) * self.lanes
             fix = f"use batch {upper}" + (f" or {lower}" if lower else "") + ", or other lanes"
@@ -98,16 +99,15 @@ class Train:
             )
         _choice("train.precision", self.precision, PRECISIONS)
         _choice("train.wire", self.wire, WIRES)
+        check_compression(self.compress, self.compress_after, self.wire)
         _require(self.batch <= 2**24, "train.batch", self.batch, "must be at most 16777216")
         _choice("train.loss", self.loss, LOSSES)
         _range("train.label_smoothing", self.label_smoothing, 0.0, 1.0)
         _range("train.ema", self.ema, 0.0, 1.0)
         _require(self.clip >= 0, "train.clip", self.clip, "must be 0 (off) or the largest gradient norm")
-        if self.label_smoothing and self.loss != "cross_entropy":
-            raise SpecError(
-                f"train.label_smoothing={self.label_smoothing} works with loss=cross_entropy only; "
-                f"train.loss is {self.loss}: set label_smoothing=0"
-            )
+        fits, smoothing = self.loss == "cross_entropy", self.label_smoothing
+        rule = f"works with loss=cross_entropy only; train.loss is {self.loss}: set label_smoothing=0"
+        _require(fits or not smoothing, "train.label_smoothing", smoothing, rule)
 
 
 @dataclass(frozen=True)

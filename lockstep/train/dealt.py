@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lockstep.comm.compress.feedback import Feedback
 from lockstep.comm.everywhere import everywhere
 from lockstep.comm.group import Group
 from lockstep.comm.mesh import Mesh, make_mesh, plain_mesh
@@ -109,7 +110,8 @@ class Dealt:
         """The state before the first step: this worker's part of it, if the plan splits it."""
         setup, plan, mesh = self.setup, self.plan, self.mesh
         options = setup.run.optimizer, setup.run.train.ema
-        if not plan.splits_state:
+        feedback = Feedback.of(setup.run.train, setup.model, mesh.data)
+        if not plan.splits_state and not feedback:
             return TrainState.begin(setup.model, *options)
         if self.pipeline:
             keep_part(setup.model, self.pipeline.names)
@@ -124,7 +126,7 @@ class Dealt:
             blocks = blocks_by_size(setup.model, self.bucket_mb)
             self.sharded = ShardedModel(setup.model, blocks, mesh.shard, plan.replicas)
         share = self.sharded.share if self.sharded else None
-        return TrainState.begin(setup.model, *options, StateParts(mesh.world, mesh.stage), share)
+        return TrainState.begin(setup.model, *options, StateParts(mesh.world, mesh.stage), share, feedback)
 
     @property
     def told(self) -> list[str]:
@@ -175,7 +177,7 @@ class Dealt:
 def deal(setup: Setup, launch: Launch, world: Group, generation: Generation | None = None) -> Dealt:
     """Deal a run by the plan for so many workers; every worker still has all of it. A collective."""
     halts = bool(generation and generation.halt)
-    if launch.splits_state and halts:
+    if halts and any(plan.splits_state for plan in launch.plans):
         left = f"{world.size} worker{'s' * (world.size > 1)} left"
         error = LockstepError(
             f"--plan {launch.plan} needs more than the {left}: --resume auto goes on from the last "

@@ -143,6 +143,12 @@ class Engine:
             for i, row in enumerate(every[0])
         ]
 
+    def sent(self) -> dict[str, float]:
+        """The most that a worker sent in a step, if they exchange through the host. A collective."""
+        told = self._world.all_gather_bytes(str(self._step.sent_bytes()).encode())
+        most = max(map(int, told))
+        return {"sent_mb_step": round(1e-6 * most, 6)} if most else {}
+
     def predicted(self) -> dict[str, Any]:
         """The parts of a step as they were predicted and as worker 0 measured them; empty for the others."""
         if self._world.rank:

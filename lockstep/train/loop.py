@@ -192,7 +192,7 @@ class Loop:
         told: dict[str, Any] = {"plan": str(plan)} if plan.splits else {}
         told |= {"stages": stages} if plan.pipeline > 1 else {}
         told |= {"by_channel": found} if (found := engine.by_channel()) else {}
-        return told | ({"layers": layers} if layers else {}) | engine.predicted()
+        return told | ({"layers": layers} if layers else {}) | engine.sent() | engine.predicted()
 
     def _is_unsaved(self) -> bool:
         """Whether there is no checkpoint of the present step; the same on every worker."""

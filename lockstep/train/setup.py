@@ -32,6 +32,7 @@ from lockstep.parallel.split.split_graph import SplitGraph
 from lockstep.runs.about import About
 from lockstep.spec import Run
 from lockstep.spec.identity import Identity, is_scripted, make_identity
+from lockstep.spec.rule.compression import explain_compression
 from lockstep.train.evaluation.eval_shape import check_eval_shape, check_sizes, lower_for_evaluation
 from lockstep.train.evaluation.evaluate import place_evaluator
 from lockstep.train.evaluation.host_evaluate import Evaluator
@@ -120,7 +121,7 @@ class Setup:
             self.loss,
             seed=run.seed,
             bf16=self.bf16,
-            rounds=run.train.wire != "fp32",
+            rounds=run.train.wire != "fp32" or run.train.compress != "none",
             sample=None if self.store.sizes else Sample(read, self.batched),
         )
 
@@ -219,6 +220,8 @@ def set_up(
         notices.append(text)
     if isinstance(chosen_loss, WholeLoss):
         source["outputs"] = "of any shape"
+    shapes = [p.shape for p in model.parameters() if p.requires_grad]
+    notices += explain_compression(run.train.compress, shapes, run.train.lanes)
     identity = make_identity(
         run,
         data=store.facts(),

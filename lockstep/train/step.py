@@ -84,7 +84,7 @@ class Step:
         reduction, audit, start = self._reduction, self.audit, time.perf_counter()
         if self.sharded:
             self.sharded.prepare()
-        reduction.begin(check_ints=self._state.step_in_epoch == 0)
+        reduction.begin(self._state.step_in_epoch == 0, self._state.epoch >= self._run.train.compress_after)
         if audit:
             audit.begin(self._state.step, reduction.reducer)
         seen, lane, failed = 0, lanes.first, failed_allocations(self._device)
@@ -182,8 +182,14 @@ class Step:
                 torch.bfloat16 if self._run.train.wire == "bf16" else None,
                 *self._options,
                 self.sharded.shards(list(self._lowered.params)) if self.sharded else (),
+                self._state.feedback,
+                list(self._lowered.params),
             ),
         )
+
+    def sent_bytes(self) -> int:
+        """What this worker sent of the last step's gradients; 0 if no step went through the host."""
+        return self._reduction.reducer.sent_bytes if "_reduction" in vars(self) else 0
 
     def close(self) -> None:
         """End the reduction's background thread."""
@@ -203,6 +209,7 @@ class Step:
             buffer.copy_(value)
         if run.train.ema:
             self._average(run.train.ema)
+        self._reduction.reducer.commit()
         if self.sharded:
             self.sharded.is_published = False  # not now: until all is committed here nothing may fail
         state.step += 1

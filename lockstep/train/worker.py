@@ -138,7 +138,7 @@ class _Worker:
 
     def _hold_part(self) -> None:
         """Keep what this worker has of the state apart, if its part may be another in the next generation."""
-        if not self.launch.splits_state:
+        if not self.launch.splits_state(self.run):
             return
         if self.state:
             self.held = hold(self.state)
@@ -173,7 +173,7 @@ class _Worker:
         held = HeldParts(everyone, self.held)
         self.held = self.held if held.cursor else None
         saved = None if roll.has_directory else self._open(group, journal, roll, bool(held.cursor))
-        if self.launch.splits_state:
+        if self.launch.splits_state(self.run):
             self.state = begin_parts(group, setup.model, dealt.begin, held, saved, journal)
             self.held = None
         else:
@@ -182,7 +182,7 @@ class _Worker:
             if not roll.is_even:
                 share_state(group, state, roll.source or 0)
             self.state = state
-        dealt.is_restored = bool(held.cursor) if self.launch.splits_state else None
+        dealt.is_restored = bool(held.cursor) if self.launch.splits_state(self.run) else None
         with closing(dealt):
             return Loop(dealt, self.state, self.launch, journal, interrupt, self.groups).run()
 

@@ -1,0 +1,141 @@
+"""A bucket whose gradients travel as two thin matrices: what all lanes have in common, by fixed trees.
+
+A gradient M, as a matrix, is projected to the directions Q that were found last: P = M·Q, summed over lanes
+and made orthogonal. What each lane has along P, Mᵀ·P, is summed again, and is the next Q. The mean gradient
+is P·Qᵀ. What a lane has beside P it remembers, and adds to its next gradient.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lockstep.comm.bucket import Bucket, ReducedTensor
+from lockstep.comm.compress.feedback import Feedback
+from lockstep.comm.exchange import ExchangeShape, exchange_over
+from lockstep.comm.group import Group
+from lockstep.comm.tree import LaneTree, Leaf, all_heights, tree_sum
+
+_LEAST = 1e-30  # a direction of a smaller norm has nothing left
+
+
+class LowRankBucket(Bucket):
+    """Entries that are exchanged as factors of a fixed rank; `names` are their parameters."""
+
+    def __init__(
+        self,
+        group: Group,
+        lanes: int,
+        entries: list[ReducedTensor],
+        indices: list[int],
+        feedback: Feedback,
+        names: list[str],
+    ) -> None:
+        self._group, self._feedback, self._names, self._lanes = group, feedback, names, lanes
+        self._exchanges: list[_Factors] = []
+        self._left_over: dict[int, Leaf] = {}  # by lane: its gradients, then what is not along P
+        super().__init__(group, lanes, entries, indices)
+
+    def _prepare(self, group: Group, lanes: int) -> None:
+        """Room for what travels: P, and then Q."""
+        rank, shapes = self._feedback.compression.rank, [entry.like.shape for entry in self._entries]
+        for sizes in ([s[0] for s in shapes], [s.numel() // s[0] for s in shapes]):
+            self._exchanges.append(_Factors(group, lanes, [(size, rank) for size in sizes], self._device))
+        self.sent_bytes = sum(each.sent_bytes for each in self._exchanges)
+
+    def begin(self) -> None:
+        super().begin()
+        self._left_over.clear()
+
+    @torch.no_grad()
+    def add_leaf(self, height: int) -> None:
+        """Project the collected gradients of a lane, and add that to the tree."""
+        assert height == 0, "lanes are compressed one by one"
+        lane, found = self._own.start + self.num_lanes, Leaf()
+        for place, name in enumerate(self._names):
+            grad = self.leaf[place]
+            flat = grad.contiguous().view(-1)
+            whole = flat + self._feedback.lanes[lane][name].view(-1)[: len(flat)]
+            found.append(whole.view(len(grad), -1))
+        self._left_over[lane] = found
+        factors = [self._feedback.factors[name] for name in self._names]
+        self._tree.add([matrix @ factor for matrix, factor in zip(found, factors, strict=True)])
+        self._left -= 1
+        self.leaf.clear()
+
+    def pack(self) -> None:
+        """Nothing is left to copy; the exchange may begin."""
+        if not self._alone:
+            self._mark_filled()
+
+    @torch.no_grad()
+    def reduce(self) -> Leaf:
+        return self._factorize() if self._alone else super().reduce()
+
+    def _exchange_means(self) -> Leaf:
+        return self._factorize()
+
+    def _factorize(self) -> Leaf:
+        """The means of all lanes, of the rank that travels."""
+        common = [make_orthogonal(p) for p in self._mean(self._tree, 0)]
+        tree = LaneTree(self._own.start)
+        for lane, matrices in self._left_over.items():
+            own = [m.t() @ p for m, p in zip(matrices, common, strict=True)]
+            self._left_over[lane] = [m - p @ q.t() for m, p, q in zip(matrices, common, own, strict=True)]
+            tree.add(own)
+        self._next = self._mean(tree, 1)
+        found = [p @ q.t() for p, q in zip(common, self._next, strict=True)]
+        return [
+            torch.empty_like(entry.like).copy_(mean.view(entry.like.shape))
+            for entry, mean in zip(self._entries, found, strict=True)
+        ]
+
+    def _mean(self, tree: LaneTree, number: int) -> Leaf:
+        return tree.mean() if self._alone else self._exchanges[number].mean(tree)
+
+    @torch.no_grad()
+    def commit(self) -> None:
+        """Take over what this step left out, and its directions, once all of the step is committed."""
+        for name, factor in zip(self._names, self._next, strict=True):
+            self._feedback.factors[name].copy_(factor)
+        for lane, matrices in self._left_over.items():
+            for name, matrix in zip(self._names, matrices, strict=True):
+                self._feedback.lanes[lane][name].view(-1)[: matrix.numel()] = matrix.view(-1)
+
+
+class _Factors:
+    """The exchange of a list of thin matrices."""
+
+    def __init__(self, group: Group, lanes: int, shapes: list[tuple[int, int]], device: torch.device) -> None:
+        self._shapes, length = shapes, sum(rows * columns for rows, columns in shapes)
+        shape = ExchangeShape(all_heights(lanes, group.size), length, torch.float32, None, device)
+        self._exchange = exchange_over(group, shape)
+        others = group.size - 1
+        self.sent_bytes = 4 * shape.slice * others * (len(shape.heights[group.rank]) + 1)
+
+    def mean(self, tree: LaneTree) -> Leaf:
+        """The mean over all lanes of all workers."""
+        for room, (_, _, tensors) in zip(self._exchange.roots, tree.roots(), strict=True):
+            self._write(room, tensors)
+        self._exchange.run()
+        found, first = Leaf(), 0
+        for rows, columns in self._shapes:  # each in memory of its own, as products may go by alignment
+            found.append(self._exchange.result[first : first + rows * columns].view(rows, columns).clone())
+            first += rows * columns
+        return found
+
+    def _write(self, room: Tensor, tensors: Leaf) -> None:
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        room[: len(flat)] = flat
+
+
+def make_orthogonal(matrix: Tensor) -> Tensor:
+    """Columns of norm 1 at right angles, one after another; sums by trees, the same on every worker."""
+    columns = list[Tensor]()
+    for each in matrix.t().double().contiguous():
+        column = each.clone()
+        for before in columns:
+            column -= before * tree_sum(before * column)
+        norm = tree_sum(column * column).sqrt()
+        columns.append(column / norm if norm > _LEAST else torch.zeros_like(column))
+    return torch.stack(columns).t().float().contiguous()
