@@ -1,6 +1,7 @@
 """Background threads whose work can be abandoned, where a result may never come.
 
-In a new thread GPU 0 is the current one, whatever the process has chosen. So each thread gets its GPU here.
+In a new thread GPU 0 is the current one, whatever the process has chosen, and products are computed by as many
+threads as there are cores until torch was asked for its number. So each thread gets both here.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ def run_in_thread(make: Callable[[], T], device: torch.device | None) -> Future[
 
 
 def _work(items: queue.SimpleQueue[_Item | None], device: torch.device | None) -> None:
+    torch.get_num_threads()  # from here on it is that of the process: more would give products other bits
     while (item := items.get()) is not None:
         make, found = item
         try:

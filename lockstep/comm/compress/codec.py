@@ -63,8 +63,7 @@ class ScaledCodec:
         return torch.cat([scale.view(torch.uint8), found.to(self._kind).view(torch.uint8)], 1)
 
     def decode(self, rows: Tensor) -> Tensor:
-        scale = rows[:, :4].contiguous().view(torch.float32)
-        return rows[:, 4:].contiguous().view(self._kind).float() * scale
+        return _numbers(rows[:, 4:], self._kind).float() * _numbers(rows[:, :4], torch.float32)
 
 
 class TopCodec:
@@ -80,8 +79,8 @@ class TopCodec:
         return torch.cat([places.to(torch.int16).view(torch.uint8), values.view(torch.uint8)], 1)
 
     def decode(self, rows: Tensor) -> Tensor:
-        places = rows[:, : 2 * self._count].contiguous().view(torch.int16).long()
-        values = rows[:, 2 * self._count :].contiguous().view(torch.float32)
+        places = _numbers(rows[:, : 2 * self._count], torch.int16).long()
+        values = _numbers(rows[:, 2 * self._count :], torch.float32)
         return torch.zeros(len(rows), BLOCK, device=rows.device).scatter_(1, places, values)
 
     def _places(self, blocks: Tensor) -> Tensor:
@@ -89,3 +88,8 @@ class TopCodec:
         sizes = blocks.view(torch.int32).bitwise_and(0x7FFFFFFF).long()
         order = torch.arange(BLOCK - 1, -1, -1, device=blocks.device)
         return sizes.mul_(BLOCK).add_(order).topk(self._count, dim=1, sorted=False).indices
+
+
+def _numbers(columns: Tensor, kind: torch.dtype) -> Tensor:
+    """Bytes as numbers; copied, since these must begin at a multiple of their size."""
+    return columns.clone(memory_format=torch.contiguous_format).view(kind)

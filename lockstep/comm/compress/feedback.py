@@ -60,7 +60,8 @@ class Feedback:
         }
         by_rank = bool(compression.rank)
         self.means = {} if by_rank else {n: _blocks(p, len(self.blocks[n])) for n, p in taken.items()}
-        self.factors = {n: _first_factor(n, p, compression.rank) for n, p in taken.items()} if by_rank else {}
+        self._device = next((p.device for p in taken.values()), torch.device("cpu"))
+        self.factors = {name: self.first_factor(name) for name in taken} if by_rank else {}
 
     @classmethod
     def of(cls, train: Train, model: nn.Module, group: Group) -> Feedback | None:
@@ -68,6 +69,13 @@ class Feedback:
         compression = read_compression(train.compress)
         params = {name: p for name, p in model.named_parameters() if p.requires_grad}
         return cls(compression, params, train.lanes, group) if compression else None
+
+    def first_factor(self, name: str) -> Tensor:
+        """[columns, rank]: where the search for a parameter's largest directions begins."""
+        shape, key = self.shapes[name], hashlib.sha256(name.encode()).digest()[:7]
+        maker = torch.Generator().manual_seed(int.from_bytes(key, "little"))
+        columns = shape.numel() // shape[0]
+        return torch.randn(columns, self.compression.rank, generator=maker).to(self._device)
 
     def pieces(self) -> Iterator[FeedbackPiece]:
         """All of it, as pieces of tensors that are named by lane and parameter."""
@@ -86,10 +94,3 @@ class Feedback:
 
 def _blocks(like: Tensor, count: int) -> Tensor:
     return torch.zeros(count, BLOCK, device=like.device)
-
-
-def _first_factor(name: str, like: Tensor, rank: int) -> Tensor:
-    """[columns, rank]: where the search for the largest directions begins."""
-    columns = like.numel() // len(like)
-    key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "little")
-    return torch.randn(columns, rank, generator=torch.Generator().manual_seed(key)).to(like.device)

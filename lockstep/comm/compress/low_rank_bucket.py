@@ -16,7 +16,7 @@ from lockstep.comm.exchange import ExchangeShape, exchange_over
 from lockstep.comm.group import Group
 from lockstep.comm.tree import LaneTree, Leaf, all_heights, tree_sum
 
-_LEAST = 1e-30  # a direction of a smaller norm has nothing left
+_LEAST = 1e-6  # what is left of a direction beside those before it; less is rounding
 
 
 class LowRankBucket(Bucket):
@@ -97,7 +97,8 @@ class LowRankBucket(Bucket):
     def commit(self) -> None:
         """Take over what this step left out, and its directions, once all of the step is committed."""
         for name, factor in zip(self._names, self._next, strict=True):
-            self._feedback.factors[name].copy_(factor)
+            first = self._feedback.first_factor(name)  # where a direction has come to nothing
+            self._feedback.factors[name].copy_(torch.where(factor.any(0), factor, first))
         for lane, matrices in self._left_over.items():
             for name, matrix in zip(self._names, matrices, strict=True):
                 self._feedback.lanes[lane][name].view(-1)[: matrix.numel()] = matrix.view(-1)
@@ -133,9 +134,9 @@ def make_orthogonal(matrix: Tensor) -> Tensor:
     """Columns of norm 1 at right angles, one after another; sums by trees, the same on every worker."""
     columns = list[Tensor]()
     for each in matrix.t().double().contiguous():
-        column = each.clone()
+        column, whole = each.clone(), tree_sum(each * each).sqrt()
         for before in columns:
             column -= before * tree_sum(before * column)
         norm = tree_sum(column * column).sqrt()
-        columns.append(column / norm if norm > _LEAST else torch.zeros_like(column))
+        columns.append(column / norm if norm > _LEAST * whole else torch.zeros_like(column))
     return torch.stack(columns).t().float().contiguous()
