@@ -1,8 +1,14 @@
 """`lockstep bench baselines`: the C++ network against float64, equal starts, what is missing, bad input."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
+import time
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -132,6 +138,21 @@ def test_what_is_missing_is_said_and_the_bench_ends(monkeypatch, capsys):
     ):
         assert line in err
     assert "none of the contestants could start" in out
+
+
+@needs_compiler
+def test_a_bench_that_is_ended_leaves_nothing(tmp_path):
+    command = [sys.executable, "-m", "lockstep", "bench", "baselines", "--device", "cpu", "--only", "cpp"]
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    bench = subprocess.Popen([*command, "--images", "1024", "--epochs", "1000"], env=env)
+    while not (started := list(tmp_path.glob("lockstep-baselines-*/network.so"))):
+        assert bench.poll() is None
+        time.sleep(0.05)
+    bench.terminate()
+    assert bench.wait() == 143 and not started[0].parent.exists()
+    for words in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            assert str(tmp_path).encode() not in words.read_bytes()
 
 
 def test_a_contestant_that_fails_is_said(task, monkeypatch):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.cli.flag import add_device, add_json, check_new_file
+from lockstep.cli.lab.clean_end import end_cleanly
 from lockstep.errors import BadInput
 from lockstep.spec.run import PRECISIONS
 
@@ -69,7 +70,7 @@ def show_baselines(options: argparse.Namespace) -> int:
             setattr(options, name, usual["GPU" if device == "cuda" else "CPU"])
     only = _check(options, device)
     found: dict[str, Outcome] = {}
-    with tempfile.TemporaryDirectory(prefix="lockstep-baselines-") as folder:
+    with end_cleanly(), tempfile.TemporaryDirectory(prefix="lockstep-baselines-") as folder:
         task = _make_task(options, device, folder)
         starts = list_starts(task.device, task.cores, task.processes, only)
         if any(not find_obstacle(start, task, bool(only)) for start in starts):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.cli.flag import add_device, add_json, check_new_file
+from lockstep.cli.lab.clean_end import end_cleanly
 from lockstep.errors import BadInput, LockstepError
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def show_threads(options: argparse.Namespace) -> int:
         if value is not None and value < 1:
             raise BadInput(f"--{flag} {value} must be 1 or more")
     found = list[Scaled]()
-    with plain_torch():
+    with end_cleanly(), plain_torch():
         device = prepare_device(options.device, 1)
         for each in _measure(options, device):
             if isinstance(each, Scaled):
