@@ -274,10 +274,10 @@ def test_bits_that_differ_are_told():
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--most", "0"], "--most 0 must be 1 or more"),
+        (["--most", "0"], "--most 0 must be from 1 to"),
         (["--most", "9"], "--most 9: on a CPU at most 8 workers"),
         (["--steps", "2"], "--steps 2 is for a GPU"),
-        (["--epochs", "-1"], "--epochs -1 must be 1 or more"),
+        (["--epochs", "-1"], "--epochs -1 must be from 1 to 1000"),
         (["--picture", "no/where.png"], "no/where.png"),
     ],
 )
