@@ -47,6 +47,8 @@ FLAGS = {
     "plan": "RECIPE --classes --cluster --config --goal --images --json --output --override --profile --top "
     "--vary --workers -c -o",
     "scale": "RECIPE --cluster --config --device --json --override --profile --steps --weak --workers -c -o",
+    "sweep": "RECIPE --config --device --jobs --json --keep --name --override --picture --rungs --runs-dir "
+    "--samples --search --seed --seeds --workers -c -o",
     "probe": "--device --list --output --quick --show --workers",
 }
 

@@ -1,0 +1,94 @@
+"""Draws what a sweep found: accuracy by what was swept, and by step and time of all its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep.report.swept_values import draw_values
+
+_COLORS = (
+    "#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377",
+    "#222255", "#ee8866", "#117733", "#999933", "#882255", "#777777",
+)  # fmt: skip
+_OTHERS = "#cccccc"
+_WIDE = 130  # characters of a line of the legend
+_LOG_FROM = 4  # times as many steps or as long
+_UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
+
+
+@dataclass(frozen=True)
+class SweptCurve:
+    """A combination: its values of the keys, and of each seed the step, seconds and percent by epoch."""
+
+    label: str
+    values: tuple[Any, ...]
+    runs: tuple[tuple[tuple[int, float, float], ...], ...]
+
+    @property
+    def ends(self) -> list[float]:
+        """The accuracy of each seed at the end."""
+        return [run[-1][2] for run in self.runs]
+
+
+def draw_sweep(path: Path, title: str, keys: Sequence[str], what: str, curves: Sequence[SweptCurve]) -> None:
+    """`curves` are sorted, the best first; `what` says which images the accuracy is of."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    shown = [each.label for each in curves[: len(_COLORS)]]
+    rest = len(curves) - len(shown)
+    columns = max(min(4, _WIDE // (max(map(len, shown)) + 8)), 1)
+    lines = -(-(len(shown) + bool(rest)) // columns)
+    figure = Figure(figsize=(11, 8 + 0.22 * lines), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplot_mosaic([["values", "values"], ["step", "time"]])
+    draw_values(panels["values"], keys, curves)
+    longest = max(run[-1][1] for each in curves for run in each.runs)
+    unit_s, unit = next((size, name) for size, name in _UNITS if longest >= size or size == 1)
+    for place in reversed(range(len(curves))):  # the best on top
+        _draw_runs(panels["step"], panels["time"], curves[place], place, unit_s)
+    for name, text in (("step", "step"), ("time", f"{unit} of training steps")):
+        _finish(
+            panels[name],
+            text,
+            [point[name == "time"] for each in curves for run in each.runs for point in run[-1:]],
+        )
+    for axes in panels.values():
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    handles, labels = panels["step"].get_legend_handles_labels()
+    order = sorted(
+        range(len(labels)), key=lambda i: shown.index(labels[i]) if labels[i] in shown else len(shown)
+    )
+    panels["values"].set_title(f"{title}: accuracy on {what} images", fontsize=11)
+    figure.legend(
+        [handles[i] for i in order], [labels[i] for i in order], loc="outside lower center", ncols=columns,
+        frameon=False, fontsize=8,
+    )  # fmt: skip
+    figure.savefig(path)
+
+
+def _draw_runs(by_step: Any, by_time: Any, curve: SweptCurve, place: int, unit_s: float) -> None:
+    """A line for each seed, all of one colour."""
+    known = place < len(_COLORS)
+    color = _COLORS[place] if known else _OTHERS
+    text = curve.label if known else "others"
+    for number, run in enumerate(curve.runs):
+        steps, seconds, percents = zip(*run, strict=True)
+        label = text if not number and text not in by_step.get_legend_handles_labels()[1] else None
+        style = {"color": color, "marker": "o", "markersize": 3, "linewidth": 1.2 if known else 0.8}
+        by_step.plot(steps, percents, label=label, **style)
+        by_time.plot([each / unit_s for each in seconds], percents, **style)
+
+
+def _finish(axes: Any, text: str, ends: Sequence[float]) -> None:
+    if max(ends) >= _LOG_FROM * min(ends):
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
+    else:
+        axes.set_xlim(left=0)
+    axes.set_xlabel(text)
+    axes.set_ylabel("accuracy, %")
