@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ from lockstep.report.swept_values import draw_values
 
 _COLORS = (
     "#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377",
-    "#222255", "#ee8866", "#117733", "#999933", "#882255", "#777777",
+    "#222255", "#ee8833", "#885522", "#00aa99", "#ff99cc", "#777777",
 )  # fmt: skip
-_OTHERS = "#cccccc"
+_OTHERS, _REST = "#cccccc", "others"
 _WIDE = 130  # characters of a line of the legend
 _LOG_FROM = 4  # times as many steps or as long
 _UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
@@ -26,6 +27,7 @@ class SweptCurve:
     label: str
     values: tuple[Any, ...]
     runs: tuple[tuple[tuple[int, float, float], ...], ...]
+    color: str = _OTHERS
 
     @property
     def ends(self) -> list[float]:
@@ -38,48 +40,50 @@ def draw_sweep(path: Path, title: str, keys: Sequence[str], what: str, curves: S
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    shown = [each.label for each in curves[: len(_COLORS)]]
-    rest = len(curves) - len(shown)
-    columns = max(min(4, _WIDE // (max(map(len, shown)) + 8)), 1)
-    lines = -(-(len(shown) + bool(rest)) // columns)
-    figure = Figure(figsize=(11, 8 + 0.22 * lines), dpi=120, layout="constrained")
+    coloured = zip(curves, chain(_COLORS, repeat(_OTHERS)), strict=False)
+    curves = [replace(each, color=color) for each, color in coloured]
+    figure = Figure(figsize=(11, 8), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplot_mosaic([["values", "values"], ["step", "time"]])
-    draw_values(panels["values"], keys, curves)
-    longest = max(run[-1][1] for each in curves for run in each.runs)
-    unit_s, unit = next((size, name) for size, name in _UNITS if longest >= size or size == 1)
-    for place in reversed(range(len(curves))):  # the best on top
-        _draw_runs(panels["step"], panels["time"], curves[place], place, unit_s)
-    for name, text in (("step", "step"), ("time", f"{unit} of training steps")):
-        _finish(
-            panels[name],
-            text,
-            [point[name == "time"] for each in curves for run in each.runs for point in run[-1:]],
-        )
+    is_named = draw_values(panels["values"], keys, curves)
+    panels["values"].set_title(f"{title}: accuracy on {what} images", fontsize=11)
+    _draw_curves(panels["step"], panels["time"], curves)
     for axes in panels.values():
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
-    handles, labels = panels["step"].get_legend_handles_labels()
-    order = sorted(
-        range(len(labels)), key=lambda i: shown.index(labels[i]) if labels[i] in shown else len(shown)
-    )
-    panels["values"].set_title(f"{title}: accuracy on {what} images", fontsize=11)
-    figure.legend(
-        [handles[i] for i in order], [labels[i] for i in order], loc="outside lower center", ncols=columns,
-        frameon=False, fontsize=8,
-    )  # fmt: skip
+    if not is_named:
+        _name(figure, panels["step"], [each.label for each in curves[: len(_COLORS)]])
     figure.savefig(path)
+
+
+def _name(figure: Any, axes: Any, labels: Sequence[str]) -> None:
+    """A legend below all panels, the best first, for which the figure grows."""
+    known = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    names = [name for name in (*labels, _REST) if name in known]
+    columns = max(min(4, _WIDE // (max(map(len, names)) + 8)), 1)
+    figure.set_figheight(figure.get_figheight() + 0.22 * -(-len(names) // columns))
+    handles = [known[name] for name in names]
+    figure.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
+
+
+def _draw_curves(by_step: Any, by_time: Any, curves: Sequence[SweptCurve]) -> None:
+    ends = [run[-1] for each in curves for run in each.runs]
+    longest = max(seconds for _, seconds, _ in ends)
+    unit_s, unit = next((size, name) for size, name in _UNITS if longest >= size or size == 1)
+    for place in reversed(range(len(curves))):  # the best on top
+        _draw_runs(by_step, by_time, curves[place], place, unit_s)
+    _finish(by_step, "step", [step for step, _, _ in ends])
+    _finish(by_time, f"{unit} of training steps", [seconds for _, seconds, _ in ends])
 
 
 def _draw_runs(by_step: Any, by_time: Any, curve: SweptCurve, place: int, unit_s: float) -> None:
     """A line for each seed, all of one colour."""
     known = place < len(_COLORS)
-    color = _COLORS[place] if known else _OTHERS
-    text = curve.label if known else "others"
+    text = curve.label if known else _REST
     for number, run in enumerate(curve.runs):
         steps, seconds, percents = zip(*run, strict=True)
         label = text if not number and text not in by_step.get_legend_handles_labels()[1] else None
-        style = {"color": color, "marker": "o", "markersize": 3, "linewidth": 1.2 if known else 0.8}
+        style = {"color": curve.color, "marker": "o", "markersize": 3, "linewidth": 1.2 if known else 0.8}
         by_step.plot(steps, percents, label=label, **style)
         by_time.plot([each / unit_s for each in seconds], percents, **style)
 

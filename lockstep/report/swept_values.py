@@ -2,43 +2,49 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from itertools import cycle
+from itertools import pairwise
 from statistics import fmean
 from typing import Any, Protocol
 
-_COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#222255", "#ee8866")
-_MARKERS = "osD^vP*X"
+_LINES = [(style, marker) for style, marker in zip(("-", "--", ":", "-.") * 2, "osD^vP*X", strict=True)]
+_GREY = "#777777"
 _ON_X = "batch"  # the key that goes on the axis, where it is one of two
-_MOST_TICKS = 10
+_LEAST_GAP = 0.05  # between two values that both have a tick, as a share of the axis
+_LONG = 90  # characters that fit below an axis
 _MOST_BARS = 12
 _LOG_FROM = 4  # times the smallest value
 
 
 class Swept(Protocol):
-    """A combination: its values, and the accuracy of each seed."""
+    """A combination: its color in all panels, its values, and the accuracy of each seed."""
 
     @property
     def label(self) -> str: ...
+    @property
+    def color(self) -> str: ...
     @property
     def values(self) -> tuple[Any, ...]: ...
     @property
     def ends(self) -> list[float]: ...
 
 
-def draw_values(axes: Any, keys: Sequence[str], curves: Sequence[Swept]) -> None:
-    """What suits the number of keys and of their values."""
+def draw_values(axes: Any, keys: Sequence[str], curves: Sequence[Swept]) -> bool:
+    """What suits the number of keys and of their values; tells whether it names the combinations."""
     values = [_sorted({each.values[place] for each in curves}) for place in range(len(keys))]
     if len(keys) == 1:
         _draw_lines(axes, keys, curves, values, 0)
     elif len(keys) == 2:
         x = keys.index(_ON_X) if _ON_X in keys else int(_rank(values[1]) > _rank(values[0]))
-        if len(values[1 - x]) <= len(_COLORS):
+        if len(values[1 - x]) <= len(_LINES):
             _draw_lines(axes, keys, curves, values, x)
         else:
             _draw_points(axes, keys, curves, values)
     else:
         _draw_bars(axes, curves)
+        return True
+    return False
 
 
 def _rank(values: Sequence[Any]) -> tuple[bool, int]:
@@ -50,8 +56,7 @@ def _draw_lines(axes: Any, keys: Sequence[str], curves: Sequence[Swept], values:
     """A line for each value of the other key, if there is one; bars for the spread over seeds."""
     other = 1 - x if len(keys) == 2 else None
     places = _scale(axes.xaxis, axes.set_xscale, values[x])
-    styles = cycle(zip(_COLORS, _MARKERS, strict=True))
-    for value, (color, marker) in zip(values[other] if other is not None else [None], styles, strict=False):
+    for value, (style, marker) in zip([None] if other is None else values[other], _LINES, strict=False):
         line = [each for each in curves if other is None or each.values[other] == value]
         line.sort(key=lambda each: places[each.values[x]])
         means = [fmean(each.ends) for each in line]
@@ -59,9 +64,11 @@ def _draw_lines(axes: Any, keys: Sequence[str], curves: Sequence[Swept], values:
                   [max(e.ends) - m for m, e in zip(means, line, strict=True)]]  # fmt: skip
         at = [places[each.values[x]] for each in line]
         label = None if other is None else f"{keys[other]} {_text(value)}"
-        axes.errorbar(at, means, spread, color=color, marker=marker, markersize=5, capsize=3, label=label)
+        axes.errorbar(at, means, spread, color=_GREY, linestyle=style, linewidth=1.2, capsize=3)
+        axes.scatter(at, means, c=[each.color for each in line], marker=marker, s=50, zorder=3)
+        axes.plot([], [], color=_GREY, linestyle=style, marker=marker, label=label)
     axes.set_xlabel(keys[x])
-    axes.set_ylabel("accuracy at the end, %")
+    axes.set_ylabel("last accuracy, %")
     if other is not None:
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=9)
 
@@ -72,7 +79,7 @@ def _draw_points(axes: Any, keys: Sequence[str], curves: Sequence[Swept], values
     places = [_scale(*scale, each) for scale, each in zip(scales, values, strict=True)]
     at = [[places[axis][each.values[axis]] for each in curves] for axis in range(2)]
     drawn = axes.scatter(*at, c=[fmean(each.ends) for each in curves], s=60, cmap="viridis", zorder=3)
-    axes.figure.colorbar(drawn, ax=axes, label="accuracy at the end, %")
+    axes.figure.colorbar(drawn, ax=axes, label="last accuracy, %")
     axes.set_xlabel(keys[0])
     axes.set_ylabel(keys[1])
 
@@ -81,27 +88,33 @@ def _draw_bars(axes: Any, curves: Sequence[Swept]) -> None:
     """The best combinations by name; `curves` are sorted."""
     shown = list(reversed(curves[:_MOST_BARS]))
     means = [fmean(each.ends) for each in shown]
-    bars = axes.barh(range(len(shown)), means, color=_COLORS[0])
+    bars = axes.barh(range(len(shown)), means, color=[each.color for each in shown])
     axes.bar_label(bars, [f"{mean:.2f}" for mean in means], padding=3, fontsize=8)
     axes.set_yticks(range(len(shown)), [each.label for each in shown], fontsize=8)
     more = f", the best {_MOST_BARS} of {len(curves)}" if len(curves) > _MOST_BARS else ""
-    axes.set_xlabel(f"accuracy at the end, %{more}")
+    axes.set_xlabel(f"last accuracy, %{more}")
     axes.margins(x=0.1)
 
 
 def _scale(axis: Any, set_scale: Any, values: list[Any]) -> dict[Any, float]:
     """Prepare an axis for these values; gives the place of each."""
-    from matplotlib.ticker import NullLocator
+    from matplotlib.ticker import LogLocator, NullLocator
 
+    names = [_text(value) for value in values]
     if not _is_number(values):
-        axis.set_ticks(range(len(values)), [_text(value) for value in values])
+        tilt = {"rotation": 15, "ha": "right"} if sum(map(len, names)) > _LONG else {}
+        axis.set_ticks(range(len(values)), names, **tilt)
         return {value: float(place) for place, value in enumerate(values)}
-    if min(values) > 0 and max(values) >= _LOG_FROM * min(values):
+    places = [float(value) for value in values]
+    if min(places) > 0 and places[-1] >= _LOG_FROM * places[0]:
         set_scale("log")
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter("{x:g}")
-    if len(values) <= _MOST_TICKS:
-        axis.set_ticks(values, [_text(value) for value in values])
+        places = [math.log(value) for value in places]
+    gaps = [b - a for a, b in pairwise(places)]
+    if not gaps or min(gaps) > _LEAST_GAP * (places[-1] - places[0]):
+        axis.set_ticks(values, names)
     return {value: float(value) for value in values}
 
 
