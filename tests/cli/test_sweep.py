@@ -181,7 +181,7 @@ BAD = {
     "too many": (["-o", "train.batch=32,512"], "combination batch=512: train.batch=512 is more than the 330"),
     "key": (["-o", "optimizer.lrr=1,2"], "did you mean 'lr'?"),
     "value": (["-o", "model.name=lenet5,lenet"], "combination name=lenet: unknown model 'lenet'"),
-    "data": (["mnist", "-o", "data.dir=nowhere,gone"], "combination dir=nowhere: data.dir=nowhere: no such folder"),
+    "data": (["mnist", "-o", "data.dir=nowhere,gone"], "combination dir=nowhere: data.dir=nowhere: no such"),
     "weights": (["-o", "model.weights=nowhere.safetensors,b.safetensors"], "nowhere.safetensors"),
     "twice": (["-o", "optimizer.lr=1,1.0"], "1.0 is there twice"),
     "key twice": (["-o", "optimizer.lr=1,2", "-o", "optimizer.lr=3"], "optimizer.lr is given twice"),
