@@ -19,16 +19,17 @@ from lockstep.cli.flag import (
     check_new_file,
 )
 from lockstep.errors import BadInput, Interrupted
-from lockstep.spec.search.sweep import SEARCHES, Sweep
 
 if TYPE_CHECKING:
     from lockstep.cli.search.outcome import Outcome
     from lockstep.cli.search.pool_view import PoolView
     from lockstep.cli.search.run_pool import RunPool
     from lockstep.cli.search.swept_run import SweptRun
+    from lockstep.spec.search.sweep import Sweep
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
+_SEARCHES = ("grid", "random", "halving")
 _TEXT = """\
 Train a run for each combination of values, several at once, and print what came out, the best first:
 
@@ -75,7 +76,7 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("search")
     group.add_argument(
         "--search",
-        choices=SEARCHES,
+        choices=_SEARCHES,
         default="grid",
         help="grid: all combinations, the default; random: some, also of ranges; halving: all begin, and "
         "the better ones by validation images go on",

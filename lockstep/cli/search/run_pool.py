@@ -20,6 +20,7 @@ from lockstep.elastic.process_control import fate
 from lockstep.train.interrupt import Interrupt
 
 _LOOK_S = 0.05
+_STOPPED = (130, 143, -signal.SIGINT, -signal.SIGTERM)  # after saving, or before there was anything to save
 
 
 @dataclass
@@ -105,11 +106,6 @@ class RunPool:
             each.process.wait()
             each.said.close()
         self._training = []
-
-
-_STOPPED = {
-    sign * number + base for number in (signal.SIGINT, signal.SIGTERM) for sign, base in ((1, 128), (-1, 0))
-}
 
 
 def train_words(swept: SweptRun, rung: int, options: argparse.Namespace) -> list[str]:

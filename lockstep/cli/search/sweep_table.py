@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -95,8 +94,10 @@ def sweep_records(found: list[Outcome], sweep: Sweep, name: str) -> list[Record]
 
 
 def _record(combination: str, group: list[Outcome], sweep: Sweep, name: str) -> Record:
+    from lockstep.runs.directory import RunDirectory
+
     accuracies = [100 * (each.accuracy or 0.0) for each in group]
-    first, told = group[0], read_identity(group[0])
+    first, told = group[0], RunDirectory(group[0].swept.path).identity()
     details: dict[str, Any] = {
         "sweep": name,
         **first.swept.point,
@@ -149,13 +150,6 @@ def draw_outcomes(path: Path, found: list[Outcome], sweep: Sweep, name: str) -> 
 def _plain(value: Any) -> Any:
     """A number, else text."""
     return value if isinstance(value, int | float) and not isinstance(value, bool) else tell_value(value)
-
-
-def read_identity(each: Outcome) -> Mapping[str, Any]:
-    """What may change a bit of the run, with the device and the versions."""
-    from lockstep.runs.directory import RunDirectory
-
-    return RunDirectory(each.swept.path).identity()
 
 
 def _hardware(device: str) -> str:

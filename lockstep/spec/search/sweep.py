@@ -13,7 +13,6 @@ from typing import Any
 from lockstep.errors import SpecError
 from lockstep.spec.run_file import Table, parse_overrides, write_value
 
-SEARCHES = ("grid", "random", "halving")
 Point = dict[str, Any]  # a value for each key that is swept
 _TRIES = 1000  # draws for each sample that is wanted, of which some may come twice
 _DIGITS = 4  # of a number that is drawn
@@ -102,15 +101,21 @@ class Sweep:
 
     def check_extends(self, earlier: Sweep, name: str) -> None:
         """Refuse to go on with an earlier sweep that this one does not hold."""
-        for item in ("recipe", "file", "search", "seed", "rungs", "keep"):
-            ours, theirs = getattr(self, item), getattr(earlier, item)
-            if ours != theirs:
-                raise SpecError(_refuse(name, item, theirs, ours))
-        ours, theirs = parse_overrides(self.overrides), parse_overrides(earlier.overrides)
-        for key in dict.fromkeys([*theirs, *ours]):
-            if ours.get(key) != theirs.get(key):
-                raise SpecError(_refuse(name, key, theirs.get(key), ours.get(key)))
+        ours, theirs = self._fixed(), earlier._fixed()
+        for what in dict.fromkeys([*theirs, *ours]):
+            if ours.get(what) != theirs.get(what):
+                raise SpecError(_refuse(name, what, theirs.get(what), ours.get(what)))
         self._check_values(earlier, name)
+
+    def _fixed(self) -> Point:
+        """All that an extension must leave as it is, by its name on the command line."""
+        found = {"RECIPE": self.recipe, "--search": self.search, "--seed": self.seed or None}
+        found |= {"--rungs": self.rungs or None, "--keep": self.keep or None}
+        for start, table in (("-c ", self.file), ("-o ", parse_overrides(self.overrides))):
+            for section, row in table.items():
+                rows = row.items() if isinstance(row, Mapping) else [("", row)]
+                found |= {f"{start}{section}.{key}".rstrip("."): value for key, value in rows}
+        return found
 
     def _check_values(self, earlier: Sweep, name: str) -> None:
         pairs = {key: (earlier.choices.get(key), self.choices.get(key)) for key in earlier.keys + self.keys}
@@ -122,7 +127,7 @@ class Sweep:
             if not same and (fixed or not more):
                 raise SpecError(_refuse(name, key, *(_tell(each, key) for each in (earlier, self))))
         if self.samples < earlier.samples or bool(self.samples) != bool(earlier.samples):
-            raise SpecError(_refuse(name, "--samples", earlier.samples, self.samples))
+            raise SpecError(_refuse(name, "--samples", earlier.samples or None, self.samples or None))
 
     def to_json(self) -> str:
         """The text of sweep.json."""
@@ -156,7 +161,7 @@ def _tell(sweep: Sweep, key: str) -> str | None:
 
 
 def _refuse(name: str, what: str, theirs: object, ours: object) -> str:
-    words = [f"{what}={each}" if each not in (None, "", {}) else f"no {what}" for each in (theirs, ours)]
+    words = [f"no {what}" if each is None else f"{what}={each}" for each in (theirs, ours)]
     return (
         f"the sweep {name} was begun with {words[0]}, and this command has {words[1]}: give the same "
         "command, with more values or seeds if you like, or another --name"
