@@ -17,6 +17,7 @@ _COLORS = (
 _OTHERS, _REST = "#cccccc", "others"
 _WIDE = 130  # characters of a line of the legend
 _LOG_FROM = 4  # times as many steps or as long
+_LEAST = 3  # of a unit, the longest run's time
 _UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 
 
@@ -69,7 +70,7 @@ def _name(figure: Any, axes: Any, labels: Sequence[str]) -> None:
 def _draw_curves(by_step: Any, by_time: Any, curves: Sequence[SweptCurve]) -> None:
     ends = [run[-1] for each in curves for run in each.runs]
     longest = max(seconds for _, seconds, _ in ends)
-    unit_s, unit = next((size, name) for size, name in _UNITS if longest >= size or size == 1)
+    unit_s, unit = next((size, name) for size, name in _UNITS if longest >= _LEAST * size or size == 1)
     for place in reversed(range(len(curves))):  # the best on top
         _draw_runs(by_step, by_time, curves[place], place, unit_s)
     _finish(by_step, "step", [step for step, _, _ in ends])
@@ -89,8 +90,12 @@ def _draw_runs(by_step: Any, by_time: Any, curve: SweptCurve, place: int, unit_s
 
 
 def _finish(axes: Any, text: str, ends: Sequence[float]) -> None:
+    from matplotlib.ticker import LogLocator, NullLocator
+
     if max(ends) >= _LOG_FROM * min(ends):
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter("{x:g}")
     else:
         axes.set_xlim(left=0)

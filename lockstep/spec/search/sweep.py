@@ -109,7 +109,7 @@ class Sweep:
 
     def _fixed(self) -> Point:
         """All that an extension must leave as it is, by its name on the command line."""
-        found = {"RECIPE": self.recipe, "--search": self.search, "--seed": self.seed or None}
+        found: Point = {"RECIPE": self.recipe, "--search": self.search, "--seed": self.seed or None}
         found |= {"--rungs": self.rungs or None, "--keep": self.keep or None}
         for start, table in (("-c ", self.file), ("-o ", parse_overrides(self.overrides))):
             for section, row in table.items():
