@@ -34,9 +34,9 @@ those that compute in the same precision start with the same loss. Each is a pro
 use more cores than told. What is not installed is said, and the others run.
 """
 _SIZES = {
-    "images": ("for training; a quarter as many for tests; ", {"CPU": 384, "GPU": 8192}),
+    "images": ("for training; a quarter as many for tests; ", {"CPU": 512, "GPU": 8192}),
     "epochs": ("", {"CPU": 2, "GPU": 4}),
-    "batch": ("", {"CPU": 16, "GPU": 128}),
+    "batch": ("", {"CPU": 64, "GPU": 128}),
 }
 _LANE = 4  # the fewest images of a lane, if there are several
 _MOST = {"images": 1 << 22, "epochs": 1000, "batch": 1 << 16}
