@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The records that need a GPU, in parts of at most ten minutes each, and the tests that only a GPU can run.
 # bash benchmarks/gpu.sh PART [FOLDER]; PART: step, autotune, lanes, resnet18, start, googlenet, resnet50, alexnet, inference, roofline,
-# matrix-fused, matrix-compiled, matrix-googlenet, tree-reduce, lightning, tests, memory
+# matrix-fused, matrix-compiled, matrix-googlenet, tree-reduce, lightning, lab, lab-skinny, tests, memory, lab-memory
 set -uo pipefail
 cd "$(dirname "$0")/.."
 export PYTHONPATH="$PWD:$PWD/tests" PYTHONUNBUFFERED=1
@@ -48,6 +48,20 @@ matrix-googlenet) # two minutes to compile it, in each worker
   matrix googlenet --kernels compiled --models googlenet --workers 1 3 --launchers lockstep --jobs 4
   ;;
 tree-reduce) $python benchmarks/tree_reduce.py --gpu --rounds 21 --output "$folder/tree-reduce-gpu.json" ;;
+lab)
+  lab() { # a name, the seconds it may take, what comes after `lockstep bench`
+    echo "$1: $(date +%T)"
+    timeout "$2" $python benchmarks/lab.py --folder "$folder" "$1" "${@:3}" || echo "$1 FAILED"
+  }
+  lab threads-gpu 90 threads --picture "$folder/lab-threads-gpu.png"
+  lab baselines-bf16-gpu 170 baselines --precision bf16 --images 16384 --batch 1024 --epochs 8 \
+    --only cuda,torch,compiled,jax,lightning,lockstep --picture "$folder/lab-baselines-bf16-gpu.png"
+  lab conv-fp32-gpu 110 conv
+  lab conv-bf16-gpu 110 conv --precision bf16
+  lab baselines-fp32-gpu 150 baselines --epochs 2
+  lab conv-map-gpu 200 conv --map "$folder/lab-conv-map-gpu.png"
+  ;;
+lab-skinny) $python benchmarks/lab.py --folder "$folder" gemm-skinny-gpu gemm --skinny ;;
 lightning) $python benchmarks/lightning_overhead.py --gpu --rounds 7 --output "$folder/lightning-gpu.json" ;;
 tests)
   log=${2:-$(mktemp -d)}/gpu-tests.log # no record
@@ -72,6 +86,12 @@ tests)
 memory)
   PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 9 \
     $check tests/kernels/test_{fused_kernels,tma,norm_kernels}.py
+  ;;
+lab-memory)
+  export PYTORCH_NO_CUDA_MEMORY_CACHING=1
+  for tool in memcheck racecheck; do
+    compute-sanitizer --tool $tool --error-exitcode 9 $check tests/lab -k "on_a_gpu or threads_of_a_gpu or in_cuda"
+  done
   ;;
 *)
   sed -n '2,4s/^# //p' "$0" >&2

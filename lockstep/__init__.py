@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lockstep.runs.predictor import Predictor
     from lockstep.train.evaluation.host_evaluate import Evaluation
     from lockstep.train.evaluation.metric import Metrics
-    from lockstep.train.loop import Result
+    from lockstep.train.result import Result
 
 __all__ = [
     "Data",

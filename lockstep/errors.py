@@ -14,6 +14,7 @@ LockstepError                 exit 1: the run failed
 ├── WorkersDiffer             workers that would not train to the same bits
 ├── AuditFailed               a lane that two workers computed, to different bits
 ├── NotSaved                  a run is trained, but not all of it is on disk
+├── Paused                    exit 0: stopped after as many epochs as asked, after saving
 └── Interrupted               exit 130 or 143: stopped by a signal, after saving
 """
 
@@ -95,6 +96,13 @@ class NotSaved(LockstepError):
     def __init__(self, message: str, result: object) -> None:
         super().__init__(message)
         self.result = result
+
+
+class Paused(LockstepError):
+    """The run was asked to stop after some of its epochs; its state is saved."""
+
+    everywhere = True
+    exit_code = 0
 
 
 class Interrupted(LockstepError):

@@ -20,7 +20,6 @@ from dataclasses import asdict, dataclass, field
 from typing import IO
 
 from lockstep.elastic.job import Job
-from lockstep.elastic.launcher import Launcher
 from lockstep.errors import LockstepError, SpecError
 from lockstep.spec.world import World, read_world
 
@@ -147,6 +146,8 @@ def _start(column: str) -> int:
     if column.startswith("mpi"):
         command = ["mpirun", "-n", str(_WORKERS), sys.executable, *sys.orig_argv[1:]]
         os.execvpe(command[0], command, {**os.environ, **_MPIRUN_ENV})
+    from lockstep.elastic.launcher import Launcher
+
     job = Job(_WORKERS, _WORKERS, preload="lockstep.elastic.worker_groups", is_elastic=False)
     return Launcher(job, _say).run()
 

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from lockstep.cli.flag import add_elastic, add_num_workers
 from lockstep.elastic.job import Job
-from lockstep.elastic.launcher import Launcher
-from lockstep.elastic.worker_command import script_command
+from lockstep.elastic.worker_command import WorkerCommand, script_command
 from lockstep.errors import SpecError
 from lockstep.spec import Launch
 from lockstep.spec.run import Run
@@ -89,7 +88,7 @@ def start_workers(launch: Launch, run: Run) -> Launch:
         launch = replace(launch, min_workers=max(launch.min_workers, min(sizes)))
     job = _job(launch, size, most, "lockstep.cli.listeners")
     job = replace(job, sizes=sizes, is_split=launch.splits_state(run))
-    raise SystemExit(Launcher(job, _Screen()).run())
+    raise SystemExit(_run(job))
 
 
 def start_users(launch: Launch) -> Launch:
@@ -102,7 +101,7 @@ def start_users(launch: Launch) -> Launch:
     if world or size == 1:
         return launch
     job = Job(size, size, preload="lockstep.train.evaluation.joined_run", is_elastic=False)
-    raise SystemExit(Launcher(job, _Screen()).run())
+    raise SystemExit(_run(job))
 
 
 def launch_script(launch: Launch, script: list[str]) -> int:
@@ -110,7 +109,13 @@ def launch_script(launch: Launch, script: list[str]) -> int:
     job = _job(launch, _count(launch, 1), _MANY_LANES, "lockstep.lanes")
     advice = "; a script with session.epochs(…, checkpoint=PATH) goes on from there when it is started again"
     job = replace(job, advice=advice, tells_losses=True)
-    return Launcher(job, _Screen(), script_command(script)).run()
+    return _run(job, script_command(script))
+
+
+def _run(job: Job, command: WorkerCommand | None = None) -> int:
+    from lockstep.elastic.launcher import Launcher
+
+    return Launcher(job, _Screen(), command).run()
 
 
 def _job(launch: Launch, size: int, lanes: int, preload: str) -> Job:

@@ -22,7 +22,7 @@ from lockstep.report.timeline import draw_timeline
 from lockstep.runs.event import EpochDone, Event, Finished, Listener, Started
 from lockstep.spec import Launch, Run
 from lockstep.train.interrupt import Interrupt
-from lockstep.train.loop import Result
+from lockstep.train.result import Result
 from lockstep.train.setup import Given
 from lockstep.train.worker import fit
 

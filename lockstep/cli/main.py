@@ -12,7 +12,19 @@ from lockstep import __version__
 from lockstep.errors import LockstepError
 from lockstep.spec.system import check_system
 
-VERBS = ("train", "launch", "eval", "predict", "export", "verify", "layers", "data", "doctor", "bench")
+VERBS = (
+    "train",
+    "launch",
+    "eval",
+    "predict",
+    "export",
+    "verify",
+    "layers",
+    "data",
+    "doctor",
+    "bench",
+    "sweep",
+)
 FORESIGHT = ("probe", "profile", "plan", "scale", "simulate", "report")  # verbs of the folder of that name
 _DESCRIPTION = """\
 Train convolutional networks to the same bits: by any number of workers, killed and resumed.
@@ -23,6 +35,7 @@ Train convolutional networks to the same bits: by any number of workers, killed 
   lockstep train fashion --workers 4      four processes, the same bits; also torchrun and mpirun
   lockstep train fashion --resume auto    go on where it stopped, to the same bits
   lockstep launch --workers 4 script.py   a loop of your own, with lockstep.lanes in it
+  lockstep sweep fashion -o optimizer.lr=0.05,0.1,0.2   a run for each value, and which is best
   lockstep verify fashion fashion-2       are two runs the same, bit for bit?
   lockstep layers --plan channel=2        how a plan deals layers to workers
   lockstep probe                          how fast this machine is, for predictions

@@ -71,6 +71,13 @@ def add_parser(verbs: Verbs) -> None:
     )
     parser.add_argument("--resume", metavar="auto|RUN|PATH", help="go on with a run that stopped")
     parser.add_argument(
+        "--stop-after-epochs",
+        type=int,
+        default=0,
+        metavar="N",
+        help="save and stop after so many epochs of the run, with exit code 0; --resume goes on",
+    )
+    parser.add_argument(
         "--data-changed",
         action="store_true",
         help="resume with changed data, such as a repaired file; from there on it is another run",
@@ -120,6 +127,7 @@ def run_train(options: argparse.Namespace) -> int:
         nodes=options.nodes,
         audit=options.audit,
         data_changed=options.data_changed,
+        stop_after_epochs=options.stop_after_epochs,
         quiet=options.quiet,
         plan=plan,
         fallbacks=tuple(fallbacks),

@@ -86,13 +86,14 @@ class ShapesOptions:
     num_train: int = 12000
     num_test: int = 2000
     seed: int = 0
+    num_val: int = 0  # with some, the test images are for the end alone
 
     def __post_init__(self) -> None:
         if not 2 <= self.classes <= len(FIGURES):
             raise DataError(
                 f"data.classes={self.classes}: shapes has {len(FIGURES)} figures; choose 2 to {len(FIGURES)}"
             )
-        for name, least in (("size", 8), ("channels", 1), ("num_train", 1), ("num_test", 1)):
+        for name, least in (("size", 8), ("channels", 1), ("num_train", 1), ("num_test", 1), ("num_val", 0)):
             if getattr(self, name) < least:
                 raise DataError(f"data.{name}={getattr(self, name)}: shapes needs at least {least}")
         check_size(self.size)
@@ -100,20 +101,23 @@ class ShapesOptions:
 
 def open_shapes(options: ShapesOptions) -> Store:
     """Draw the whole set now if it fits into 1 GiB, else each image when it is read."""
-    train: Split = DrawnSplit(options, "train", options.num_train)
-    test: Split = DrawnSplit(options, "test", options.num_test)
-    num_bytes = (len(train) + len(test)) * options.channels * options.size**2
-    if num_bytes <= IN_MEMORY_BYTES:
-        train, test = (MemorySplit(*split.read(torch.arange(len(split)))) for split in (train, test))
+    counts = {"train": options.num_train, "test": options.num_test, "val": options.num_val}
+    splits: dict[str, Split] = {part: DrawnSplit(options, part, n) for part, n in counts.items() if n}
+    if sum(counts.values()) * options.channels * options.size**2 <= IN_MEMORY_BYTES:
+        splits = {part: MemorySplit(*split.read(torch.arange(len(split)))) for part, split in splits.items()}
+    told = asdict(options)
+    if not options.num_val:
+        del told["num_val"]  # as in runs that were made before there was such a key
     return Store(
         name="shapes",
         classes=tuple(FIGURES)[: options.classes],
         shape=(options.channels, options.size, options.size),
-        train=train,
-        test=test,
+        train=splits["train"],
+        test=splits["test"],
+        val=splits.get("val"),
         mean=(0.46,) * options.channels,
         std=(0.22,) * options.channels,
-        manifest={"name": "shapes", "version": VERSION, **asdict(options)},
+        manifest={"name": "shapes", "version": VERSION, **told},
     )
 
 

@@ -94,6 +94,15 @@ class Store:
         return {**self.manifest, **shown}
 
 
+def check_batch(store: Store, batch: int) -> None:
+    """Refuse a batch that the training images do not fill once."""
+    if len(store.train) < batch:
+        raise DataError(
+            f"train.batch={batch} is more than the {len(store.train)} training images of {store.name}: "
+            "lower train.batch"
+        )
+
+
 def check_size(size: int, key: str = "size") -> None:
     """Refuse images that are too large for any model or memory."""
     if size > _MOST_PIXELS:

@@ -25,6 +25,12 @@ _FP32_SETTINGS = (
 )
 
 
+def check_device(name: str) -> None:
+    """Refuse a GPU where there is none."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise SpecError("--device cuda: torch sees no GPU here; use --device cpu or run `lockstep doctor`")
+
+
 def prepare_device(
     name: str, threads: int, local_rank: int | None = None, tf32: bool = False
 ) -> torch.device:
@@ -34,8 +40,7 @@ def prepare_device(
     workers than GPUs, they share them.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS when CUDA starts
-    if name == "cuda" and not torch.cuda.is_available():
-        raise SpecError("--device cuda: torch sees no GPU here; use --device cpu or run `lockstep doctor`")
+    check_device(name)
     warnings.filterwarnings("ignore", "mkldnn_matmul failed")  # a page of text, but torch falls back
     torch.set_num_threads(threads)
     _keep_memory()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import time
 from functools import cache
 from pathlib import Path
@@ -32,7 +33,7 @@ def limit_gflop_s(device: torch.device, precision: torch.dtype, threads: int = 1
     if precision != torch.float32:
         return None
     try:
-        return threads * _one_core()
+        return min(threads, len(os.sched_getaffinity(0))) * _one_core()
     except LockstepError:
         return None
 

@@ -48,5 +48,6 @@ def draw_ladder(
     axes.set_xlabel("GFLOP/s")
     axes.set_title("Products of matrices, rung by rung", fontsize=10, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=6, frameon=False, fontsize=8)
+    beside = max(1, min(6, 100 // (6 + max(map(len, sizes)))))  # so many letters are as wide as the picture
+    figure.legend(loc="outside lower center", ncols=beside, frameon=False, fontsize=8)
     figure.savefig(path)

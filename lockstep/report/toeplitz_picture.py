@@ -20,7 +20,8 @@ def draw_toeplitz(
     from matplotlib.figure import Figure
 
     rows, columns = len(taps), len(taps[0])
-    wide, high = 0.34 * (columns + kernel + 4) + 1.4, 0.34 * max(rows, kernel) + 1.6
+    wide = max(0.34 * (columns + kernel + 4) + 1.4, 7.6)  # titles need some room, too
+    high = max(0.34 * max(rows, kernel) + 1.6, 3.0)
     figure = Figure(figsize=(wide, high), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     matrix, filters = figure.subplots(1, 2, gridspec_kw={"width_ratios": [columns, kernel]})

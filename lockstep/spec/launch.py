@@ -48,6 +48,7 @@ class Launch:
     nodes: str = "1"  # how many launchers: N, or MIN:MAX
     data_changed: bool = False  # resume although the data has changed; from there on it is another run
     audit: int = 0  # check a lane and a slice by computing them twice, every N steps; 0: never
+    stop_after_epochs: int = 0  # save and stop once so many epochs are trained; 0: at the end
     quiet: bool = False  # print only warnings; a listener still gets every event
     plan: Plan = field(default_factory=Plan)  # how the model is dealt to workers
     fallbacks: tuple[Plan, ...] = ()  # plans for fewer workers, the first that comes out
@@ -92,6 +93,7 @@ class Launch:
             ("--min-workers", self.min_workers, 1),
             ("--restarts", self.restarts, 0),
             ("--audit", self.audit, 0),
+            ("--stop-after-epochs", self.stop_after_epochs, 0),
             ("--decode-threads", self.decode_threads, 0),
             ("--read-ahead", self.read_ahead, 1),
             ("data_processes", self.data_processes, 0),
@@ -188,15 +190,13 @@ class Launch:
             self.plan.for_workers(size)
         check_plans(self.plans, run, size)
         splitting = [plan for plan in self.plans if plan.splits]
-        if not splitting:
-            return
         for flag, value in (("--audit", self.audit), ("--trace", self.trace)):
-            if value:
+            if value and splitting:
                 raise SpecError(
                     f"{flag} needs the whole state and whole layers, and the plan {splitting[0]} splits "
                     f"them: leave {flag} out"
                 )
-        if self.backend == "mpi":
+        if self.backend == "mpi" and splitting:
             raise SpecError(
                 f"--backend mpi has no groups of some workers, and the plan {splitting[0]} needs them: leave "
                 "--backend out, also under mpirun"
@@ -209,9 +209,8 @@ class Launch:
     def for_users(self, world: World | None, count: int) -> Launch:
         """The same for workers of a trained run, of which `count` would be started, with their plan."""
         if world and self.workers not in (None, "auto", world.size):
-            raise SpecError(
-                f"--workers {self.workers}, but {world.launcher} started {world.size}: leave it out"
-            )
+            started = f"{world.launcher} started {world.size}"
+            raise SpecError(f"--workers {self.workers}, but {started}: leave it out")
         size = world.size if world else count if self.workers != "auto" else self.plan.most(count) or count
         found = replace(self, world=world, plan=self.plan.for_workers(size))
         found._check_mpi()

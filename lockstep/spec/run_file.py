@@ -110,7 +110,7 @@ def parse_overrides(items: Iterable[str]) -> Table:
         row = table if len(names) == 1 else table.setdefault(names[0], {})
         if not isinstance(row, dict):
             raise SpecError(f"-o {item}: '{names[0]}' is given both as a value and as a section")
-        row[names[-1]] = _parse_value(text.strip())
+        row[names[-1]] = parse_value(text.strip())
     return table
 
 
@@ -119,7 +119,7 @@ def dump_toml(run: Run) -> str:
     table = to_table(run)
     lines = [f"seed = {table.pop('seed')}"]
     for section, row in table.items():
-        lines += ["", f"[{section}]", *(f"{_key(key)} = {_value(item)}" for key, item in row.items())]
+        lines += ["", f"[{section}]", *(f"{_key(key)} = {write_value(item)}" for key, item in row.items())]
     return "\n".join(lines) + "\n"
 
 
@@ -138,7 +138,7 @@ def _names(kind: type) -> set[str]:
     return {f.name for f in fields(kind)}
 
 
-def _parse_value(text: str) -> Any:
+def parse_value(text: str) -> Any:
     """Parse a text as a TOML value; other text is returned as it is, so that names need no quotes."""
     try:
         value = tomllib.loads(f"value = {text}")["value"]
@@ -149,10 +149,10 @@ def _parse_value(text: str) -> Any:
 
 def _key(key: str) -> str:
     bare = key.replace("_", "").replace("-", "").isalnum() and key.isascii()
-    return key if bare else _value(key)
+    return key if bare else write_value(key)
 
 
-def _value(value: Any) -> str:
+def write_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (int, float)):
@@ -160,5 +160,5 @@ def _value(value: Any) -> str:
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(_value(item) for item in value)}]"
+        return f"[{', '.join(write_value(item) for item in value)}]"
     raise SpecError(f"{value!r} cannot be written to TOML: use numbers, text, booleans or lists of them")

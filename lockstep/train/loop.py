@@ -10,14 +10,11 @@ import json
 import signal
 import time
 from contextlib import closing
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
-from torch import nn
-
 from lockstep.comm.group_source import GroupSource
-from lockstep.errors import AuditFailed, Interrupted, NotSaved, NumericsError
+from lockstep.errors import AuditFailed, Interrupted, NotSaved, NumericsError, Paused
 from lockstep.runs.event import EpochDone, StepDone
 from lockstep.runs.journal import Journal
 from lockstep.runs.train_state import Totals, TrainState
@@ -28,26 +25,7 @@ from lockstep.train.engine import Engine
 from lockstep.train.handshake import prove_state
 from lockstep.train.interrupt import Interrupt
 from lockstep.train.preflight import explain_memory
-
-
-@dataclass(frozen=True)
-class Result:
-    """A finished run: its directory, its summary, and the trained model; the same on every worker.
-
-    Only `rank` differs: this worker's rank in the last generation.
-    """
-
-    directory: Path
-    summary: dict[str, Any]
-    model: nn.Module
-    rank: int = 0
-
-    def __repr__(self) -> str:
-        """One line, without the model."""
-        found = f"loss {self.summary['loss']:.4f}"
-        if "accuracy" in self.summary:
-            found = f"accuracy {100 * self.summary['accuracy']:.2f} %"
-        return f"Result({str(self.directory)!r}, {found}, weights_sha256 {self.summary['weights_sha256']})"
+from lockstep.train.result import Result
 
 
 class Moved(Exception):
@@ -101,6 +79,7 @@ class Loop:
             ):
                 self._evaluate = self._dealt.evaluator(self._launch.graph)  # needs memory, too
                 while state.epoch < self._setup.run.train.epochs:
+                    self._pause()
                     self._train_epoch(engine)
                     self._end_epoch()
                 told = self._test() | self._tell_plan(engine)
@@ -226,6 +205,19 @@ class Loop:
             f"{cause or f'stopped by {number.name}'} after step {self._state.step}; {told}: "
             f"go on with {self._way_on()}",
             number,
+        )
+
+    def _pause(self) -> None:
+        """Stop before the next epoch, if no more are wanted for now; the state is saved already."""
+        wanted, state = self._launch.stop_after_epochs, self._state
+        if not wanted or state.epoch < wanted:
+            return
+        self._report_generation()
+        if self._is_unsaved():  # that failed at the epoch's end
+            self._stop(signal.SIGTERM, f"stopped by --stop-after-epochs {wanted}")
+        raise Paused(
+            f"stopped by --stop-after-epochs {wanted} after epoch {state.epoch} of "
+            f"{self._setup.run.train.epochs}; the state is saved: go on with {self._way_on()}"
         )
 
     def _way_on(self) -> str:

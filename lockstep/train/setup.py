@@ -20,7 +20,8 @@ from lockstep.data.images.explain_cache import explain_cache
 from lockstep.data.images.size_stage import SizeStages
 from lockstep.data.loader import Lanes
 from lockstep.data.map_style import from_map_style
-from lockstep.errors import DataError, ModelError
+from lockstep.data.store import check_batch
+from lockstep.errors import ModelError
 from lockstep.kernels.loss import Loss, WholeLoss
 from lockstep.kernels.numerics import memory_format, to_device
 from lockstep.lower.choose import Sample, explain_stock, lower_for_device, lower_for_host
@@ -179,11 +180,7 @@ def set_up(
     given = given or Given()
     model, data, loss = given.model, given.data, given.loss
     store = open_data(run) if data is None else from_map_style(data, any_target=loss is not None)
-    if len(store.train) < run.train.batch:
-        raise DataError(
-            f"train.batch={run.train.batch} is more than the {len(store.train)} training images of "
-            f"{store.name}: lower train.batch"
-        )
+    check_batch(store, run.train.batch)
     check_augment(run, store, given.augment)
     source: dict[str, Any] = {}
     notices = [*store.notices, *explain_cache(run, store)]

@@ -43,8 +43,9 @@ from lockstep.train.handshake import (
     share_state,
 )
 from lockstep.train.interrupt import Interrupt
-from lockstep.train.loop import Loop, Moved, Result
+from lockstep.train.loop import Loop, Moved
 from lockstep.train.preflight import explain_crowding
+from lockstep.train.result import Result
 from lockstep.train.setup import Given, Setup, set_up
 
 FindGroups = Callable[[World | None, str, torch.device], GroupSource]
@@ -140,8 +141,7 @@ class _Worker:
         """Keep what this worker has of the state apart, if its part may be another in the next generation."""
         if not self.launch.splits_state(self.run):
             return
-        if self.state:
-            self.held = hold(self.state)
+        self.held = hold(self.state) if self.state else self.held
         self.setup, self.state = forget_part(self.setup, self.given), None
         if self.journal:
             self.journal.close()

@@ -179,3 +179,16 @@ def test_a_scripts_run_is_not_forked_without_its_script(tmp_path):
     done = forked.call(command("train", "--fork", "own", "--runs-dir", str(tmp_path), "--device", "cpu"))
     assert done.returncode == 2 and "by a script" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["own"]
+
+
+def test_a_run_in_parts_has_the_bits_of_one_that_never_stopped(tmp_path, by_one_worker, capsys):
+    keys = [part for item in OVERRIDES for part in ("-o", item)]
+    start = ["train", "--runs-dir", str(tmp_path), "--device", "cpu", "--quiet", *keys]
+    go_on = [*start, "--resume", str(tmp_path / "run")]
+    assert run([*start, "--name", "run", "--stop-after-epochs", "1"]) == 0
+    assert "1 after epoch 1 of 2; the state is saved: go on with" in capsys.readouterr().err
+    assert run([*go_on, "--stop-after-epochs", "1"]) == 0, "there is nothing left to do"
+    assert not (tmp_path / "run/summary.json").exists()
+    assert run([*go_on, "--stop-after-epochs", "2"]) == 0
+    assert summary(tmp_path / "run")["weights_sha256"] == by_one_worker()["weights_sha256"]
+    assert run([*start, "--name", "run", "--stop-after-epochs", "-1"]) == 2

@@ -19,7 +19,8 @@ from lockstep.errors import DataError
 
 def test_names_and_options() -> None:
     assert data_names() == ("shapes", "mnist", "fashion", "cifar10", "folder", "pack")
-    assert data_options("shapes") == ("size", "channels", "classes", "num_train", "num_test", "seed")
+    known = ("size", "channels", "classes", "num_train", "num_test", "seed", "num_val")
+    assert data_options("shapes") == known
     assert data_options("mnist") == ("val_fraction", "seed")
     assert data_names(fetchable=True) == tuple(name for name in data_names() if _find(name).published)
 

@@ -49,6 +49,16 @@ def test_splits_and_seeds_differ() -> None:
     assert not torch.equal(first, other.train.read(ids)[0])
 
 
+def test_validation_images_are_others_and_change_nothing_else() -> None:
+    store, held = open_shapes(SMALL), open_shapes(dataclasses.replace(SMALL, num_val=50))
+    assert store.val is None and "num_val" not in store.manifest and held.manifest["num_val"] == 50
+    ids = torch.arange(50)
+    assert held.chosen_by == ("val", held.val) and held.val is not None
+    assert torch.equal(store.train.read(ids)[0], held.train.read(ids)[0])
+    assert torch.equal(store.test.read(ids)[0], held.test.read(ids)[0])
+    assert not any(torch.equal(held.val.read(ids)[0], s.read(ids)[0]) for s in (held.train, held.test))
+
+
 def test_classes_are_balanced_and_named() -> None:
     store = open_shapes(dataclasses.replace(SMALL, num_train=4000, size=8))
     counts = store.train.read(torch.arange(4000))[1].bincount()

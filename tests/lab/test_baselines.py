@@ -1,8 +1,14 @@
 """`lockstep bench baselines`: the C++ network against float64, equal starts, what is missing, bad input."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
+import time
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -134,6 +140,28 @@ def test_what_is_missing_is_said_and_the_bench_ends(monkeypatch, capsys):
     assert "none of the contestants could start" in out
 
 
+@needs_compiler
+def test_a_bench_that_is_ended_leaves_nothing(tmp_path):
+    command = [sys.executable, "-m", "lockstep", "bench", "baselines", "--device", "cpu", "--only", "cpp"]
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    bench = subprocess.Popen([*command, "--images", "1024", "--epochs", "1000"], env=env)
+    while not (started := list(tmp_path.glob("lockstep-baselines-*/network.so"))):
+        assert bench.poll() is None
+        time.sleep(0.05)
+    bench.terminate()
+    assert bench.wait() == 143 and not started[0].parent.exists()
+    for words in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            assert str(tmp_path).encode() not in words.read_bytes()
+
+
+def test_the_number_of_processes_matters_to_mpi_alone(capsys):
+    words = ["bench", "baselines", *SMALL, "--processes", "3", "--only"]
+    assert run([*words, "mpi"]) == 2
+    assert run([*words, "cuda"]) == 0
+    assert "it needs a GPU" in capsys.readouterr().err
+
+
 def test_a_contestant_that_fails_is_said(task, monkeypatch):
     (start,) = list_starts("cpu", 1, 2, ("cpp",))
     monkeypatch.setenv("CXX", "false")
@@ -150,9 +178,13 @@ def test_a_contestant_that_fails_is_said(task, monkeypatch):
         (["--batch", "32"], "--batch 32 is more than --images 16"),
         (["--processes", "3"], "--processes 3 must be from 1 to 64 and divide --batch 8"),
         (["--cores", "9999"], "--cores 9999: this machine"),
+        (["--cores", "0"], "--cores 0: this machine"),
         (["--rate", "0"], "--rate 0.0 must be above 0"),
+        (["--rate", "nan"], "--rate nan must be above 0, and finite"),
+        (["--rate", "inf"], "--rate inf must be above 0, and finite"),
         (["--seed", "-1"], "--seed -1 must be"),
         (["--only", "cpp,fortran"], "--only fortran: there is no such contestant; there are cpp, mpi"),
+        (["--only", "cpp,"], "--only : there is no such contestant"),
         (["--precision", "bf16"], "--precision bf16 needs a GPU"),
         (["--picture", "no/where.png"], "no/where.png"),
     ],

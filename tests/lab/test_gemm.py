@@ -5,14 +5,21 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
+from lockstep.cli.lab.gemm import tell_ladder
 from lockstep.cli.main import run
+from lockstep.lab.gemm import gemm_bench
 from lockstep.lab.gemm.c_ladder import C_RUNGS, multiply_on_cpu
 from lockstep.lab.gemm.cuda_ladder import CUDA_RUNGS, CannotRun, multiply_on_gpu, source_of
+from lockstep.lab.gemm.gemm_bench import GemmTime, GemmWay, measure_gemm
 from lockstep.lab.native.nvrtc import CompileFailed, NoCompiler, compile_cuda
+from lockstep.lab.timing import time_call
+from lockstep.measure.probe_device import TimedRounds
 
 SHAPES = [
     (1, 1, 1),
@@ -90,6 +97,45 @@ def test_the_ladder_as_table_picture_and_records(tmp_path, capsys):
     assert records[-1]["unit"] == "s" and records[-1]["value"] > 0 and records[-1]["hardware"]
 
 
+def test_a_tiny_product_says_nothing_about_a_large_one(capsys):
+    assert run(["bench", "gemm", "--device", "cpu", "--sizes", "1,256"]) == 0
+    out, err = capsys.readouterr()
+    assert "256 × 256, fp32" in out and "would take" not in err
+
+
+def test_what_would_take_too_long_is_known_before_the_first_product():
+    device, asked = torch.device("cpu"), list[int]()
+
+    def wait(a, b):
+        asked.append(len(a))
+        time.sleep(0.02)
+        return a
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gemm_bench, "ways_to_multiply", lambda *_: [GemmWay("slow", wait)])
+        (skipped,) = measure_gemm(device, [(1 << 20, 256, 256)], 1, 0.01)
+    assert "would take about" in skipped.why and max(asked) == 256
+
+
+def test_a_table_without_a_library():
+    way = GemmWay("threads, 2", torch.mm, threads=2)
+    (head, row) = tell_ladder([GemmTime(way, (8, 8, 8), TimedRounds((1e-3,)), None)])
+    assert head == "8 × 8, fp32" and "threads, 2" in row and "%" not in row
+
+
+def test_no_mode_of_torch_is_timed():
+    device, found = torch.device("cpu"), list[object]()
+
+    class Counts(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            found.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Counts():
+        time_call(lambda: torch.empty(1), device, 0.0)
+    assert not found
+
+
 def test_memory_copies_and_product_apart(capsys):
     assert run(["bench", "gemm", "--device", "cpu", "--parts", "--sizes", "32"]) == 0
     out = capsys.readouterr().out
@@ -129,7 +175,12 @@ def test_without_a_compiler_the_others_run(monkeypatch, capsys):
         (["--sizes", "many"], "--sizes many must be"),
         (["--skinny", "--sizes", "8"], "--skinny has sizes of its own"),
         (["--parts", "--skinny"], "--parts has a table only"),
-        (["--threads", "-1"], "--threads -1 must be"),
+        (["--sizes", ""], "--sizes  must be whole numbers"),
+        (["--sizes", "16385"], "--sizes 16385 must be whole numbers from 1 to 16384"),
+        (["--threads", "-1"], "--threads -1 must be from 1"),
+        (["--threads", "0"], "--threads 0 must be from 1"),
+        (["--threads", "1025"], "--threads 1025 must be from 1 to 1024"),
+        (["--parts", "--threads", "2"], "--threads 2 is for the ladder"),
         (["--picture", "no/where.png"], "no/where.png"),
     ],
 )

@@ -15,7 +15,7 @@ FLAGS = {
     "train": "RECIPE --audit --backend --bucket-mb --config --data-changed --decode-threads --device --fork "
     "--min-workers --name --no-graph --no-overlap --nodes --or --override --pixel-cache "
     "--pixel-cache-gb --plan --print-config --quiet --rdzv --read-ahead --replicas --restarts --resume "
-    "--runs-dir --tensorboard --trace --wait --workers -c -o",
+    "--runs-dir --stop-after-epochs --tensorboard --trace --wait --workers -c -o",
     "launch": "SCRIPT … --min-workers --nodes --rdzv --restarts --wait --workers",
     "eval": "RUN --backend --checkpoint --data-dir --device --json --other-data --plan --runs-dir --split "
     "--workers --by-class --confusion",
@@ -47,6 +47,8 @@ FLAGS = {
     "plan": "RECIPE --classes --cluster --config --goal --images --json --output --override --profile --top "
     "--vary --workers -c -o",
     "scale": "RECIPE --cluster --config --device --json --override --profile --steps --weak --workers -c -o",
+    "sweep": "RECIPE --config --device --jobs --json --keep --name --override --picture --rungs --runs-dir "
+    "--samples --search --seed --seeds --workers -c -o",
     "probe": "--device --list --output --quick --show --workers",
 }
 

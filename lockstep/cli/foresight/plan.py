@@ -15,11 +15,11 @@ from lockstep.cli.foresight.profile import check_new
 from lockstep.cli.train import named_file, resolve
 from lockstep.errors import BadInput, unknown
 from lockstep.spec import Launch, Run
-from lockstep.spec.cluster import Cluster
-from lockstep.spec.profile import Profile
 
 if TYPE_CHECKING:
     from lockstep.planner.search import RankedPlan
+    from lockstep.spec.cluster import Cluster
+    from lockstep.spec.profile import Profile
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 

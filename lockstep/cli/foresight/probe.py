@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING
 
 from lockstep.cli.flag import add_device
 from lockstep.elastic.job import Job
-from lockstep.elastic.launcher import Launcher
 from lockstep.elastic.worker_command import WorkerCommand, own_command
 from lockstep.errors import BadInput, SpecError
-from lockstep.planner.preset import list_presets, preset_text
-from lockstep.planner.remembered import remember_cluster
-from lockstep.spec.cluster import Cluster
-from lockstep.spec.cluster_file import read_cluster, write_cluster
 
 if TYPE_CHECKING:
+    from lockstep.spec.cluster import Cluster
+
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _WORKER = "lockstep.cli.foresight.probe_worker"
@@ -67,6 +64,10 @@ def run_probe(options: argparse.Namespace) -> int:
     """Measure, or show what is known."""
     if options.list:
         return _print_presets()
+    from lockstep.planner.preset import preset_text
+    from lockstep.planner.remembered import remember_cluster
+    from lockstep.spec.cluster_file import read_cluster, write_cluster
+
     if options.show:
         print(preset_text(options.show), end="")
         return 0
@@ -118,6 +119,8 @@ def _measure(result: Path, options: argparse.Namespace, workers: int) -> int:
     words = [str(result), options.device, "quick" if options.quick else "full", str(folder)]
     command = WorkerCommand(own_command().flags, _WORKER, [_WORKER, *words])
     job = Job(workers, workers, preload="lockstep.measure.probe", is_elastic=False, advice="")
+    from lockstep.elastic.launcher import Launcher
+
     return Launcher(job, _say, command).run()
 
 
@@ -141,6 +144,8 @@ def _tell(cluster: Cluster) -> str:
 
 
 def _print_presets() -> int:
+    from lockstep.planner.preset import list_presets
+
     rows = [("name", "a worker is", "fp32", "bf16", "memory", "workers", "between", "network")]
     for name, cluster in list_presets().items():
         worker, node, network = cluster.worker, cluster.node, cluster.network

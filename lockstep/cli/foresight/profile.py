@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.cli.flag import add_device, add_run_keys, check_new_file
-from lockstep.cli.foresight.layer_table import REACHED, heavy_rates, layers_s, tell_layers
 from lockstep.cli.train import named_file, resolve
 from lockstep.errors import BadInput
-from lockstep.planner.remembered import remember_profile
 from lockstep.spec import Launch
-from lockstep.spec.profile import LAYER_KINDS, Profile, write_profile
 
 if TYPE_CHECKING:
+    from lockstep.spec.profile import Profile
+
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _TEXT = """\
@@ -76,7 +75,10 @@ def show_profile(options: argparse.Namespace) -> int:
         check_new(path)
     if options.picture:
         check_new_file(options.picture, "--picture")
+    from lockstep.cli.foresight.layer_table import tell_layers
     from lockstep.kernels.numerics import plain_torch
+    from lockstep.planner.remembered import remember_profile
+    from lockstep.spec.profile import write_profile
     from lockstep.train.foresight.measured_profile import ProfileOptions, measure_profile
 
     asked = ProfileOptions(sizes, options.steps, parts)
@@ -148,7 +150,9 @@ def trace_events(profile: Profile) -> list[dict[str, object]]:
 
 
 def _draw(path: Path, profile: Profile) -> None:
+    from lockstep.cli.foresight.layer_table import REACHED, heavy_rates, layers_s
     from lockstep.report.layer_stack import MOST_LINES, draw_layer_stack
+    from lockstep.spec.profile import LAYER_KINDS
 
     sizes = profile.sizes
     kinds = {kind: [layers_s(profile, size, kind) for size in sizes] for kind in LAYER_KINDS}

@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.cli.flag import add_device, add_json, add_run_keys
-from lockstep.cli.foresight.predicted import predict_steps, read_or_measure
 from lockstep.cli.foresight.scale_row import ScaleRow, print_scale, scale_records, tell_difference
 from lockstep.cli.train import resolve
 from lockstep.errors import BadInput, LockstepError, SpecError
-from lockstep.planner.preset import find_cluster
 from lockstep.spec import Launch, Run
 from lockstep.spec.run_file import dump_toml
 
@@ -75,11 +73,15 @@ def run_scale(options: argparse.Namespace) -> int:
         )
     run, _ = resolve(options, Launch(quiet=options.json))
     runs = [_fit(run, count, counts[0], options) for count in counts]
+    from lockstep.planner.preset import find_cluster
+
     cluster = find_cluster(options.cluster) if options.cluster else None
     if options.profile and not cluster:
         raise BadInput("--profile is for a prediction: give --cluster, too")
     predicted: list[float | None] = [None] * len(runs)
     if cluster:
+        from lockstep.cli.foresight.predicted import predict_steps, read_or_measure
+
         profile = read_or_measure(options.profile, run, options.device)
         predicted = [*predict_steps([*zip(runs, counts, strict=True)], cluster, profile)]
     rows = []

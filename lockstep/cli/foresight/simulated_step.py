@@ -5,15 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lockstep.cli.flag import add_run_keys
 from lockstep.cli.foresight.profile import check_new
 from lockstep.cli.train import named_file, resolve
 from lockstep.errors import BadInput
 from lockstep.spec import Launch
-from lockstep.spec.cluster import Cluster
 from lockstep.spec.plan import read_plan
+
+if TYPE_CHECKING:
+    from lockstep.spec.cluster import Cluster
 
 _PLAN = "pipeline=1"
 

@@ -7,10 +7,12 @@ import json
 import os
 import sys
 import tempfile
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.cli.flag import add_device, add_json, check_new_file
+from lockstep.cli.lab.clean_end import end_cleanly
 from lockstep.errors import BadInput
 from lockstep.spec.run import PRECISIONS
 
@@ -32,9 +34,9 @@ those that compute in the same precision start with the same loss. Each is a pro
 use more cores than told. What is not installed is said, and the others run.
 """
 _SIZES = {
-    "images": ("for training; a quarter as many for tests; ", {"CPU": 384, "GPU": 8192}),
+    "images": ("for training; a quarter as many for tests; ", {"CPU": 512, "GPU": 8192}),
     "epochs": ("", {"CPU": 2, "GPU": 4}),
-    "batch": ("", {"CPU": 16, "GPU": 128}),
+    "batch": ("", {"CPU": 64, "GPU": 128}),
 }
 _LANE = 4  # the fewest images of a lane, if there are several
 _MOST = {"images": 1 << 22, "epochs": 1000, "batch": 1 << 16}
@@ -48,10 +50,10 @@ def add_baselines(parser: argparse.ArgumentParser) -> None:
         usual = " or ".join(f"{value} on a {kind}" for kind, value in text[1].items())
         parser.add_argument(f"--{name}", type=int, metavar="N", help=f"{text[0]}default: {usual}")
     parser.add_argument("--rate", type=float, default=0.1, help="of learning; default: 0.1")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and order; default: 0")
-    parser.add_argument("--cores", type=int, default=0, help="that a contestant may use; default: all")
-    parser.add_argument("--processes", type=int, default=4, help="of MPI; default: 4")
-    parser.add_argument("--only", default="", metavar="NAME,NAME…", help="some of the contestants")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of weights and order; default: 0")
+    parser.add_argument("--cores", type=int, metavar="N", help="that a contestant may use; default: all")
+    parser.add_argument("--processes", type=int, default=4, metavar="N", help="of MPI; default: 4")
+    parser.add_argument("--only", metavar="NAME,NAME…", help="some of the contestants")
     parser.add_argument("--picture", type=Path, metavar="FILE.png", help="draw the times")
     add_json(parser)
 
@@ -69,7 +71,7 @@ def show_baselines(options: argparse.Namespace) -> int:
             setattr(options, name, usual["GPU" if device == "cuda" else "CPU"])
     only = _check(options, device)
     found: dict[str, Outcome] = {}
-    with tempfile.TemporaryDirectory(prefix="lockstep-baselines-") as folder:
+    with end_cleanly(), tempfile.TemporaryDirectory(prefix="lockstep-baselines-") as folder:
         task = _make_task(options, device, folder)
         starts = list_starts(task.device, task.cores, task.processes, only)
         if any(not find_obstacle(start, task, bool(only)) for start in starts):
@@ -107,27 +109,28 @@ def _check(options: argparse.Namespace, device: str) -> tuple[str, ...]:
             raise BadInput(f"--{name} {value} must be from 1 to {most}")
     if options.batch > options.images:
         raise BadInput(f"--batch {options.batch} is more than --images {options.images}: give fewer")
-    if not 1 <= options.processes <= 64 or options.batch % options.processes:
+    if device == "cpu" and options.precision != "fp32":
+        raise BadInput(f"--precision {options.precision} needs a GPU: on a CPU all compute in fp32")
+    if not 0 < options.rate < inf:
+        raise BadInput(f"--rate {options.rate} must be above 0, and finite")
+    if options.seed < 0:
+        raise BadInput(f"--seed {options.seed} must be 0 or more")
+    here = len(os.sched_getaffinity(0))
+    if options.cores is not None and not 1 <= options.cores <= here:
+        raise BadInput(f"--cores {options.cores}: this machine lets us use {here}: give 1 to {here}")
+    if options.picture:
+        check_new_file(options.picture, "--picture")
+    known = tuple(entrant.key for entrant in ENTRANTS)
+    only = known if options.only is None else tuple(word.strip() for word in options.only.split(","))
+    for name in only:
+        if name not in known:
+            raise BadInput(f"--only {name}: there is no such contestant; there are {', '.join(known)}")
+    if "mpi" in only and (not 1 <= options.processes <= 64 or options.batch % options.processes):
         raise BadInput(
             f"--processes {options.processes} must be from 1 to 64 and divide --batch {options.batch}: "
             "each computes as many images"
         )
-    if device == "cpu" and options.precision != "fp32":
-        raise BadInput(f"--precision {options.precision} needs a GPU: on a CPU all compute in fp32")
-    if options.rate <= 0:
-        raise BadInput(f"--rate {options.rate} must be above 0")
-    if options.seed < 0:
-        raise BadInput(f"--seed {options.seed} must be 0 or more")
-    here = len(os.sched_getaffinity(0))
-    if not 0 <= options.cores <= here:
-        raise BadInput(f"--cores {options.cores}: this machine lets us use {here}: give 1 to {here}")
-    if options.picture:
-        check_new_file(options.picture, "--picture")
-    only, known = tuple(filter(None, options.only.split(","))), [entrant.key for entrant in ENTRANTS]
-    for name in only:
-        if name not in known:
-            raise BadInput(f"--only {name}: there is no such contestant; there are {', '.join(known)}")
-    return only
+    return only if options.only is not None else ()
 
 
 def _make_task(options: argparse.Namespace, device: str, folder: str) -> BaselineTask:

@@ -148,10 +148,12 @@ def _check(options: argparse.Namespace) -> ConvShape | None:
             check_new_file(path, f"--{flag}")
     if options.map and options.map == options.toeplitz:
         raise BadInput(f"--map and --toeplitz {options.map}: two pictures need two files")
-    if options.map and options.shape:
+    if options.toeplitz and options.json and not options.map:
+        raise BadInput(f"--toeplitz {options.toeplitz} only draws: leave out --json")
+    if options.map and options.shape is not None:
         raise BadInput(f"--shape {options.shape}: --map has shapes of its own: leave out --shape")
     window = {name: getattr(options, name) for name in _WINDOW if getattr(options, name) is not None}
-    if not options.shape:
+    if options.shape is None:
         for name, value in window.items():
             raise BadInput(f"--{name} {value} belongs to a shape: give --shape too")
         return None
@@ -173,8 +175,9 @@ def _read_shape(text: str, window: dict[str, int]) -> ConvShape:
         raise BadInput(f"--shape {text} must be six whole numbers from 1, with commas between: images, "
                        "channels, height, width, filters, side of a filter")  # fmt: skip
     for name, value in window.items():
-        if not (0 if name == "padding" else 1) <= value <= _LARGEST:
-            raise BadInput(f"--{name} {value} must be {0 if name == 'padding' else 1} or more")
+        least = 0 if name == "padding" else 1
+        if not least <= value <= _LARGEST:
+            raise BadInput(f"--{name} {value} must be from {least} to {_LARGEST}")
     batch, inside, height, width, outside, kernel = map(int, words)
     shape = ConvShape(batch, inside, outside, height, width, kernel, **window)
     if inside % shape.groups or outside % shape.groups:

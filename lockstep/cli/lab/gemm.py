@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.cli.flag import add_device, add_json, check_new_file
-from lockstep.errors import BadInput
+from lockstep.errors import BadInput, LockstepError
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +35,8 @@ and the others run.
 _SIZES = {"cpu": "256,512,1024", "cuda": "1024,2048,4096,8192"}
 _PART_SIZES = {"cpu": "256,1024", "cuda": "1024,4096"}
 _SKINNY = (1, 4, 16, 64, 256)  # rising, so that what takes too long is known before
-_LARGEST = 32768
+_LARGEST = {"cpu": 16384, "cuda": 32768}
+_MOST_THREADS = 1024  # of 5_threads.c
 _BUDGET_S = {"cpu": 0.5, "cuda": 1.0}
 
 
@@ -47,7 +48,7 @@ def add_gemm(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--parts", action="store_true", help="memory, copies and product apart, not the ladder"
     )
-    parser.add_argument("--threads", type=int, default=0, help="of a CPU; default: its cores")
+    parser.add_argument("--threads", type=int, metavar="N", help="of a CPU; default: its cores")
     parser.add_argument("--picture", type=Path, metavar="FILE.png", help="draw the ladder")
     add_json(parser)
 
@@ -60,17 +61,21 @@ def show_gemm(options: argparse.Namespace) -> int:
 
     if options.picture:
         check_new_file(options.picture, "--picture")
-    if options.threads < 0:
-        raise BadInput(f"--threads {options.threads} must be 1 or more")
+    if options.threads is not None and not 1 <= options.threads <= _MOST_THREADS:
+        raise BadInput(f"--threads {options.threads} must be from 1 to {_MOST_THREADS}")
     if options.parts and (options.skinny or options.picture):
         raise BadInput("--parts has a table only: leave out --skinny and --picture")
-    threads = options.threads or len(os.sched_getaffinity(0))
+    if options.parts and options.threads:
+        raise BadInput(f"--threads {options.threads} is for the ladder: --parts takes one; leave it out")
+    threads = options.threads or min(len(os.sched_getaffinity(0)), _MOST_THREADS)
     with plain_torch():
         device = prepare_device(options.device, 1)
         shapes = _shapes(options, device.type)
         if options.parts:
             return _show_parts(device, [shape[0] for shape in shapes], options.json)
         found = _measure(device, shapes, threads)
+    if not found:
+        raise LockstepError("bench gemm: nothing could be measured")
     if options.json:
         print(json.dumps([asdict(record) for record in records_of(found, device.type)], indent=1))
     else:
@@ -96,13 +101,14 @@ def _measure(device: torch.device, shapes: list[Shape], threads: int) -> list[Ge
 
 def _shapes(options: argparse.Namespace, kind: str) -> list[Shape]:
     if options.skinny:
-        if options.sizes:
+        if options.sizes is not None:
             raise BadInput("--skinny has sizes of its own: leave out --sizes")
         return [(rows, 9192, 4096) for rows in _SKINNY]
-    text = options.sizes or (_PART_SIZES if options.parts else _SIZES)[kind]
+    usual, most = (_PART_SIZES if options.parts else _SIZES)[kind], _LARGEST[kind]
+    text = usual if options.sizes is None else options.sizes
     words = [word.strip() for word in text.split(",") if word.strip()]
-    if not words or not all(word.isdecimal() and 1 <= int(word) <= _LARGEST for word in words):
-        raise BadInput(f"--sizes {text} must be whole numbers from 1 to {_LARGEST} with commas between")
+    if not words or not all(word.isdecimal() and 1 <= int(word) <= most for word in words):
+        raise BadInput(f"--sizes {text} must be whole numbers from 1 to {most} with commas between")
     return [(size, size, size) for size in dict.fromkeys(map(int, words))]
 
 
@@ -114,15 +120,17 @@ def tell_ladder(found: list[GemmTime]) -> list[str]:
         rows = [each for each in found if (each.shape, each.precision) == (shape, precision)]
         width = max(len(each.way.name) for each in rows)
         libraries = {each.way.threads: each for each in rows if each.way.is_library}
+        beside = max((len(each.way.name) for each in libraries.values()), default=0)
         lines.append(f"{_size(shape)}, {precision}")
         before = 0.0
         for each in rows:
-            ms, rate, best = 1e3 * each.time.median, each.gflop_s, libraries[each.way.threads]
+            ms, rate, best = 1e3 * each.time.median, each.gflop_s, libraries.get(each.way.threads)
             gain = f"{rate / before:6.2f} x the one before" if before else ""
             limit = f"{100 * rate / each.limit_gflop_s:5.1f} % of the limit" if each.limit_gflop_s else ""
+            share = f"{100 * rate / best.gflop_s:6.1f} % of {best.way.name:{beside}}" if best else ""
             lines.append(
                 f"  {each.way.name:{width}}  {ms:10.3f} ms  {rate:10,.1f} GFLOP/s  "
-                f"{100 * rate / best.gflop_s:6.1f} % of {best.way.name}  {limit}  {gain}".rstrip()
+                f"{share:{beside and beside + 12}}  {limit:20}  {gain}".rstrip()
             )
             before = rate
     return lines

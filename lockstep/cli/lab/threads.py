@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.cli.flag import add_device, add_json, check_new_file
+from lockstep.cli.lab.clean_end import end_cleanly
 from lockstep.errors import BadInput, LockstepError
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ lockstep/lab/threads/cuda. Without a GPU it is workers: real trainings, and one 
 """
 FINDING = "The paper that this repeats found accuracy and loss equal at 1 … 32768 threads of a GPU."
 _MOST_GPU, _LIMIT_GPU = 1 << 18, 1 << 22
+_MOST = {"most": _LIMIT_GPU, "steps": 1000, "epochs": 1000}
 _PATIENCE_S, _BUDGET_S = 120.0, 90.0
 _TRAIN_IMAGES, _TEST_IMAGES, _SIDE, _CLASSES = 4096, 1024, 48, 7
 
@@ -60,12 +62,12 @@ def show_threads(options: argparse.Namespace) -> int:
 
     if options.picture:
         check_new_file(options.picture, "--picture")
-    for flag in ("most", "steps", "epochs"):
+    for flag, most in _MOST.items():
         value = getattr(options, flag)
-        if value is not None and value < 1:
-            raise BadInput(f"--{flag} {value} must be 1 or more")
+        if value is not None and not 1 <= value <= most:
+            raise BadInput(f"--{flag} {value} must be from 1 to {most}")
     found = list[Scaled]()
-    with plain_torch():
+    with end_cleanly(), plain_torch():
         device = prepare_device(options.device, 1)
         for each in _measure(options, device):
             if isinstance(each, Scaled):
@@ -111,8 +113,6 @@ def _by_threads(options: argparse.Namespace, device: torch.device) -> Iterator[S
     from lockstep.spec import Model, Run
 
     most = options.most or _MOST_GPU
-    if most > _LIMIT_GPU:
-        raise BadInput(f"--most {most}: at most {_LIMIT_GPU}, far more than a GPU runs at once")
     model = build_model(Run(model=Model(name="emotion48")), (1, _SIDE, _SIDE), _CLASSES)
     train, test = _draw("train", _TRAIN_IMAGES, device), _draw("test", _TEST_IMAGES, device)
     counts = [1 << power for power in range(most.bit_length())]

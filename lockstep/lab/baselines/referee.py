@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +22,7 @@ from lockstep.lab.native.c_library import find_compiler
 from lockstep.lab.native.nvrtc import NoCompiler
 
 _PATIENCE_S = 1800.0
+_END_S = 5.0
 _ROOT = Path(__file__).parents[3]
 _MPI = {"openmpi": "libmpi.so.40", "mpich": "libmpi.so.12"}  # beside Python, where `make` puts them
 
@@ -129,11 +130,20 @@ def hold_race(start: Start, task: BaselineTask) -> Outcome | str:
     except subprocess.TimeoutExpired:
         return f"stopped after {_PATIENCE_S:.0f} s"
     finally:
-        if process.poll() is None:  # with all that it started
-            os.killpg(process.pid, signal.SIGKILL)
+        _end(process)
     if process.returncode or not outcome.exists():
         return _last_words(errors)
     return Outcome(**json.loads(outcome.read_text()))
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """With all that it started; mpirun, which has files of its own to remove, is asked first."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_END_S)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _last_words(errors: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -18,7 +19,7 @@ _SOURCE = Path(__file__).with_name("c") / "direct.c"
 def direct(shape: ConvShape, which: ConvPass, first: Tensor, second: Tensor) -> Tensor:
     """Any of the three passes on a CPU, in fp32."""
     need_fp32("direct", first)
-    library, pad = compile_c(_SOURCE.read_text(encoding="utf-8")), shape.padding
+    library, pad = compile_c(_source()), shape.padding
     if which is ConvPass.DATA:
         height, width = shape.height + 2 * pad, shape.width + 2 * pad
         found = torch.zeros(*shape.image_size[:2], height, width)
@@ -29,6 +30,11 @@ def direct(shape: ConvShape, which: ConvPass, first: Tensor, second: Tensor) -> 
     function = library.direct_forward if forward else library.direct_weight
     _call(function, shape, pad_images(shape, first), second.contiguous(), found)
     return found
+
+
+@cache
+def _source() -> str:
+    return _SOURCE.read_text(encoding="utf-8")
 
 
 def _call(function: ctypes._NamedFuncPointer, shape: ConvShape, *tensors: Tensor) -> None:

@@ -9,6 +9,7 @@ into S² smaller products, one for each place of a pixel modulo S, of which each
 from __future__ import annotations
 
 import ctypes
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -126,5 +127,9 @@ def _multiply(
         *(of_matrix * matrix.stride(0), images.stride(0), of_found * found.stride(0)),
     )
     pointers = (ctypes.c_void_p(each.data_ptr()) for each in (matrix, images, rows, columns, found))
-    library = compile_c("".join(path.read_text(encoding="utf-8") for path in _SOURCES))
-    library.gathered_gemm(*pointers, (ctypes.c_long * len(sizes))(*sizes))
+    compile_c(_source()).gathered_gemm(*pointers, (ctypes.c_long * len(sizes))(*sizes))
+
+
+@cache
+def _source() -> str:
+    return "".join(path.read_text(encoding="utf-8") for path in _SOURCES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -42,6 +43,7 @@ def multiply_on_cpu(rung: CRung, a: Tensor, b: Tensor, threads: int = 1) -> Tens
     return result
 
 
+@cache
 def c_source(rung: CRung) -> str:
     """The rung's file, with what it shares with others before it."""
     shared = (_FOLDER / "panel.h").read_text(encoding="utf-8") if rung.is_packed else ""

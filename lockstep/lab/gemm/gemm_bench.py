@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +20,8 @@ from lockstep.measure.probe_device import TimedRounds
 Shape = tuple[int, int, int]  # rows of A, columns of B, and what is summed over
 Multiply = Callable[[Tensor, Tensor], Tensor]
 _PATIENCE_S = 20.0  # a rung that would take longer is left out
+_TELLING = {"cpu": 1e7, "cuda": 1e9}  # operations from which on a product says how fast others will be
+_CORNER = 256  # rows and columns of a product that says so before the first large one
 
 
 @dataclass(frozen=True)
@@ -91,20 +94,35 @@ def measure_gemm(
             if slow.get(way.name, 0.0) * work > _PATIENCE_S:
                 yield SkippedRung(way.name, shape, f"would take about {slow[way.name] * work:.0f} s")
                 continue
-            a, b = (each.to(way.precision) for each in matrices)
             try:
-                if device.type == "cpu":
-                    way.multiply(a[:1], b)  # compiles
+                a, b = (each.to(way.precision) for each in matrices)
+                if device.type == "cpu" and way.name not in slow:
+                    expected_s = _time_corner(way, a, b) * work
+                    if expected_s > _PATIENCE_S:
+                        raise CannotRun(f"would take about {expected_s:.0f} s")
                 found = time_call(partial(way.multiply, a, b), device, budget_s)
             except CannotRun as error:
                 yield SkippedRung(way.name, shape, str(error))
+                continue
+            except torch.OutOfMemoryError:
+                yield SkippedRung(way.name, shape, "does not fit the memory of the GPU")
                 continue
             except LockstepError as error:
                 yield SkippedRung(way.name, None, str(error).splitlines()[0])
                 slow[way.name] = float("inf")
                 continue
-            slow[way.name] = found.median / work
+            if work > _TELLING[device.type]:
+                slow[way.name] = found.median / work
             yield GemmTime(way, shape, found, limit_gflop_s(device, way.precision, way.threads))
+
+
+def _time_corner(way: GemmWay, a: Tensor, b: Tensor) -> float:
+    """Seconds that an operation takes in a small part of the product; the first call compiles."""
+    a, b = (each[:_CORNER, :_CORNER].contiguous() for each in (a, b))
+    way.multiply(a, b)
+    start = time.perf_counter()
+    way.multiply(a, b)
+    return (time.perf_counter() - start) / (2.0 * len(a) * a.shape[1] * b.shape[1])
 
 
 def ways_to_multiply(device: torch.device, threads: int) -> list[GemmWay]:

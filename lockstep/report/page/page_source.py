@@ -14,6 +14,7 @@ from lockstep.report.page.shown_run import Damaged, ShownRun, read_run
 from lockstep.spec.record import Record, read_records
 
 _OF_A_RUN = ("identity.json", "run.toml", "metrics.jsonl")
+_OF_A_SWEEP = "sweep.json"  # its runs lie beside it
 
 
 @dataclass
@@ -65,8 +66,8 @@ def read_sources(words: Sequence[str], runs_dir: Path) -> PageSource:
         run = next((path for path in paths if any((path / name).is_file() for name in _OF_A_RUN)), None)
         if run:
             found.add_run(run)
-        elif paths[0].is_dir():
-            _add_folder(found, paths[0])
+        elif folder := next((path for path in paths if path.is_dir()), None):
+            _add_folder(found, folder)
         elif paths[0].is_file():
             try:
                 found.add_file(paths[0])
@@ -89,7 +90,9 @@ def _add_folder(found: PageSource, folder: Path) -> None:
     for path in sorted(folder.iterdir()):
         if path.is_dir() and any((path / name).is_file() for name in _OF_A_RUN):
             found.add_run(path)
-        elif path.suffix == ".json" and path.is_file():
+        elif (path / _OF_A_SWEEP).is_file():
+            _add_folder(found, path)
+        elif path.suffix == ".json" and path.is_file() and path.name != _OF_A_SWEEP:
             try:
                 found.add_file(path)
             except Damaged as error:

@@ -20,6 +20,8 @@ struct Block {  // of convolution, ReLU and maximum
 
 constexpr Block BLOCKS[3] = {{48, 1, 32}, {24, 32, 64}, {12, 64, 128}};
 constexpr int DOTS = 8;
+constexpr long PIECE = 96;    // steps of a product whose packed factor fits the first cache; divides 3 × 32, 64, 128
+constexpr long PIXELS = 48;   // so many of a gradient's panel fit it beside the image: whole lines of 48, 24 or 12
 constexpr long FEATURES = 6 * 6 * 128, HIDDEN = 256, CLASSES = 7;
 
 // Where each parameter begins in the flat array of all: weight and bias of each layer, [in][out].
@@ -50,14 +52,20 @@ void turn(const float *from, const Block &block, float *to) {
                 to[(tap * block.out + k) * block.in + c] = from[((8 - tap) * block.in + c) * block.out + k];
 }
 
-// A convolution of one padded image: rows `first` to `last` of the result, which has no border.
+// A convolution of one padded image: rows `first` to `last` of the result, which has no border. A piece of the
+// packed filter, which fits the first cache, is used for all of them before the next.
 void convolve(const float *image, const float *packed, const float *bias, long side, long in, long out, long first,
               long last, float *result) {
-    const long line = (side + 2) * in;
-    for (long j = 0; j < out; j += WIDTH)
-        for (long y = first; y < last; ++y)
-            multiply_rows(side, image + y * line, in, line, packed + j * 9 * in, 3, 3 * in,
-                          result + (y - first) * side * out + j, out, bias ? bias + j : ZEROS);
+    const long line = (side + 2) * in, depth = 3 * in, piece = depth < PIECE ? depth : PIECE;
+    for (long j = 0; j < out; j += WIDTH) {
+        const float *filter = packed + j * 9 * in, *begin = bias ? bias + j : ZEROS;
+        for (long k = 0; k < 3 * depth; k += piece, filter += piece * WIDTH)
+            for (long y = first; y < last; ++y) {
+                float *to = result + (y - first) * side * out + j;
+                const float *pixels = image + (y + k / depth) * line + k % depth;
+                multiply_rows(side, pixels, in, filter, piece, to, out, k ? Begin{to, out} : Begin{begin, 0});
+            }
+    }
 }
 
 // ReLU and the maximum of 2×2 of two rows; `which` says where the maximum was, 4 if nothing was above zero.
@@ -123,7 +131,7 @@ struct Network {
     vector<int> which[3];                // where the maxima were
     vector<float> packed[3], turned[3];  // filters in the order in which they are read
     vector<float> joined[3];             // gradients with a border of zeros
-    vector<float> features, hidden, hidden_packed, logits, d_logits, d_hidden, d_features;
+    vector<float> features, hidden, logits, d_logits, d_hidden, d_features;
     vector<float> rows, pooled, gradient, panels;
 
     explicit Network(long size) : batch(size) {
@@ -135,9 +143,9 @@ struct Network {
             packed[i].resize(block.weights()), turned[i].resize(block.weights());
         }
         features.resize(size * FEATURES), d_features.resize(size * FEATURES);
-        hidden.resize(size * HIDDEN), d_hidden.resize(size * HIDDEN), hidden_packed.resize(FEATURES * HIDDEN);
+        hidden.resize(size * HIDDEN), d_hidden.resize(size * HIDDEN),
         logits.resize(size * CLASSES), d_logits.resize(size * CLASSES);
-        rows.resize(2 * 48 * 32), pooled.resize(24 * 24 * 32), gradient.resize(24 * 24 * 32);
+        rows.resize(24 * 24 * 64), pooled.resize(24 * 24 * 32), gradient.resize(24 * 24 * 32);
         panels.resize(48 * 48 * 32 + size * HIDDEN);
     }
 
@@ -160,12 +168,17 @@ struct Network {
             }
     }
 
-    // The hidden layer. To pack its large matrix pays if many images use it.
+    // The hidden layer, whose matrix is large: some lines of it are packed, used by all images, and forgotten.
     void hide_many() {
-        pack(weights + PLACES.weight[3], FEATURES, HIDDEN, hidden_packed.data());
-        for (long j = 0; j < HIDDEN; j += WIDTH)
-            multiply_rows(batch, features.data(), FEATURES, 0, hidden_packed.data() + j * FEATURES, 1, FEATURES,
-                          hidden.data() + j, HIDDEN, weights + PLACES.bias[3] + j);
+        float packed[PIECE * HIDDEN];
+        for (long k = 0; k < FEATURES; k += PIECE) {
+            pack(weights + PLACES.weight[3] + k * HIDDEN, PIECE, HIDDEN, packed);
+            for (long j = 0; j < HIDDEN; j += WIDTH) {
+                float *to = hidden.data() + j;
+                const Begin begin = k ? Begin{to, HIDDEN} : Begin{weights + PLACES.bias[3] + j, 0};
+                multiply_rows(batch, features.data() + k, FEATURES, packed + j * PIECE, PIECE, to, HIDDEN, begin);
+            }
+        }
     }
 
     void hide_few() {
@@ -184,10 +197,12 @@ struct Network {
         const long half = block.side / 2, line = half * block.out;
         const float *image = inputs[i].data() + n * block.padded() * block.in;
         float *to = i == 2 ? features.data() + n * FEATURES : pooled.data();
-        for (long y = 0; y < half; ++y) {
+        const long together = i == 0 ? 1 : half;  // pairs of rows; of many channels all, for one use of the filter
+        for (long y = 0; y < half; y += together) {
             convolve(image, packed[i].data(), weights + PLACES.bias[i], block.side, block.in, block.out, 2 * y,
-                     2 * y + 2, rows.data());
-            pool(rows.data(), block, to + y * line, which[i].data() + (n * half + y) * line);
+                     2 * (y + together), rows.data());
+            for (long z = y; z < y + together; ++z)
+                pool(rows.data() + 4 * (z - y) * line, block, to + z * line, which[i].data() + (n * half + z) * line);
         }
         if (i < 2)
             copy_inside(to, half, block.out, inputs[i + 1].data() + n * BLOCKS[i + 1].padded() * block.out);
@@ -265,14 +280,17 @@ struct Network {
         const float *image = inputs[i].data() + n * block.padded() * block.in;
         float *weight = all + PLACES.weight[i];
         spread(from, own, block, panels.data(), all + PLACES.bias[i]);
+        const long lines = PIXELS / side;
         for (long k = 0; k < block.out; k += WIDTH)
-            for (long r = 0; r < 3; ++r) {
-                const float *panel = panels.data() + k * side * side, *row = image + r * line;
-                float *to = weight + r * 3 * block.in * block.out + k;
-                if (block.in == 1) add_outer<3>(row, 1, line, panel, side, side, to, block.out);
-                for (long d = 0; d + ROWS <= 3 * block.in; d += ROWS)
-                    add_outer<ROWS>(row + d, block.in, line, panel, side, side, to + d * block.out, block.out);
-            }
+            for (long y = 0; y < side; y += lines)
+                for (long r = 0; r < 3; ++r) {
+                    const float *panel = panels.data() + k * side * side + y * side * WIDTH;
+                    const float *row = image + (y + r) * line;
+                    float *to = weight + r * 3 * block.in * block.out + k;
+                    if (block.in == 1) add_outer<3>(row, 1, line, panel, lines, side, to, block.out);
+                    for (long d = 0; d + ROWS <= 3 * block.in; d += ROWS)
+                        add_outer<ROWS>(row + d, block.in, line, panel, lines, side, to + d * block.out, block.out);
+                }
         if (i == 0) return;
         join(panels.data(), side, block.out, joined[i].data());
         convolve(joined[i].data(), turned[i].data(), nullptr, side, block.out, block.in, 0, side, gradient.data());

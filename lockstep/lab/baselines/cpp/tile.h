@@ -3,7 +3,7 @@
 #include <cstring>
 
 #if defined(__AVX512F__)
-constexpr int LENGTH = 16, VECTORS = 2, ROWS = 12;
+constexpr int LENGTH = 16, VECTORS = 2, ROWS = 6;  // with 12 the compiler runs out of registers
 #elif defined(__AVX2__)
 constexpr int LENGTH = 8, VECTORS = 2, ROWS = 6;
 #else
@@ -26,34 +26,45 @@ static inline void store(Any *at, Value value) {
     memcpy(at, &value, sizeof value);
 }
 
-// R rows of C += A · B over `depth`, for `parts` pairs of A and B (the rows of a filter). Row i of A begins at
-// a + i * row; B is packed: WIDTH values for each step of the depth.
+// What is summed before: a row for each row of C, or with a step of 0 the same (the bias) for all.
+struct Begin {
+    const float *at;
+    long row;
+};
+
+// R rows of C = begin + A · B over `depth`. Row i of A begins at a + i * row; B is packed: WIDTH values for each
+// step of the depth.
 template <int R>
-static void multiply_tile(const float *a, long row, long next_a, const float *b, long parts, long depth, float *c,
-                          long c_row, const float *bias) {
+static void multiply_tile(const float *a, long row, const float *b, long depth, float *c, long c_row, Begin begin) {
     Vector sum[R][VECTORS];
     for (int i = 0; i < R; ++i)
-        for (int v = 0; v < VECTORS; ++v) sum[i][v] = load(bias + v * LENGTH);
-    for (long part = 0; part < parts; ++part, a += next_a)
-        for (long k = 0; k < depth; ++k, b += WIDTH) {
+        for (int v = 0; v < VECTORS; ++v) sum[i][v] = load(begin.at + i * begin.row + v * LENGTH);
+    for (long k = 0; k < depth; ++k, b += WIDTH) {
 #pragma GCC unroll 4
-            for (int v = 0; v < VECTORS; ++v) {
-                const Vector own = load(b + v * LENGTH);
+        for (int v = 0; v < VECTORS; ++v) {
+            const Vector own = load(b + v * LENGTH);
 #pragma GCC unroll 16
-                for (int i = 0; i < R; ++i) sum[i][v] += a[i * row + k] * own;
-            }
+            for (int i = 0; i < R; ++i) sum[i][v] += a[i * row + k] * own;
         }
+    }
     for (int i = 0; i < R; ++i)
         for (int v = 0; v < VECTORS; ++v) store(c + i * c_row + v * LENGTH, sum[i][v]);
 }
 
-// Any number of rows: ROWS at a time, then one by one.
-static void multiply_rows(long rows, const float *a, long row, long next_a, const float *b, long parts, long depth,
-                          float *c, long c_row, const float *bias) {
-    for (; rows >= ROWS; rows -= ROWS, a += ROWS * row, c += ROWS * c_row)
-        multiply_tile<ROWS>(a, row, next_a, b, parts, depth, c, c_row, bias);
-    for (; rows > 0; --rows, a += row, c += c_row)
-        multiply_tile<1>(a, row, next_a, b, parts, depth, c, c_row, bias);
+// As many rows as there are in tiles of R; what is left is moved up to.
+template <int R>
+static void multiply_tiles(long &rows, const float *&a, long row, const float *b, long depth, float *&c, long c_row,
+                           Begin &begin) {
+    for (; rows >= R; rows -= R, a += R * row, c += R * c_row, begin.at += R * begin.row)
+        multiply_tile<R>(a, row, b, depth, c, c_row, begin);
+}
+
+// Any number of rows: ROWS at a time, then fewer.
+static void multiply_rows(long rows, const float *a, long row, const float *b, long depth, float *c, long c_row,
+                          Begin begin) {
+    multiply_tiles<ROWS>(rows, a, row, b, depth, c, c_row, begin);
+    multiply_tiles<4>(rows, a, row, b, depth, c, c_row, begin);
+    multiply_tiles<1>(rows, a, row, b, depth, c, c_row, begin);
 }
 
 // R rows and WIDTH columns of C += Aᵀ · B, summed over `height` lines of `width` samples (pixels, or images of a

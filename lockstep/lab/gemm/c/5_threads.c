@@ -19,9 +19,9 @@ static void *work(void *given) {
 
 void gemm(const float *A, const float *B, float *C, long M, long N, long K, long threads) {
     float *b = malloc(sizeof(float) * (N + WIDTH) * DEPTH);
-    pthread_t started[64];
-    Part parts[64];
-    threads = threads < 1 ? 1 : least(threads, 64);
+    pthread_t started[1024];
+    Part parts[1024];
+    threads = threads < 1 ? 1 : least(threads, 1024);
     memset(C, 0, sizeof(float) * M * N);
     for (long k0 = 0; k0 < K; k0 += DEPTH) {
         pack_b(B + k0 * N, b, N, N, least(DEPTH, K - k0));

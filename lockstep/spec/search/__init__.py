@@ -1,0 +1,1 @@
+"""What a sweep searches: values, combinations, and which of them go on."""
