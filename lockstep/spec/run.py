@@ -126,8 +126,8 @@ class Optimizer:
         _require(self.lr > 0, "optimizer.lr", self.lr, "must be above 0")
         _require(self.weight_decay >= 0, "optimizer.weight_decay", self.weight_decay, "must be 0 or more")
         for key, value in self.options.items():
-            if key == "eps":
-                _require(value > 0, "optimizer.eps", value, "must be above 0")
+            if key in ("eps", "trust"):
+                _require(value > 0, f"optimizer.{key}", value, "must be above 0")
             else:
                 _range(f"optimizer.{key}", value, 0.0, 1.0)
 

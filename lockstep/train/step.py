@@ -26,9 +26,9 @@ from lockstep.parallel.shard.sharded_model import ShardedModel
 from lockstep.parallel.stage_numbers import StageNumbers, merge_stages
 from lockstep.runs.train_state import TrainState
 from lockstep.spec import Run
-from lockstep.train import optimizer as rules
 from lockstep.train.audit import Audit
 from lockstep.train.clip import chunk_sums, clip_gradients, norm_of_chunks
+from lockstep.train.update.state_update import update_state
 
 Requests = Callable[[], tuple[bool, bool]]  # this worker's: (stop, move to another generation)
 
@@ -196,9 +196,11 @@ class Step:
         steps = self._steps_per_epoch
         # not `state.step`: epochs may have been longer before the data was changed
         done = state.epoch * steps + state.step_in_epoch
-        lr = run.schedule.rate(run.optimizer.lr, done, self._total_steps, steps)
-        params, decayed = list(state.trained().values()), state.decayed(run.optimizer)
-        rules.update_params(run.optimizer, lr, state.step, params, grads, state.memory, decayed)
+        rates = [
+            run.schedule.rate(base, done, self._total_steps, steps)
+            for base in (run.optimizer.lr, *(group.optimizer.lr for group in state.groups))
+        ]
+        update_state(state, state.step, rates[1:], dict(zip(state.trained(), grads, strict=True)))
         for buffer, value in zip(self._lowered.buffers(), buffers, strict=True):
             buffer.copy_(value)
         if run.train.ema:
@@ -207,7 +209,7 @@ class Step:
             self.sharded.is_published = False  # not now: until all is committed here nothing may fail
         state.step += 1
         state.step_in_epoch += 1
-        return lr
+        return rates[0]
 
     def _average(self, decay: float) -> None:
         """Update the averaged weights: d·a + (1−d)·w, with a smaller d in the first steps."""

@@ -83,6 +83,8 @@ def hashes(result):
         ),
         (tiny, (*DECAY, "optimizer.name=adamw", "optimizer.lr=0.01", "train.clip=0.5", "train.ema=0.9")),
         (tiny, ("optimizer.name=sgd", "train.wire=bf16")),
+        (tiny, (DECAY[1], "optimizer.name=lars", "optimizer.lr=5", "train.clip=0.5", "train.ema=0.9")),
+        (stem, (DECAY[1], "optimizer.name=lamb", "optimizer.lr=0.01", TWO_STEPS)),
         (residual, ("train.ema=0.9", "train.clip=0.5", TWO_STEPS)),
         (residual, (*DECAY, "train.wire=bf16", "data.num_train=4")),
         (tiny, ("kernels.set=compiled", "train.label_smoothing=0.1", AUGMENT)),
@@ -98,7 +100,7 @@ def hashes(result):
             ),
         ),
     ],
-    ids=["nag", "adamw", "wire", "residual", "residual, wire", "compiled", "compiled, wire"],
+    ids=["nag", "adamw", "wire", "lars", "lamb", "residual", "residual, wire", "compiled", "compiled, wire"],
 )
 def test_a_step_on_the_device_is_the_step_through_the_host(tmp_path, model, overrides):
     keys = (*overrides, "train.epochs=1")

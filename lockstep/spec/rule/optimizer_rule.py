@@ -4,6 +4,8 @@ The arithmetic is written once, in plain Python. The host runs it on lists of te
 (`train/optimizer.py`), and a GPU compiles it (`kernels/triton/optimizer_update.py`). It may add,
 multiply, and call `divide` and `sqrt`, each of which rounds once. So an element's new value depends only on
 that element, not on the slice, the vector width or the device that it was computed with.
+
+Some rules look at whole parameters besides (`whole`), on host and device by `train/update/`.
 """
 
 from __future__ import annotations
@@ -26,10 +28,15 @@ class Rule:
     keys: Mapping[str, float]  # with their defaults
     memory: tuple[str, ...] = ()  # names of the tensors that it keeps from step to step, two at most
     decays_weights: bool = False  # weight decay shrinks the weights directly, not through the gradient
+    # What is scaled by the norm of the whole weight over its own: "gradient", before `direction`; "update",
+    # after it. Norms and biases are not, and have no weight decay.
+    whole: str = ""
+    takes: tuple[str, ...] = ()  # the keys that are `a` and `b`; none: all but eps
 
     def numbers(self, options: Mapping[str, float]) -> tuple[float, float, float]:
         """`a`, `b` and `eps` of a run; 0 if the rule does not have them."""
-        a, b, *_ = (*(options[key] for key in self.keys if key != "eps"), 0.0, 0.0)
+        names = self.takes or [key for key in self.keys if key != "eps"]
+        a, b, *_ = (*(options[key] for key in names), 0.0, 0.0)
         return a, b, options.get("eps", 0.0)
 
     def corrections(self, options: Mapping[str, float], step: int) -> tuple[float, float]:
@@ -39,7 +46,7 @@ class Rule:
 
 
 def is_norm_or_bias(name: str, num_dims: int) -> bool:
-    """Whether a parameter is left out of weight decay by `optimizer.decay_norms=false`, as in timm."""
+    """Whether a parameter is left out by `optimizer.decay_norms=false` and by trust ratios, as in timm."""
     return num_dims <= 1 or name.endswith(".bias")
 
 
@@ -89,4 +96,12 @@ RULES: dict[str, Rule] = {
     "rmsprop": Rule(_rmsprop, {"alpha": 0.99, "eps": 1e-8}, ("square",)),
     "adam": Rule(_adam, _ADAM, ("mean", "square")),
     "adamw": Rule(_adam, _ADAM, ("mean", "square"), decays_weights=True),
+    "lars": Rule(
+        _momentum,
+        {"momentum": 0.9, "trust": 1e-3, "eps": 1e-8},
+        ("velocity",),
+        whole="gradient",
+        takes=("momentum",),
+    ),
+    "lamb": Rule(_adam, {**_ADAM, "eps": 1e-6}, ("mean", "square"), whole="update"),
 }
