@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from lockstep.comm.shard.share import Share
 from lockstep.models.tensors import TensorHash, float_state, has_values, model_tensors, trainable
+from lockstep.models.weights import head_names
 from lockstep.runs.state_parts import StateParts, StatePiece
 from lockstep.spec import Optimizer
 from lockstep.spec.param_group import ParamGroup, group_params
@@ -93,7 +94,8 @@ class TrainState:
     def begin_groups(self, optimizer: Optimizer) -> None:
         """Give the trained parameters their optimizers, with memory before the first step."""
         trained, whole = self.trained(), self.share.shapes if self.share else {}
-        self.groups = group_params(optimizer, {n: whole.get(n, t.shape) for n, t in trained.items()})
+        shapes = {name: whole.get(name, tensor.shape) for name, tensor in trained.items()}
+        self.groups = group_params(optimizer, shapes, head_names(self.model))
         self.memory = {}
         for group in self.groups:
             begun = init_memory(group.optimizer, [trained[name] for name in group.names])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from lockstep.spec.rule.optimizer_rule import RULES, Rule, is_norm_or_bias
@@ -33,9 +33,24 @@ class ParamGroup:
         ]
 
 
-def group_params(optimizer: Optimizer, shapes: Mapping[str, Sequence[int]]) -> list[ParamGroup]:
-    """The groups of an optimizer, of parameters in the model's order."""
-    return [_group(optimizer, list(shapes), shapes)]
+def group_params(
+    optimizer: Optimizer, shapes: Mapping[str, Sequence[int]], heads: Container[str]
+) -> list[ParamGroup]:
+    """The groups of an optimizer; for `muon` matrices, and the rest: norms, biases and what is in `heads`."""
+    if RULES[optimizer.name].whole != "matrix":
+        return [_group(optimizer, list(shapes), shapes)]
+    is_matrix = {
+        name: not is_norm_or_bias(name, len(shape)) and name not in heads for name, shape in shapes.items()
+    }
+    matrices, rest = ([name for name in shapes if is_matrix[name] == wanted] for wanted in (True, False))
+    return [_group(optimizer, matrices, shapes), _group(_of_rest(optimizer), rest, shapes)]
+
+
+def _of_rest(optimizer: Optimizer) -> Optimizer:
+    """The optimizer of what is no matrix, beside `muon`."""
+    options, name = optimizer.options, optimizer.options["rest"]
+    own = {key: options[key] for key in RULES[name].keys}
+    return Optimizer(name, options["rest_lr"], optimizer.weight_decay, own, optimizer.decay_norms)
 
 
 def _group(optimizer: Optimizer, names: Sequence[str], shapes: Mapping[str, Sequence[int]]) -> ParamGroup:

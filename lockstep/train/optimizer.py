@@ -29,7 +29,7 @@ def update_params(
     whole, chosen = RULES[optimizer.name].whole, decayed or [True] * len(params)
     if whole == "gradient":
         _decay_and_trust(optimizer, params, grads, chosen)
-    elif not whole:
+    elif whole != "update":
         _decay(optimizer, lr, params, grads, chosen)
     moves = find_moves(optimizer, step, grads, memory)
     if whole == "update":

@@ -113,6 +113,14 @@ def test_a_step_on_the_device_is_the_step_through_the_host(tmp_path, model, over
     ]
 
 
+def test_matrices_are_orthogonalized_through_the_host(tmp_path):
+    keys = ("train.epochs=1", TWO_STEPS, "optimizer.name=muon", "train.clip=0.5")
+    device, events = fused(tmp_path, *keys, model=small)
+    host, _ = through_host(tmp_path, *keys, model=small)
+    assert hashes(device) == hashes(host)
+    assert sum("each step goes through the host" in str(event) for event in events) == 1
+
+
 @pytest.mark.parametrize(
     ("model", "overrides"),
     [(tiny, (AUGMENT, "train.ema=0.9", "train.lanes=4")), (residual, ("kernels.set=compiled", TWO_STEPS))],
