@@ -84,10 +84,12 @@ class DeviceStep:
         self._program.to_flat(self._layout, marks, flat)
         return flat.view(-1, ALIGN).amax(1).to(dtype)
 
-    def _begin_trust(self, group: ParamGroup) -> Trust:
+    def _begin_trust(self, group: ParamGroup) -> Trust | None:
         """Trust ratios of parameters other than norms and biases, found as through the host."""
         params, chosen = list(self._fused.params.values()), group.decayed or [True] * len(group.names)
         places = [place for place, has_ratio in enumerate(chosen) if has_ratio]
+        if not places:
+            return None
         weights, others = [torch.empty_like(p) for p in params], [torch.empty_like(p) for p in params]
         ratios = torch.ones(1 + len(places), device=self.device)
 
