@@ -29,7 +29,7 @@ from lockstep.runs.train_state import TrainState
 from lockstep.spec import Run
 from lockstep.train.audit import Audit
 from lockstep.train.clip import chunk_sums, clip_gradients, norm_of_chunks
-from lockstep.train.update.matrix_deal import exchange_moves
+from lockstep.train.update.matrix_deal import Moves, exchange_moves
 from lockstep.train.update.state_update import update_state
 
 Requests = Callable[[], tuple[bool, bool]]  # this worker's: (stop, move to another generation)
@@ -167,10 +167,11 @@ class Step:
         one that lost the others before it knew the norm gets it from there, and commits later; one that
         lost them while matrices were exchanged computes all of them.
         """
-        state, moves = self._state, dict[str, Tensor]()
+        state = self._state
         if self._run.train.clip:
             clip_gradients(grads, norm, self._run.train.clip)
-        state.finish = (lambda norm: self._commit(grads, buffers, {})) if state.parts else None
+        state.finish = (lambda norm: self._commit(grads, buffers)) if state.parts else None
+        moves = None
         if dealt and not self.sharded:
             moves = exchange_moves(state, dict(zip(state.trained(), grads, strict=True)), dealt)
         state.finish, state.norm = None, norm if state.parts else None
@@ -199,7 +200,7 @@ class Step:
             self._reduction.close()
 
     @torch.no_grad()
-    def _commit(self, grads: list[Tensor], buffers: list[Tensor], moves: Mapping[str, Tensor]) -> float:
+    def _commit(self, grads: list[Tensor], buffers: list[Tensor], moves: Moves | None = None) -> float:
         run, state = self._run, self._state
         steps = self._steps_per_epoch
         # not `state.step`: epochs may have been longer before the data was changed

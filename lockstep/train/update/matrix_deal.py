@@ -17,6 +17,8 @@ from lockstep.spec.param_group import ParamGroup, Shape
 from lockstep.train.optimizer import find_moves
 from lockstep.train.update.muon import find_move, move_type
 
+Moves = dict[str, Tensor]  # what is subtracted from matrices, times the learning rate, by name
+
 
 def deal_matrices(shapes: Sequence[Shape], workers: int) -> list[int]:
     """The worker of each matrix: the costliest ones first, each to who has the least to do."""
@@ -34,21 +36,24 @@ def _cost(shape: Shape) -> int:
 
 
 @torch.no_grad()
-def exchange_moves(state: TrainState, grads: Mapping[str, Tensor], group: Group) -> dict[str, Tensor]:
+def exchange_moves(state: TrainState, grads: Mapping[str, Tensor], group: Group) -> Moves:
     """The move of every matrix, by workers that have whole ones; the state stays as it is. A collective."""
-    found: dict[str, Tensor] = {}
+    found: Moves = {}
     for matrices in state.groups:
-        if matrices.rule.whole == "matrix" and matrices.names and group.size > 1:
+        if matrices.rule.whole != "matrix" or not matrices.names:
+            continue
+        if group.size > 1:
             found |= _exchange(state, grads, matrices, group)
+        else:
+            moves = _compute(state, grads, matrices, range(len(matrices.names)))
+            found |= zip(matrices.names, moves, strict=True)
     return found
 
 
-def _exchange(
-    state: TrainState, grads: Mapping[str, Tensor], matrices: ParamGroup, group: Group
-) -> dict[str, Tensor]:
+def _exchange(state: TrainState, grads: Mapping[str, Tensor], matrices: ParamGroup, group: Group) -> Moves:
     owners = deal_matrices(matrices.shapes, group.size)
     dealt = [[place for place, owner in enumerate(owners) if owner == rank] for rank in range(group.size)]
-    mine, found = _compute(state, grads, matrices, dealt[group.rank]), dict[str, Tensor]()
+    mine, found = _compute(state, grads, matrices, dealt[group.rank]), Moves()
     given = [grads[name] for name in matrices.names]
     is_wide = any(grad.dtype == torch.float64 for grad in given)  # which holds fp32 as it is
     for rank, places in enumerate(dealt):

@@ -31,17 +31,16 @@ def update_matrices(
     params: list[Tensor],
     grads: list[Tensor],
     memory: Memory,
-    known: Mapping[str, Tensor],
+    moves: Mapping[str, Tensor],
 ) -> None:
-    """Change matrices and memory in place; `known` are moves that were computed elsewhere, by name."""
+    """Change matrices and memory in place, by moves that are known already, so that nothing can fail."""
     if not params:
         return
-    moves = find_moves(group.optimizer, 0, grads, memory)
+    find_moves(group.optimizer, 0, grads, memory)
     if group.optimizer.weight_decay:
         torch._foreach_mul_(params, 1.0 - lr * group.optimizer.weight_decay)
-    for name, shape, param, move in zip(group.names, group.shapes, params, moves, strict=True):
-        found = known[name] if name in known else find_move(move, shape)
-        param.sub_(found.view(param.shape).mul(lr))
+    for name, param in zip(group.names, params, strict=True):
+        param.sub_(moves[name].view(param.shape).mul(lr))
 
 
 @torch.no_grad()
