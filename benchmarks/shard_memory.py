@@ -84,7 +84,8 @@ def watch() -> None:
         result = call(self, lanes, *requests)
         state = self._state
         whole = [p for p in state.model.parameters() if p.numel() < 2 or any(p.stride())]
-        kept = {t.data_ptr(): t for t in [*whole, *state.trained().values(), *chain(*state.memory.values())]}
+        memory = chain(*(tensors.values() for tensors in state.memory.values()))
+        kept = {t.data_ptr(): t for t in [*whole, *state.trained().values(), *memory]}
         means = sum(t.numel() * 4 for t in self._lowered.params.values())  # a mean of every gradient
         share = sum(t.numel() * 4 for t in state.trained().values())
         rest = sum(t.numel() * t.element_size() for t in kept.values()) + (share if state.share else means)

@@ -16,11 +16,14 @@ from torch import Tensor, nn
 from lockstep.comm.compress.feedback import Feedback
 from lockstep.comm.shard.share import Share
 from lockstep.models.tensors import TensorHash, float_state, has_values, model_tensors, trainable
+from lockstep.models.weights import head_names
 from lockstep.runs.state_parts import StateParts, StatePiece
 from lockstep.spec import Optimizer
-from lockstep.spec.rule.optimizer_rule import RULES, is_norm_or_bias
+from lockstep.spec.param_group import ParamGroup, group_params
+from lockstep.spec.rule.optimizer_rule import RULES
 
 Memory = dict[str, list[Tensor]]  # an optimizer's tensors, such as velocity: one per parameter
+NamedMemory = dict[str, dict[str, Tensor]]  # the same by the name of the parameter
 
 
 def init_memory(optimizer: Optimizer, params: list[Tensor]) -> Memory:
@@ -42,7 +45,7 @@ class TrainState:
     """Model, optimizer memory, averaged weights and the cursor (epoch, step in the epoch)."""
 
     model: nn.Module
-    memory: Memory
+    memory: NamedMemory
     ema: dict[str, Tensor]
     epoch: int = 0
     step_in_epoch: int = 0
@@ -59,6 +62,7 @@ class TrainState:
     norm: Tensor | None = None  # of the gradients of the last step, if the state is in parts
     feedback: Feedback | None = None  # this worker's part of what compression left out
     names: list[str] | None = None  # of the parameters that are trained here; None: all of the model
+    groups: list[ParamGroup] = field(default_factory=list)  # of `trained`, by their optimizers
 
     @classmethod
     def begin(
@@ -72,7 +76,7 @@ class TrainState:
     ) -> TrainState:
         """The state before the first step, of a model of which this worker may have only a part."""
         state = cls(model, {}, {}, parts=parts, share=share, feedback=feedback, names=trainable(model))
-        state.memory = init_memory(optimizer, list(state.trained().values()))
+        state.begin_groups(optimizer)
         if ema and share:
             state.averaged = share.copy()
             floats = float_state(model).items()
@@ -90,15 +94,20 @@ class TrainState:
         whole = {name: known[name].detach() for name in names}
         return whole | self.share.pieces if self.share else whole
 
-    def decayed(self, optimizer: Optimizer) -> list[bool] | None:
-        """Which of `trained` have weight decay; None: all. A piece is what the whole parameter is."""
-        if optimizer.decay_norms:
-            return None
-        whole = self.share.shapes if self.share else {}
-        return [
-            not is_norm_or_bias(name, len(whole.get(name, tensor.shape)))
-            for name, tensor in self.trained().items()
-        ]
+    def begin_groups(self, optimizer: Optimizer) -> None:
+        """Give the trained parameters their optimizers, with memory before the first step."""
+        trained, whole = self.trained(), self.share.shapes if self.share else {}
+        shapes = {name: whole.get(name, tensor.shape) for name, tensor in trained.items()}
+        self.groups = group_params(optimizer, shapes, head_names(self.model))
+        self.memory = {}
+        for group in self.groups:
+            begun = init_memory(group.optimizer, [trained[name] for name in group.names])
+            for key, tensors in begun.items():
+                self.memory.setdefault(key, {}).update(zip(group.names, tensors, strict=True))
+
+    def memory_of(self, group: ParamGroup) -> Memory:
+        """The memory of a group's optimizer, in the order of the group."""
+        return {key: [self.memory[key][name] for name in group.names] for key in group.rule.memory}
 
     def floats(self) -> dict[str, Tensor]:
         """What the averages in `ema` are of, by the same names."""
@@ -191,9 +200,8 @@ class TrainState:
         whole = {name: value for name, value in model_tensors(self.model).items() if name not in cut}
         named = {f"model.{name}": value for name, value in (whole | pieces).items()}
         named |= {f"ema.{name}": tensor for name, tensor in self.ema.items()}
-        names = self.trained()
         for memory, values in self.memory.items():
-            named |= {f"optimizer.{memory}.{n}": v for n, v in zip(names, values, strict=True)}
+            named |= {f"optimizer.{memory}.{name}": tensor for name, tensor in values.items()}
         return named
 
 

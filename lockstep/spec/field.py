@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
 
-from lockstep.errors import SpecError
+from lockstep.errors import SpecError, unknown
 
 _LARGEST = sys.float_info.max
 
@@ -42,6 +42,25 @@ def accept_number(key: str, value: Any) -> float:
     """Return a finite number as a float."""
     good = isinstance(value, (int, float)) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
     return float(_expect(key, value, good, "a finite number"))
+
+
+def fill_options(section: str, value: Any, table: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The own options of a section, which hang on its name: the given ones, and defaults for the others.
+
+    Where the default is text, any value is left as it is.
+    """
+    if value.name not in table:
+        raise SpecError(f"{section}.name: {unknown(section, value.name, table)}")
+    defaults = table[value.name]
+    for key in value.options:
+        if key not in defaults:
+            common = [item.name for item in fields(value) if item.name != "options"]
+            raise SpecError(f"{section}: {unknown('key', key, (*common, *defaults))} (for {value.name})")
+    found = {**defaults, **value.options}
+    return {
+        key: found[key] if isinstance(default, str) else accept_number(f"{section}.{key}", found[key])
+        for key, default in defaults.items()
+    }
 
 
 def _accept_names(key: str, value: Any) -> tuple[str, ...]:

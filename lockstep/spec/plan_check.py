@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from lockstep.errors import SpecError
 from lockstep.spec.plan import AXES, Plan
+from lockstep.spec.rule.optimizer_rule import RULES
 from lockstep.spec.run import Run
 
 
@@ -42,6 +43,11 @@ def check_layers(plan: Plan, flag: str, run: Run) -> None:
         raise SpecError(
             f"{flag} {plan}: rows over {plan.spatial} workers need sums over pixels in a grid of as many "
             f"bands: set train.bands={bands}, which is part of the identity"
+        )
+    if plan.layers and RULES[run.optimizer.name].whole:
+        raise SpecError(
+            f"{flag} {plan}: optimizer.name={run.optimizer.name} looks at whole parameters, and layers deals "
+            "their rows to workers: use shard=optimizer instead, or another optimizer, which is another run"
         )
     check_slices(plan, plan.data, run, flag)
     if 1 < run.train.slices < plan.channel:

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep.errors import SpecError, unknown
-from lockstep.spec.field import accept_number, check_fields
+from lockstep.spec.field import check_fields, fill_options
 from lockstep.spec.rule.augmentation import check_item
 from lockstep.spec.rule.compression import check_compression
 from lockstep.spec.rule.learning_rate import CURVES, find_rate
-from lockstep.spec.rule.optimizer_rule import RULES
+from lockstep.spec.rule.optimizer_rule import RESTS, RULES
 from lockstep.spec.rule.sample_order import check_repeats, find_block
 
-OPTIMIZERS: dict[str, Mapping[str, float]] = {name: rule.keys for name, rule in RULES.items()}
+OPTIMIZERS: dict[str, Mapping[str, Any]] = {name: rule.keys for name, rule in RULES.items()}
 SCHEDULES: dict[str, Mapping[str, float]] = {name: curve.keys for name, curve in CURVES.items()}
 PRECISIONS = ("fp32", "tf32", "bf16")
 WIRES = ("fp32", "bf16")
@@ -117,17 +117,19 @@ class Optimizer:
     name: str = "momentum"
     lr: float = 0.05
     weight_decay: float = 0.0
-    options: Mapping[str, float] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
     decay_norms: bool = True  # false: weight decay leaves out norms and biases
 
     def __post_init__(self) -> None:
         check_fields(self, "optimizer")
-        object.__setattr__(self, "options", _own_options("optimizer", self, OPTIMIZERS))
+        object.__setattr__(self, "options", fill_options("optimizer", self, OPTIMIZERS))
         _require(self.lr > 0, "optimizer.lr", self.lr, "must be above 0")
         _require(self.weight_decay >= 0, "optimizer.weight_decay", self.weight_decay, "must be 0 or more")
         for key, value in self.options.items():
-            if key == "eps":
-                _require(value > 0, "optimizer.eps", value, "must be above 0")
+            if key in ("eps", "trust", "rest_lr"):
+                _require(value > 0, f"optimizer.{key}", value, "must be above 0")
+            elif key == "rest":
+                _choice("optimizer.rest", str(value), RESTS)
             else:
                 _range(f"optimizer.{key}", value, 0.0, 1.0)
 
@@ -142,7 +144,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         check_fields(self, "schedule")
-        object.__setattr__(self, "options", _own_options("schedule", self, SCHEDULES))
+        object.__setattr__(self, "options", fill_options("schedule", self, SCHEDULES))
         _require(self.warmup_epochs >= 0, "schedule.warmup_epochs", self.warmup_epochs, "must be 0 or more")
         for key, value in self.options.items():
             if key in ("every_epochs", "peak"):
@@ -229,22 +231,3 @@ def _choice(key: str, value: str, choices: tuple[str, ...]) -> None:
 
 def _range(key: str, value: float, low: float, high: float) -> None:
     _require(low <= value < high, key, value, f"must be at least {low:g} and below {high:g}")
-
-
-def _own_options(
-    section: str, value: Optimizer | Schedule, table: dict[str, Mapping[str, float]]
-) -> dict[str, float]:
-    """The options of an optimizer or schedule: the given ones, and defaults for the others."""
-    if value.name not in table:
-        raise SpecError(f"{section}.name: {unknown(section, value.name, table)}")
-    defaults = table[value.name]
-    for key in value.options:
-        if key not in defaults:
-            common = ("lr", "weight_decay", "decay_norms") if section == "optimizer" else ("warmup_epochs",)
-            raise SpecError(
-                f"{section}: {unknown('key', key, ('name', *common, *defaults))} (for {value.name})"
-            )
-    return {
-        key: accept_number(f"{section}.{key}", value.options.get(key, default))
-        for key, default in defaults.items()
-    }

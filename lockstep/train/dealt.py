@@ -22,7 +22,7 @@ from lockstep.parallel.mix.mixed_lanes import MixedLanes
 from lockstep.parallel.pipeline import Pipeline, cut_model, forget_values, keep_part
 from lockstep.parallel.pipelined_lanes import PipelinedLanes
 from lockstep.parallel.pipelined_stock import PipelinedStock
-from lockstep.parallel.shard.gathered_model import GatheredModel
+from lockstep.parallel.shard.gathered_model import GatheredModel, share_model
 from lockstep.parallel.shard.sharded_model import ShardedModel, blocks_by_size
 from lockstep.parallel.split.axes import Axes
 from lockstep.parallel.split.layer_report import tell_layers
@@ -35,6 +35,7 @@ from lockstep.spec import Launch
 from lockstep.spec.generation import Generation
 from lockstep.spec.plan import Plan
 from lockstep.spec.plan_check import check_slices, explain_kernels
+from lockstep.spec.rule.optimizer_rule import RULES
 from lockstep.train.evaluation.host_evaluate import Evaluator, averaged_weights
 from lockstep.train.evaluation.pipelined_evaluate import stage_evaluator
 from lockstep.train.setup import Given, Setup
@@ -115,16 +116,15 @@ class Dealt:
             return TrainState.begin(setup.model, *options)
         if self.pipeline:
             keep_part(setup.model, self.pipeline.names)
-        if plan.shard == "parameters":
-            assert self.pipeline
-            blocks = self.pipeline.share(setup.model, self.bucket_mb)
-            self.sharded = gathered = GatheredModel(setup.model, blocks, mesh.shard, plan.replicas)
-            self.pipeline.gather(gathered)
-        elif self.mix:
+        if self.mix:
             self.sharded = self.mix.share(setup.model)
         elif plan.shard != "none":
-            blocks = blocks_by_size(setup.model, self.bucket_mb)
-            self.sharded = ShardedModel(setup.model, blocks, mesh.shard, plan.replicas)
+            gathers = self.pipeline if plan.shard == "parameters" else None
+            names = (gathers.share if gathers else blocks_by_size)(setup.model, self.bucket_mb)
+            uncut = bool(RULES[setup.run.optimizer.name].whole)
+            self.sharded = share_model(setup.model, names, mesh.shard, plan, uncut)
+            if gathers and isinstance(self.sharded, GatheredModel):
+                gathers.gather(self.sharded)
         share = self.sharded.share if self.sharded else None
         return TrainState.begin(setup.model, *options, StateParts(mesh.world, mesh.stage), share, feedback)
 

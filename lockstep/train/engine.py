@@ -190,6 +190,8 @@ class Engine:
         """The steps that stay on the device; None if the kernels do not allow that."""
         if not self._setup.lowering or self._state.parts or self._products:  # no exchange in a CUDA graph
             return None
+        if any(group.rule.whole == "matrix" for group in self._state.groups):  # nor products of matrices
+            return None
         from lockstep.train.device.device_epoch import make_device_epochs
 
         return make_device_epochs(self._setup, self._state, self._lowered, self._group, self._launch)

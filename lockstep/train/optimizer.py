@@ -12,6 +12,7 @@ from torch import Tensor
 from lockstep.runs.train_state import Memory
 from lockstep.spec import Optimizer
 from lockstep.spec.rule.optimizer_rule import RULES
+from lockstep.train.update.trust_ratio import trust_ratios
 
 
 @torch.no_grad()
@@ -21,19 +22,47 @@ def update_params(
 ) -> None:  # fmt: skip
     """Change `params` and `memory` in place; `step` counts from 0. The gradients are overwritten.
 
-    `decayed` says which of `params` have weight decay; None: all.
+    `decayed` says which of `params` have weight decay, and a trust ratio if the rule has any; None: all.
     """
     if not params:  # a stage of a pipeline may have none that are trained
         return
+    whole, chosen = RULES[optimizer.name].whole, decayed or [True] * len(params)
+    if whole == "gradient":
+        _decay_and_trust(optimizer, params, grads, chosen)
+    elif whole != "update":
+        _decay(optimizer, lr, params, grads, chosen)
+    moves = find_moves(optimizer, step, grads, memory)
+    if whole == "update":
+        _decay_and_trust(optimizer, params, moves, chosen)
+    torch._foreach_sub_(params, torch._foreach_mul(moves, lr))
+
+
+def find_moves(optimizer: Optimizer, step: int, grads: list[Tensor], memory: Memory) -> list[Tensor]:
+    """What is subtracted from the weights, times the learning rate; changes `memory`."""
     rule = RULES[optimizer.name]
-    _decay(optimizer, lr, params, grads, decayed or [True] * len(params))
     kept = [_Each(tensors) for tensors in memory.values()]
     first, second = (*kept, None, None)[:2]
     numbers, corrections = rule.numbers(optimizer.options), rule.corrections(optimizer.options, step)
     move, *changed = rule.direction(_Each(grads), first, second, *numbers, *corrections, _divide, _sqrt)
     for tensors, new in zip(memory.values(), changed, strict=False):
         torch._foreach_copy_(tensors, new.tensors)
-    torch._foreach_sub_(params, torch._foreach_mul(move.tensors, lr))
+    found: list[Tensor] = move.tensors
+    return found
+
+
+def _decay_and_trust(
+    optimizer: Optimizer, params: list[Tensor], moves: list[Tensor], decayed: list[bool]
+) -> None:
+    """Add weight decay to gradients or updates, and scale them by their trust ratios, in place."""
+    places = [place for place, is_decayed in enumerate(decayed) if is_decayed]
+    if not places:
+        return
+    weights, chosen = [params[place] for place in places], [moves[place] for place in places]
+    before = trust_ratios(optimizer, weights, chosen) if RULES[optimizer.name].whole == "gradient" else None
+    if optimizer.weight_decay:
+        torch._foreach_add_(chosen, torch._foreach_mul(weights, optimizer.weight_decay))
+    ratios = trust_ratios(optimizer, weights, chosen) if before is None else before
+    torch._foreach_mul_(chosen, list(ratios.unbind()))
 
 
 def _decay(

@@ -34,6 +34,7 @@ from lockstep.runs.about import About
 from lockstep.spec import Run
 from lockstep.spec.identity import Identity, is_scripted, make_identity
 from lockstep.spec.rule.compression import explain_compression
+from lockstep.spec.rule.optimizer_rule import RULES
 from lockstep.train.evaluation.eval_shape import check_eval_shape, check_sizes, lower_for_evaluation
 from lockstep.train.evaluation.evaluate import place_evaluator
 from lockstep.train.evaluation.host_evaluate import Evaluator
@@ -206,6 +207,8 @@ def set_up(
         lowering = lower_for_device(run, model, chosen_loss, store.shape, device)
     if lowering and not lowering.is_fused and device.type == "cuda":
         notices.append("torch compiles the model before the first step, which can take minutes")
+    if lowering and RULES[run.optimizer.name].whole == "matrix":
+        notices.append(f"optimizer.name={run.optimizer.name}: each step goes through the host")
     with explain_memory(run.train, device, at_once=bool(lowering)):
         is_own = bool({"model", "loss"} & source.keys())
         grid, numerics = find_numerics(

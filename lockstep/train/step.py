@@ -14,6 +14,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
+from lockstep.comm.group import Group
 from lockstep.comm.mesh import Mesh
 from lockstep.comm.reducer import BUCKET_MB
 from lockstep.data.loader import Lanes
@@ -26,9 +27,10 @@ from lockstep.parallel.shard.sharded_model import ShardedModel
 from lockstep.parallel.stage_numbers import StageNumbers, merge_stages
 from lockstep.runs.train_state import TrainState
 from lockstep.spec import Run
-from lockstep.train import optimizer as rules
 from lockstep.train.audit import Audit
 from lockstep.train.clip import chunk_sums, clip_gradients, norm_of_chunks
+from lockstep.train.update.matrix_deal import Moves, exchange_moves
+from lockstep.train.update.state_update import update_state
 
 Requests = Callable[[], tuple[bool, bool]]  # this worker's: (stop, move to another generation)
 
@@ -131,7 +133,7 @@ class Step:
         if not is_finite:
             self._state.finish = None
             raise self.not_finite(loss, lanes)
-        lr = self._finish(list(grads.values()), [*means.floats, *means.ints], norm)
+        lr = self._finish(list(grads.values()), [*means.floats, *means.ints], norm, self._mesh.stage)
         return StepResult(
             loss,
             round(right * self._run.train.lanes),
@@ -156,17 +158,24 @@ class Step:
         pieces = self.sharded.by_chunks(pieces) if self.sharded else pieces
         return {place: chunk_sums(grad) for place, grad in pieces.items()}
 
-    def _finish(self, grads: list[Tensor], buffers: list[Tensor], norm: Tensor) -> float:
-        """Clip by the norm of all gradients, and commit.
+    def _finish(
+        self, grads: list[Tensor], buffers: list[Tensor], norm: Tensor, dealt: Group | None = None
+    ) -> float:
+        """Clip by the norm of all gradients, let workers who are `dealt` matrices exchange them, and commit.
 
         Of a state in parts all workers must commit, or none. Where one did, all have summed their gradients:
-        one that lost the others before it knew the norm gets it from there, and commits later.
+        one that lost the others before it knew the norm gets it from there, and commits later; one that
+        lost them while matrices were exchanged computes all of them.
         """
+        state = self._state
         if self._run.train.clip:
             clip_gradients(grads, norm, self._run.train.clip)
-        self._state.finish = None
-        self._state.norm = norm if self._state.parts else None
-        return self._commit(grads, buffers)
+        state.finish = (lambda norm: self._commit(grads, buffers)) if state.parts else None
+        moves = None
+        if dealt and not self.sharded:
+            moves = exchange_moves(state, dict(zip(state.trained(), grads, strict=True)), dealt)
+        state.finish, state.norm = None, norm if state.parts else None
+        return self._commit(grads, buffers, moves)
 
     @cached_property
     def _reduction(self) -> StepReduction:
@@ -197,14 +206,16 @@ class Step:
             self._reduction.close()
 
     @torch.no_grad()
-    def _commit(self, grads: list[Tensor], buffers: list[Tensor]) -> float:
+    def _commit(self, grads: list[Tensor], buffers: list[Tensor], moves: Moves | None = None) -> float:
         run, state = self._run, self._state
         steps = self._steps_per_epoch
         # not `state.step`: epochs may have been longer before the data was changed
         done = state.epoch * steps + state.step_in_epoch
-        lr = run.schedule.rate(run.optimizer.lr, done, self._total_steps, steps)
-        params, decayed = list(state.trained().values()), state.decayed(run.optimizer)
-        rules.update_params(run.optimizer, lr, state.step, params, grads, state.memory, decayed)
+        rates = [
+            run.schedule.rate(base, done, self._total_steps, steps)
+            for base in (run.optimizer.lr, *(group.optimizer.lr for group in state.groups))
+        ]
+        update_state(state, state.step, rates[1:], dict(zip(state.trained(), grads, strict=True)), moves)
         for buffer, value in zip(self._lowered.buffers(), buffers, strict=True):
             buffer.copy_(value)
         if run.train.ema:
@@ -214,7 +225,7 @@ class Step:
             self.sharded.is_published = False  # not now: until all is committed here nothing may fail
         state.step += 1
         state.step_in_epoch += 1
-        return lr
+        return rates[0]
 
     def _average(self, decay: float) -> None:
         """Update the averaged weights: d·a + (1−d)·w, with a smaller d in the first steps."""

@@ -31,7 +31,7 @@ from lockstep.models import build
 from lockstep.models.resnet import BasicBlock
 from lockstep.runs.train_state import TrainState
 from lockstep.spec import Model, Optimizer, Run, Train
-from lockstep.spec.run import OPTIMIZERS
+from lockstep.spec.rule.optimizer_rule import RULES
 from lockstep.train.device.device_step import DeviceStep
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -89,7 +89,8 @@ def compile_all(model_name: str, precision: str) -> None:
         program = find_compiled(model, shape, Train(batch=16, lanes=2, precision=precision))
     assert program
     tiles = table.find_table(torch.device("cpu"), TABLE)
-    for number, name in enumerate(OPTIMIZERS if model_name == "emotion48" else ["sgd"]):
+    on_device = [name for name, rule in RULES.items() if rule.whole != "matrix"]
+    for number, name in enumerate(on_device if model_name == "emotion48" else ["sgd"]):
         train = Train(batch=16, lanes=2, precision=precision, ema=0.9 if number else 0.0)
         run = Run(model=Model(model_name), train=train, optimizer=Optimizer(name, weight_decay=0.1))
         state = TrainState.begin(model, run.optimizer, train.ema)

@@ -18,7 +18,7 @@ NORM = f"{SUMS} _box_conv _box_data _box_weight _data_grad _apply _dz _average _
 @pytest.mark.parametrize(
     ("model", "precision", "kernels"),
     [
-        ("emotion48", "bf16", COMMON),
+        ("emotion48", "bf16", f"{COMMON} _move"),  # with every optimizer
         ("residual", "bf16", f"{COMMON} {NORM}"),
         ("compiled", "bf16", STOCK),
         ("narrow", "fp32", "_data_grad"),

@@ -19,7 +19,7 @@ def state(step: int = 0, seed: int = 0, width: int = 3) -> TrainState:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Conv2d(2, width, 3), nn.BatchNorm2d(width))
     made = TrainState.begin(model, Optimizer("momentum"), 0.9)
-    made.memory["velocity"][0].uniform_()
+    made.memory["velocity"]["0.weight"].uniform_()
     made.step, made.epoch, made.totals.loss = step, 1, 0.1
     return made
 

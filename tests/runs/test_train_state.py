@@ -16,7 +16,7 @@ def state(rule: str = "adam", ema: float = 0.9) -> TrainState:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(12, 2))
     made = TrainState.begin(model, Optimizer(rule), ema)
-    for tensor in (t for values in made.memory.values() for t in values):
+    for tensor in (t for values in made.memory.values() for t in values.values()):
         tensor.uniform_()
     for tensor in made.ema.values():
         tensor.uniform_()
@@ -66,7 +66,7 @@ def test_weights_optimizer_and_averages_have_hashes_of_their_own() -> None:
     whole = state()
     before = whole.hashes()
     assert before.keys() == {"weights_sha256", "optimizer_sha256", "ema_sha256"}
-    whole.memory["mean"][0].add_(1)
+    whole.memory["mean"]["0.weight"].add_(1)
     after = whole.hashes()
     assert {key for key in before if before[key] != after[key]} == {"optimizer_sha256"}
     whole.model[1].running_mean.add_(1)
@@ -91,7 +91,7 @@ def test_tensors_come_back() -> None:
     with torch.no_grad():
         for p in other.model.parameters():
             p.zero_()
-        other.memory["square"][1].zero_()
+        other.memory["square"]["0.bias"].zero_()
         other.ema["3.bias"].zero_()
     assert other.hashes() != whole.hashes()
     other.load_tensors(dict(whole.tensors()))

@@ -66,6 +66,9 @@ def test_a_wrong_type_names_the_key_and_what_it_must_be(make, message: str) -> N
         (lambda: Optimizer(weight_decay=-1), "optimizer.weight_decay=-1.0 must be 0 or more"),
         (lambda: Optimizer(options={"momentum": 1}), "optimizer.momentum=1.0 must be at least 0 and below 1"),
         (lambda: Optimizer("adam", options={"eps": 0}), "optimizer.eps=0.0 must be above 0"),
+        (lambda: Optimizer("lars", options={"trust": 0}), "optimizer.trust=0.0 must be above 0"),
+        (lambda: Optimizer("muon", options={"rest_lr": 0}), "optimizer.rest_lr=0.0 must be above 0"),
+        (lambda: Optimizer("muon", options={"rest": 1}), "optimizer.rest: unknown value '1'"),
         (lambda: Schedule(warmup_epochs=-1), "schedule.warmup_epochs=-1.0 must be 0 or more"),
         (lambda: Schedule("step", options={"every_epochs": 0}), "schedule.every_epochs=0.0 must be above 0"),
         (lambda: Schedule(options={"final": -1}), "schedule.final=-1.0 must be 0 or more"),
@@ -134,7 +137,8 @@ def test_an_optimizer_fills_its_own_keys_and_keeps_what_is_given(name: str) -> N
     defaults = OPTIMIZERS[name]
     assert Optimizer(name).options == defaults
     for key in defaults:
-        assert Optimizer(name, options={key: 0.5}).options == {**defaults, key: 0.5}
+        other = "momentum" if key == "rest" else 0.5
+        assert Optimizer(name, options={key: other}).options == {**defaults, key: other}
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

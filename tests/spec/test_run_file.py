@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from lockstep.errors import SpecError
 from lockstep.spec import Checkpoint, Data, Kernels, Model, Optimizer, Run, Schedule, Train
+from lockstep.spec.rule.optimizer_rule import RESTS
 from lockstep.spec.run import KERNEL_SETS, LOSSES, OPTIMIZERS, PRECISIONS, SCHEDULES, WIRES
 from lockstep.spec.run_file import dump_toml, from_table, merge, parse_overrides, read_toml, to_table
 
@@ -25,7 +26,10 @@ def own_keys(draw, table, shares=()):
     name = draw(st.sampled_from(sorted(table)))
     keys = draw(st.sets(st.sampled_from(sorted(table[name])))) if table[name] else ()
     return name, {
-        key: draw(st.floats(0.01, 0.99) if key in shares or table is OPTIMIZERS else SIZE) for key in keys
+        key: draw(st.sampled_from(RESTS))
+        if key == "rest"
+        else draw(st.floats(0.01, 0.99) if key in shares or table is OPTIMIZERS else SIZE)
+        for key in keys
     }
 
 

@@ -83,6 +83,8 @@ def hashes(result):
         ),
         (tiny, (*DECAY, "optimizer.name=adamw", "optimizer.lr=0.01", "train.clip=0.5", "train.ema=0.9")),
         (tiny, ("optimizer.name=sgd", "train.wire=bf16")),
+        (tiny, (DECAY[1], "optimizer.name=lars", "optimizer.lr=5", "train.clip=0.5", "train.ema=0.9")),
+        (stem, (DECAY[1], "optimizer.name=lamb", "optimizer.lr=0.01", TWO_STEPS)),
         (residual, ("train.ema=0.9", "train.clip=0.5", TWO_STEPS)),
         (residual, (*DECAY, "train.wire=bf16", "data.num_train=4")),
         (tiny, ("kernels.set=compiled", "train.label_smoothing=0.1", AUGMENT)),
@@ -98,7 +100,7 @@ def hashes(result):
             ),
         ),
     ],
-    ids=["nag", "adamw", "wire", "residual", "residual, wire", "compiled", "compiled, wire"],
+    ids=["nag", "adamw", "wire", "lars", "lamb", "residual", "residual, wire", "compiled", "compiled, wire"],
 )
 def test_a_step_on_the_device_is_the_step_through_the_host(tmp_path, model, overrides):
     keys = (*overrides, "train.epochs=1")
@@ -109,6 +111,14 @@ def test_a_step_on_the_device_is_the_step_through_the_host(tmp_path, model, over
     assert [row["loss"] for row in rows(device.directory, "step")] == [
         row["loss"] for row in rows(host.directory, "step")
     ]
+
+
+def test_matrices_are_orthogonalized_through_the_host(tmp_path):
+    keys = ("train.epochs=1", TWO_STEPS, "optimizer.name=muon", "train.clip=0.5")
+    device, events = fused(tmp_path, *keys, model=small)
+    host, _ = through_host(tmp_path, *keys, model=small)
+    assert hashes(device) == hashes(host)
+    assert sum("each step goes through the host" in str(event) for event in events) == 1
 
 
 @pytest.mark.parametrize(

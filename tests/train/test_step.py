@@ -8,11 +8,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lockstep.data.loader import Lanes
-from lockstep.errors import LockstepError, NumericsError
+from lockstep.errors import GroupLost, LockstepError, NumericsError
 from lockstep.lower.choose import lower_for_host
 from lockstep.models.tensors import tensors_sha256
+from lockstep.runs.state_parts import StateParts
 from lockstep.runs.train_state import TrainState, init_memory
 from lockstep.spec import Optimizer, Run, Schedule, Train
+from lockstep.train import step as step_module
 from lockstep.train.optimizer import update_params
 from lockstep.train.step import Step, StepResult
 
@@ -299,3 +301,25 @@ def test_bf16_steps_are_repeatable_and_keep_fp32_weights() -> None:
     for step in range(2):
         other.step(batch(4, step))
     assert shas[0] == shas[1] != other.sha()
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_a_group_lost_while_moves_are_exchanged_costs_no_bit(in_parts, monkeypatch) -> None:
+    def lose(*given):
+        raise GroupLost("a worker died")
+
+    whole, torn = (Training(rule=Optimizer("muon"), clip=0.1) for _ in range(2))
+    torn.state.parts = StateParts() if in_parts else None
+    before = torn.sha()
+    whole.step(batch(4))
+    with monkeypatch.context() as patch:
+        patch.setattr(step_module, "exchange_moves", lose)
+        with pytest.raises(GroupLost):
+            torn.step(batch(4))
+    assert torn.sha() == before
+    if in_parts:  # another worker has committed it
+        torn.state.finish(torch.tensor(1.0))
+    else:
+        assert torn.state.finish is None
+        torn.step(batch(4))
+    assert torn.sha() == whole.sha()

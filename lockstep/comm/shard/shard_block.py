@@ -1,7 +1,8 @@
 """A block: tensors in one flat buffer, cut into shares.
 
 Shares are cut at multiples of 2¹⁶ elements of a tensor, as they count in its logical order. So sums over such
-chunks, by which gradients are clipped, need one worker each.
+chunks, by which gradients are clipped, need one worker each. For optimizers that look at a whole parameter
+they are cut where a tensor begins.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class ShardBlock:
 
     shapes: tuple[torch.Size, ...]
     num_shares: int
+    whole: bool = False  # whether no tensor is cut
 
     @cached_property
     def starts(self) -> list[int]:
@@ -51,7 +53,11 @@ class ShardBlock:
     def bounds(self) -> list[int]:
         """Where each share begins, and the end: of all places allowed, the nearest to equal ones."""
         places = sorted(
-            {s + first for s, n in zip(self.starts, self.shapes, strict=False) for first in _firsts(n)}
+            {
+                start + first
+                for start, shape in zip(self.starts, self.shapes, strict=False)
+                for first in ((0,) if self.whole else _firsts(shape))
+            }
         )
         places.append(self.length)
         found = [0]

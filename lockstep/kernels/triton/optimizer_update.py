@@ -6,6 +6,10 @@ nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -33,10 +37,10 @@ def _sqrt(x):
 
 @triton.jit
 def _update(
-    p, g, first, second, average, copy, values, cursor, bad, decayed, size, trained,
+    p, g, first, second, average, copy, values, cursor, bad, decayed, owners, ratios, size, trained,
     DIRECTION: tl.constexpr, DIVIDE: tl.constexpr, SQRT: tl.constexpr,
     MEMORY: tl.constexpr, AVERAGES: tl.constexpr, DECAY: tl.constexpr,
-    DECAYS_WEIGHTS: tl.constexpr, CHOOSES: tl.constexpr, ALIGN: tl.constexpr,
+    DECAYS_WEIGHTS: tl.constexpr, CHOOSES: tl.constexpr, TRUSTS: tl.constexpr, ALIGN: tl.constexpr,
     A: tl.constexpr, B: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """`values` [steps, 6]: see `step_values`; the values of p after the first `trained` are statistics."""
@@ -56,6 +60,9 @@ def _update(
             is_decayed = tl.load(decayed + i // ALIGN, mask=inside, other=0) != 0
             shrunk, added = tl.where(is_decayed, shrunk, weight), tl.where(is_decayed, added, grad)
         weight, grad = shrunk, added
+    if TRUSTS:
+        owner = tl.load(owners + i // ALIGN, mask=inside, other=0)
+        grad = grad * tl.load(ratios + owner, mask=inside, other=0.0)
     one, two = grad, grad  # placeholders for a rule without memory
     if MEMORY > 0:
         one = tl.load(first + i, mask=inside, other=0.0)
@@ -77,6 +84,30 @@ def _update(
 
 
 @triton.jit
+def _move(
+    p, g, first, second, values, cursor, bad, decayed, trained,
+    DIRECTION: tl.constexpr, DIVIDE: tl.constexpr, SQRT: tl.constexpr, DECAY: tl.constexpr,
+    ALIGN: tl.constexpr, A: tl.constexpr, B: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Replace gradients by what a rule with two memories subtracts, and its weight decay."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    values += tl.load(cursor) * 6
+    inside = (i < trained) & (tl.load(bad) == 0)
+    one = tl.load(first + i, mask=inside, other=0.0)
+    two = tl.load(second + i, mask=inside, other=0.0)
+    grad = tl.load(g + i, mask=inside, other=0.0)
+    move, one, two = DIRECTION(
+        grad, one, two, A, B, EPS, tl.load(values + 1), tl.load(values + 2), DIVIDE, SQRT
+    )
+    tl.store(first + i, one, mask=inside)
+    tl.store(second + i, two, mask=inside)
+    if DECAY > 0.0:
+        added = move + tl.load(p + i, mask=inside, other=0.0) * DECAY
+        move = tl.where(tl.load(decayed + i // ALIGN, mask=inside, other=0) != 0, added, move)
+    tl.store(g + i, move, mask=inside)
+
+
+@triton.jit
 def _advance(cursor, bad, loss, right, results):
     """Store the step's loss and right answers; advance the cursor if the step was finite."""
     step = tl.load(cursor)
@@ -86,26 +117,46 @@ def _advance(cursor, bad, loss, right, results):
         tl.store(cursor, step + 1)
 
 
+@dataclass(frozen=True)
+class Trust:
+    """The trust ratios of the parameters of a flat table."""
+
+    owners: Tensor  # for every `ALIGN` values of the table, the place of their parameter's ratio, int32
+    ratios: Tensor  # the first is 1, of what has none
+    find: Callable[[Tensor, Tensor], None]  # from weights, and gradients or updates, to the ratios
+
+
 def update_flat(
     optimizer: Optimizer, p: Tensor, g: Tensor, memory: list[Tensor], average: Tensor | None, copy: Tensor,
     values: Tensor, cursor: Tensor, bad: Tensor, trained: int, decayed: Tensor | None = None,
+    trust: Trust | None = None,
 ) -> None:  # fmt: skip
     """Update the flat table `p`, its `memory`, `average` and `copy` by the gradient `g`, unless `bad` is set.
 
     `values` has one row of `step_values` for each step; the `cursor` is the number of the row. After the
     first `trained` values of `p` come statistics, whose new values are in `g`. `decayed` has a number for
-    every `ALIGN` values of `p`: 0 leaves them out of weight decay; None: all have it.
+    every `ALIGN` values of `p`: 0 leaves them out of weight decay; None: all have it. A rule that looks at
+    whole parameters needs `trust`; one that scales its updates overwrites `g` by them.
     """
-    rule = RULES[optimizer.name]
-    first, second = (*memory, None, None)[:2]
+    rule, name, decay = RULES[optimizer.name], optimizer.name, optimizer.weight_decay
     a, b, eps = rule.numbers(optimizer.options)
+    numbers: dict[str, Any] = {"A": a, "B": b, "EPS": eps, "BLOCK": _BLOCK, "ALIGN": ALIGN}
+    numbers |= {"DIVIDE": _divide, "SQRT": _sqrt, "enable_fp_fusion": False}
+    if rule.whole == "update":
+        _move[(triton.cdiv(trained, _BLOCK),)](
+            p, g, *memory, values, cursor, bad, decayed, trained,
+            DIRECTION=_DIRECTIONS[name], DECAY=decay, **numbers,
+        )  # fmt: skip
+        name, decay, memory = "sgd", 0.0, []  # what is left is to subtract
+    if trust:
+        trust.find(p, g)
+    first, second = (*memory, None, None)[:2]
     _update[(triton.cdiv(len(p), _BLOCK),)](
-        p, g, first, second, average, copy, values, cursor, bad, decayed, len(p), trained,
-        DIRECTION=_DIRECTIONS[optimizer.name], DIVIDE=_divide, SQRT=_sqrt,
-        MEMORY=len(memory), AVERAGES=average is not None,
-        CHOOSES=decayed is not None, ALIGN=ALIGN, DECAY=optimizer.weight_decay,
-        DECAYS_WEIGHTS=rule.decays_weights, A=a, B=b, EPS=eps, BLOCK=_BLOCK,
-        enable_fp_fusion=False,
+        p, g, first, second, average, copy, values, cursor, bad, decayed,
+        trust and trust.owners, trust and trust.ratios, len(p), trained,
+        DIRECTION=_DIRECTIONS[name], MEMORY=len(memory), AVERAGES=average is not None,
+        CHOOSES=decayed is not None, TRUSTS=trust is not None, DECAY=decay,
+        DECAYS_WEIGHTS=rule.decays_weights, **numbers,
     )  # fmt: skip
 
 

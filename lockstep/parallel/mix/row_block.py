@@ -43,7 +43,7 @@ class RowSharedModel(ShardedModel):
 
     def __init__(self, model: nn.Module, cuts: Mapping[str, RowCut], group: Group) -> None:
         shapes = {name: torch.Size([cut.outs, cut.ins]) for name, cut in cuts.items()}
-        blocks = [RowBlock((shapes[n],), group.size, tuple(cut.bounds)) for n, cut in cuts.items()]
+        blocks = [RowBlock((shapes[n],), group.size, edges=tuple(cut.bounds)) for n, cut in cuts.items()]
         super().__init__(model, [[name] for name in cuts], group, blocks=blocks)
         self._cuts, self._axes = cuts, Axes(channel=group)
 

@@ -18,9 +18,11 @@ from torch import Tensor, nn
 from lockstep.comm.background import BackgroundThread
 from lockstep.comm.group import Group
 from lockstep.comm.shard.scatter import gather_share
+from lockstep.comm.shard.shard_block import ShardBlock
 from lockstep.comm.shard.share import Share
 from lockstep.errors import LockstepError
 from lockstep.parallel.shard.sharded_model import ShardedModel
+from lockstep.spec.plan import Plan
 
 Use = tuple[int, ...]  # the blocks that one call needs
 
@@ -35,8 +37,9 @@ class GatheredModel(ShardedModel):
         group: Group,
         replicas: int = 1,
         values: Mapping[str, Tensor] | None = None,
+        blocks: Sequence[ShardBlock] = (),
     ) -> None:
-        super().__init__(model, names, group, replicas, values)
+        super().__init__(model, names, group, replicas, values, blocks)
         self._home = {name: number for number, block in enumerate(names) for name in block}
         self._strides = {n: (p if values is None else values[n]).stride() for n, p in self._params.items()}
         self._device = next((p.device for p in self._params.values()), None)
@@ -168,6 +171,17 @@ class GatheredModel(ShardedModel):
         number, *form = packed
         self.use((number,))
         return self._here[number].as_strided(*form)
+
+
+def share_model(
+    model: nn.Module, names: Sequence[Sequence[str]], group: Group, plan: Plan, uncut: bool
+) -> ShardedModel:
+    """A model in shares, as a plan asks; `uncut`: none of its parameters is in two of them."""
+    known, shares = dict(model.named_parameters()), group.size // plan.replicas
+    shapes = [tuple(known[name].shape for name in own) for own in names]
+    blocks = [ShardBlock(own, shares, whole=True) for own in shapes] if uncut else ()
+    kind = GatheredModel if plan.shard == "parameters" else ShardedModel
+    return kind(model, names, group, plan.replicas, blocks=blocks)
 
 
 @torch.no_grad()

@@ -7,6 +7,8 @@ A step that is not finite changes nothing, and neither does any step after it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -16,13 +18,21 @@ from lockstep.data.store import Split
 from lockstep.kernels.triton.batch_gather import Move, gather_batch
 from lockstep.kernels.triton.epoch_order import order
 from lockstep.kernels.triton.lane_tree_sum import lane_tree_sum
-from lockstep.kernels.triton.optimizer_update import ALIGN, advance_cursor, step_values, update_flat
+from lockstep.kernels.triton.optimizer_update import (
+    ALIGN,
+    Trust,
+    advance_cursor,
+    step_values,
+    update_flat,
+)
 from lockstep.lower.device_lanes import DeviceLanes
 from lockstep.runs.train_state import TrainState
 from lockstep.spec import Run
+from lockstep.spec.param_group import ParamGroup
 from lockstep.train.clip import clip_gradients, gradient_norm
 from lockstep.train.device.prefetch import place_images
 from lockstep.train.step import averaging
+from lockstep.train.update.trust_ratio import trust_ratios
 
 
 class DeviceStep:
@@ -47,7 +57,9 @@ class DeviceStep:
         self.grads = zeros(size)
         self._memory = [zeros(size) for _ in state.memory]
         self._average = zeros(size) if state.ema else None
-        self._decayed = self._find_decayed()
+        (group,) = state.groups
+        self._decayed = self._mark(group.decayed) if group.decayed else None
+        self._trust = self._begin_trust(group) if group.rule.whole else None
         first = lane_positions(0, run.train.batch, run.train.lanes)[own.start : own.stop].flatten()
         steps = torch.arange(self.steps)[:, None] * run.train.batch
         positions = (first + steps).to(device)
@@ -64,16 +76,31 @@ class DeviceStep:
         self._cursor, self._bad = self.status[:1], self.status[1:]
         self._clipped = [torch.empty_like(p) for p in fused.params.values()] if run.train.clip else []
 
-    def _find_decayed(self) -> Tensor | None:
-        """For every `ALIGN` values of a flat table, whether they have weight decay; None: all have it."""
-        chosen = self.state.decayed(self.run.optimizer)
-        if chosen is None:
-            return None
+    def _mark(self, numbers: Sequence[int], dtype: torch.dtype = torch.uint8) -> Tensor:
+        """For every `ALIGN` values of a flat table, the number of their parameter."""
         params = self._fused.params.values()
-        marks = [torch.full_like(p, on, requires_grad=False) for p, on in zip(params, chosen, strict=True)]
+        marks = [torch.full_like(p, n, requires_grad=False) for p, n in zip(params, numbers, strict=True)]
         flat = torch.zeros(self._layout.size, device=self.device)
         self._program.to_flat(self._layout, marks, flat)
-        return flat.view(-1, ALIGN).amax(1).to(torch.uint8)
+        return flat.view(-1, ALIGN).amax(1).to(dtype)
+
+    def _begin_trust(self, group: ParamGroup) -> Trust | None:
+        """Trust ratios of parameters other than norms and biases, found as through the host."""
+        params, chosen = list(self._fused.params.values()), group.decayed or [True] * len(group.names)
+        places = [place for place, has_ratio in enumerate(chosen) if has_ratio]
+        if not places:
+            return None
+        weights, others = [torch.empty_like(p) for p in params], [torch.empty_like(p) for p in params]
+        ratios = torch.ones(1 + len(places), device=self.device)
+
+        def find(p: Tensor, g: Tensor) -> None:
+            for flat, tensors in ((p, weights), (g, others)):
+                self._program.from_flat(self._layout, flat, tensors)
+            pairs = [(weights[place], others[place]) for place in places]
+            ratios[1:] = trust_ratios(group.optimizer, *map(list, zip(*pairs, strict=True)))
+
+        owners = [1 + places.index(place) if place in places else 0 for place in range(len(params))]
+        return Trust(self._mark(owners, torch.int32), ratios, find)
 
     def parts(self, flat: Tensor) -> list[Tensor]:
         """Split a flat table: gradients, sent in the wire type; statistics and loss, sent as they are."""
@@ -104,6 +131,7 @@ class DeviceStep:
         update_flat(
             self.run.optimizer, self.network.weights, self.grads, self._memory, self._average,
             self.network.copy, self._values, self._cursor, self._bad, self._layout.params, self._decayed,
+            self._trust,
         )  # fmt: skip
         ends = self.grads[self._layout.loss :], self.grads[self._layout.right :]
         advance_cursor(self._cursor, self._bad, *ends, self.results)
@@ -173,7 +201,8 @@ class DeviceStep:
         """The state's tensors of each kind, with the flat table that holds them."""
         params = [p.detach() for p in self._fused.params.values()]
         pairs = [([*params, *self._fused.float_buffers()], self.network.weights)]
-        pairs += zip(self.state.memory.values(), self._memory, strict=True)
+        memory = self.state.memory_of(self.state.groups[0])
+        pairs += zip(memory.values(), self._memory, strict=True)
         if self._average is not None:
             names = *self._fused.params, *self._fused.float_names()
             pairs.append(([self.state.ema[name] for name in names], self._average))

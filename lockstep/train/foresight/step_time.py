@@ -13,11 +13,11 @@ import torch
 
 from lockstep.comm.group import Group
 from lockstep.spec import Launch
-from lockstep.train import optimizer as rules
 from lockstep.train.dealt import deal
 from lockstep.train.engine import Engine
 from lockstep.train.setup import Setup
 from lockstep.train.step import StepResult
+from lockstep.train.update.state_update import update_state
 
 _FIRST = 2  # steps that are not counted: memory is allocated, kernels are looked up
 
@@ -52,26 +52,24 @@ def time_steps(setup: Setup, launch: Launch, steps: int) -> StepTimes:
             if not (state.step_in_epoch == 1 and per_epoch > 1):  # an epoch's first step also opens it
                 times.append(result.seconds or now - last)
             last = now
-        params = [p.detach() for p in state.trained().values()]
-        update_s = _time_update(setup, params) if setup.lowering is None else 0.0
+        update_s = _time_update(setup) if setup.lowering is None else 0.0
     return StepTimes(tuple(times[_FIRST:] or times), update_s)
 
 
 @torch.no_grad()
-def _time_update(setup: Setup, params: list[torch.Tensor], rounds: int = 5) -> float:
-    """The optimizer's rule on copies of all parameters."""
+def _time_update(setup: Setup, rounds: int = 5) -> float:
+    """The optimizer's rule on all parameters, which are restored."""
     from lockstep.runs.train_state import TrainState
 
     own = TrainState.begin(setup.model, setup.run.optimizer, setup.run.train.ema)
-    kept = [p.clone() for p in params]
-    grads = [torch.full_like(p, 1e-4) for p in params]
+    params = own.trained()
+    kept = [p.clone() for p in params.values()]
+    grads = {name: torch.full_like(p, 1e-4) for name, p in params.items()}
     times = []
     for _ in range(rounds):
         start = time.perf_counter()
-        rules.update_params(
-            setup.run.optimizer, 1e-6, 1, params, grads, own.memory, own.decayed(setup.run.optimizer)
-        )
+        update_state(own, 1, [1e-6] * len(own.groups), grads)
         times.append(time.perf_counter() - start)
-    for param, value in zip(params, kept, strict=True):
+    for param, value in zip(params.values(), kept, strict=True):
         param.copy_(value)
     return statistics.median(times)

@@ -1,0 +1,1 @@
+"""The update of weights by gradients: by groups of parameters, and what looks at whole parameters."""
