@@ -75,3 +75,20 @@ def _expect(key: str, value: Any, holds: bool, rule: str) -> Any:
     if not holds:
         raise SpecError(f"{key}={value!r} must be {rule}, not {type(value).__name__}")
     return value
+
+
+def require(holds: bool, key: str, value: object, rule: str) -> None:
+    """Refuse a value that breaks a rule."""
+    if not holds:
+        raise SpecError(f"{key}={value} {rule}")
+
+
+def require_choice(key: str, value: str, choices: tuple[str, ...]) -> None:
+    """Refuse a word that is not one of the choices; the error suggests the nearest."""
+    if value not in choices:
+        raise SpecError(f"{key}: {unknown('value', value, choices)}")
+
+
+def require_range(key: str, value: float, low: float, high: float) -> None:
+    """Refuse a number below `low`, or from `high` on."""
+    require(low <= value < high, key, value, f"must be at least {low:g} and below {high:g}")

@@ -29,6 +29,8 @@ _ADDED: dict[str, object] = {
     "data.order": "shuffled",
     "data.repeats": 1,
     "optimizer.decay_norms": True,
+    "optimizer.scale": "none",
+    "optimizer.base_batch": 256,
 }
 
 # Keys of a Run that cannot change a bit: they say where files are, or when checkpoints are saved.

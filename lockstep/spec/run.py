@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep.errors import SpecError, unknown
-from lockstep.spec.field import check_fields, fill_options
+from lockstep.spec.field import check_fields, fill_options, require, require_choice, require_range
 from lockstep.spec.rule.augmentation import check_item
 from lockstep.spec.rule.compression import check_compression
 from lockstep.spec.rule.learning_rate import CURVES, find_rate
@@ -22,6 +22,7 @@ SCHEDULES: dict[str, Mapping[str, float]] = {name: curve.keys for name, curve in
 PRECISIONS = ("fp32", "tf32", "bf16")
 WIRES = ("fp32", "bf16")
 LOSSES = ("cross_entropy", "squared_error")
+SCALES = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}  # the power of the batch by which rates grow
 KERNEL_SETS = ("auto", "stock", "fused", "compiled")
 _WHILE_TRAINING = 3  # checkpoints that are kept: if the newest is damaged, there are others
 _MOST_CELLS = 64  # of a grid
@@ -82,14 +83,14 @@ class Train:
     def __post_init__(self) -> None:
         check_fields(self, "train")
         for name in ("epochs", "batch", "lanes", "bands", "slices", "threads"):
-            _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "must be at least 1")
-        _require(self.threads <= 1024, "train.threads", self.threads, "must be at most 1024")
+            require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "must be at least 1")
+        require(self.threads <= 1024, "train.threads", self.threads, "must be at most 1024")
         for name in ("lanes", "bands", "slices"):
             key, value = f"train.{name}", getattr(self, name)
             is_fine = name == "lanes" or value <= _MOST_CELLS
-            _require(is_fine, key, value, f"must be at most {_MOST_CELLS}")
+            require(is_fine, key, value, f"must be at most {_MOST_CELLS}")
             power = 1 << (value.bit_length() - 1)
-            _require(value == power, key, value, f"must be a power of two: use {power} or {2 * power}")
+            require(value == power, key, value, f"must be a power of two: use {power} or {2 * power}")
         if self.batch % self.lanes:
             lower, upper = self.batch // self.lanes * self.lanes, -(-self.batch // self.lanes) * self.lanes
             fix = f"use batch {upper}" + (f" or {lower}" if lower else "") + ", or other lanes"
@@ -97,17 +98,17 @@ class Train:
                 f"train.batch={self.batch} is not divisible by train.lanes={self.lanes}: every lane "
                 f"holds batch/lanes samples; {fix}"
             )
-        _choice("train.precision", self.precision, PRECISIONS)
-        _choice("train.wire", self.wire, WIRES)
+        require_choice("train.precision", self.precision, PRECISIONS)
+        require_choice("train.wire", self.wire, WIRES)
         check_compression(self.compress, self.compress_after, self.wire)
-        _require(self.batch <= 2**24, "train.batch", self.batch, "must be at most 16777216")
-        _choice("train.loss", self.loss, LOSSES)
-        _range("train.label_smoothing", self.label_smoothing, 0.0, 1.0)
-        _range("train.ema", self.ema, 0.0, 1.0)
-        _require(self.clip >= 0, "train.clip", self.clip, "must be 0 (off) or the largest gradient norm")
+        require(self.batch <= 2**24, "train.batch", self.batch, "must be at most 16777216")
+        require_choice("train.loss", self.loss, LOSSES)
+        require_range("train.label_smoothing", self.label_smoothing, 0.0, 1.0)
+        require_range("train.ema", self.ema, 0.0, 1.0)
+        require(self.clip >= 0, "train.clip", self.clip, "must be 0 (off) or the largest gradient norm")
         fits, smoothing = self.loss == "cross_entropy", self.label_smoothing
         rule = f"works with loss=cross_entropy only; train.loss is {self.loss}: set label_smoothing=0"
-        _require(fits or not smoothing, "train.label_smoothing", smoothing, rule)
+        require(fits or not smoothing, "train.label_smoothing", smoothing, rule)
 
 
 @dataclass(frozen=True)
@@ -119,19 +120,23 @@ class Optimizer:
     weight_decay: float = 0.0
     options: Mapping[str, Any] = field(default_factory=dict)
     decay_norms: bool = True  # false: weight decay leaves out norms and biases
+    scale: str = "none"  # how the rates grow with train.batch over base_batch
+    base_batch: int = 256
 
     def __post_init__(self) -> None:
         check_fields(self, "optimizer")
         object.__setattr__(self, "options", fill_options("optimizer", self, OPTIMIZERS))
-        _require(self.lr > 0, "optimizer.lr", self.lr, "must be above 0")
-        _require(self.weight_decay >= 0, "optimizer.weight_decay", self.weight_decay, "must be 0 or more")
+        require(self.lr > 0, "optimizer.lr", self.lr, "must be above 0")
+        require(self.weight_decay >= 0, "optimizer.weight_decay", self.weight_decay, "must be 0 or more")
+        require_choice("optimizer.scale", self.scale, tuple(SCALES))
+        require(self.base_batch >= 1, "optimizer.base_batch", self.base_batch, "must be at least 1")
         for key, value in self.options.items():
             if key in ("eps", "trust", "rest_lr"):
-                _require(value > 0, f"optimizer.{key}", value, "must be above 0")
+                require(value > 0, f"optimizer.{key}", value, "must be above 0")
             elif key == "rest":
-                _choice("optimizer.rest", str(value), RESTS)
+                require_choice("optimizer.rest", str(value), RESTS)
             else:
-                _range(f"optimizer.{key}", value, 0.0, 1.0)
+                require_range(f"optimizer.{key}", value, 0.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -145,13 +150,13 @@ class Schedule:
     def __post_init__(self) -> None:
         check_fields(self, "schedule")
         object.__setattr__(self, "options", fill_options("schedule", self, SCHEDULES))
-        _require(self.warmup_epochs >= 0, "schedule.warmup_epochs", self.warmup_epochs, "must be 0 or more")
+        require(self.warmup_epochs >= 0, "schedule.warmup_epochs", self.warmup_epochs, "must be 0 or more")
         for key, value in self.options.items():
             if key in ("every_epochs", "peak"):
-                _require(value > 0, f"schedule.{key}", value, "must be above 0")
-            _require(value >= 0, f"schedule.{key}", value, "must be 0 or more")
-            _require(key != "peak" or value < 1, f"schedule.{key}", value, "must be below 1")
-        _require(
+                require(value > 0, f"schedule.{key}", value, "must be above 0")
+            require(value >= 0, f"schedule.{key}", value, "must be 0 or more")
+            require(key != "peak" or value < 1, f"schedule.{key}", value, "must be below 1")
+        require(
             self.name != "onecycle" or not self.warmup_epochs,
             "schedule.warmup_epochs",
             self.warmup_epochs,
@@ -174,7 +179,7 @@ class Kernels:
 
     def __post_init__(self) -> None:
         check_fields(self, "kernels")
-        _choice("kernels.set", self.set, KERNEL_SETS)
+        require_choice("kernels.set", self.set, KERNEL_SETS)
 
 
 @dataclass(frozen=True)
@@ -186,9 +191,9 @@ class Checkpoint:
 
     def __post_init__(self) -> None:
         check_fields(self, "checkpoint")
-        _require(self.every_steps >= 1, "checkpoint.every_steps", self.every_steps, "must be at least 1")
+        require(self.every_steps >= 1, "checkpoint.every_steps", self.every_steps, "must be at least 1")
         rule = "must be 0 (three while the run trains, then the last), or how many of the newest stay"
-        _require(self.keep >= 0, "checkpoint.keep", self.keep, rule)
+        require(self.keep >= 0, "checkpoint.keep", self.keep, rule)
 
     def count(self, finished: bool) -> int:
         """How many of the newest checkpoints are kept."""
@@ -210,24 +215,15 @@ class Run:
 
     def __post_init__(self) -> None:
         check_fields(self, "")
-        _require(0 <= self.seed < 2**63, "seed", self.seed, "must be from 0 to 2^63-1")
-        _require(
+        require(0 <= self.seed < 2**63, "seed", self.seed, "must be from 0 to 2^63-1")
+        require(
             self.schedule.warmup_epochs <= self.train.epochs,
             "schedule.warmup_epochs",
             self.schedule.warmup_epochs,
             f"must not pass train.epochs={self.train.epochs}",
         )
 
-
-def _require(holds: bool, key: str, value: object, rule: str) -> None:
-    if not holds:
-        raise SpecError(f"{key}={value} {rule}")
-
-
-def _choice(key: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise SpecError(f"{key}: {unknown('value', value, choices)}")
-
-
-def _range(key: str, value: float, low: float, high: float) -> None:
-    _require(low <= value < high, key, value, f"must be at least {low:g} and below {high:g}")
+    @property
+    def rate_factor(self) -> float:
+        """By what all rates are multiplied, for the batch."""
+        return float((self.train.batch / self.optimizer.base_batch) ** SCALES[self.optimizer.scale])

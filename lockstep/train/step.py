@@ -31,6 +31,7 @@ from lockstep.train.audit import Audit
 from lockstep.train.clip import chunk_sums, clip_gradients, norm_of_chunks
 from lockstep.train.update.matrix_deal import Moves, exchange_moves
 from lockstep.train.update.state_update import update_state
+from lockstep.train.update.weight_average import average_weights
 
 Requests = Callable[[], tuple[bool, bool]]  # this worker's: (stop, move to another generation)
 
@@ -212,29 +213,20 @@ class Step:
         # not `state.step`: epochs may have been longer before the data was changed
         done = state.epoch * steps + state.step_in_epoch
         rates = [
-            run.schedule.rate(base, done, self._total_steps, steps)
+            run.schedule.rate(run.rate_factor * base, done, self._total_steps, steps)
             for base in (run.optimizer.lr, *(group.optimizer.lr for group in state.groups))
         ]
         update_state(state, state.step, rates[1:], dict(zip(state.trained(), grads, strict=True)), moves)
         for buffer, value in zip(self._lowered.buffers(), buffers, strict=True):
             buffer.copy_(value)
         if run.train.ema:
-            self._average(run.train.ema)
+            average_weights(state, run.train.ema)
         self._reduction.reducer.commit()
         if self.sharded:
             self.sharded.is_published = False  # not now: until all is committed here nothing may fail
         state.step += 1
         state.step_in_epoch += 1
         return rates[0]
-
-    def _average(self, decay: float) -> None:
-        """Update the averaged weights: d·a + (1−d)·w, with a smaller d in the first steps."""
-        decay = averaging(decay, self._state.step)
-        averages = list(self._state.ema.values())
-        if not averages:  # a stage of a pipeline may have no tensors
-            return
-        torch._foreach_mul_(averages, decay)
-        torch._foreach_add_(averages, torch._foreach_mul(list(self._state.floats().values()), 1.0 - decay))
 
     def not_finite(self, loss: float, lanes: Lanes) -> NumericsError:
         """The error of a step that was not taken because a value is not finite."""
@@ -250,8 +242,3 @@ class Step:
         found = self._lowered.first_bad(lanes, self._state.step) or ""
         everywhere = [text.decode() for text in self._mesh.world.all_gather_bytes(found.encode())]
         return next(filter(None, everywhere), "the sum over lanes")
-
-
-def averaging(decay: float, step: int) -> float:
-    """The share of the averaged weights that a step keeps: less in the first steps."""
-    return min(decay, (1 + step) / (10 + step)) if decay else 0.0

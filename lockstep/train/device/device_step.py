@@ -31,7 +31,7 @@ from lockstep.spec import Run
 from lockstep.spec.param_group import ParamGroup
 from lockstep.train.clip import clip_gradients, gradient_norm
 from lockstep.train.device.prefetch import place_images
-from lockstep.train.step import averaging
+from lockstep.train.update.weight_average import averaging
 from lockstep.train.update.trust_ratio import trust_ratios
 
 
@@ -212,4 +212,4 @@ class DeviceStep:
         """The learning rate of a step."""
         run = self.run
         total = self.steps * run.train.epochs
-        return run.schedule.rate(run.optimizer.lr, step, total, self.steps)
+        return run.schedule.rate(run.rate_factor * run.optimizer.lr, step, total, self.steps)
