@@ -195,3 +195,16 @@ def test_options_are_copied_so_that_the_callers_table_stays_apart() -> None:
     model = Model(options=given)
     given["width"] = 4
     assert model.options["width"] == 3
+
+
+@pytest.mark.parametrize(("scale", "factor"), [("none", 1.0), ("linear", 4.0), ("sqrt", 2.0)])
+def test_rates_grow_with_the_batch(scale: str, factor: float) -> None:
+    run = Run(train=Train(batch=1024), optimizer=Optimizer(scale=scale, base_batch=256))
+    assert run.rate_factor == factor
+
+
+def test_a_scale_that_is_none_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"optimizer.scale: unknown value 'cubic'"):
+        Optimizer(scale="cubic")
+    with pytest.raises(SpecError, match=r"optimizer.base_batch=0 must be at least 1"):
+        Optimizer(base_batch=0)
