@@ -1,7 +1,7 @@
 """Keeps what `lockstep bench` measured: python benchmarks/lab.py NAME gemm --sizes 4096
 
 Runs `lockstep bench gemm --sizes 4096 --json`, adds the commit, and writes the records to
-benchmarks/results/lab-NAME.json. With --rounds 3 before the bench it runs three times, and a record is the
+benchmarks/results/lab-NAME.json. With --rounds 3 before NAME it runs three times, and a record is the
 median of its three. Records of that file with other names stay.
 """
 
@@ -28,7 +28,7 @@ def main() -> None:
     options = parser.parse_args()
     words = [sys.executable, "-m", "lockstep", "bench", *options.bench, "--json"]
     rounds = ["--rounds", str(options.rounds)] if options.rounds > 1 else []
-    told = " ".join(["python benchmarks/lab.py", options.name, *rounds, *options.bench])
+    told = " ".join(["python benchmarks/lab.py", *rounds, options.name, *options.bench])
     found: dict[str, list[dict[str, Any]]] = {}
     for _ in range(options.rounds):
         done = subprocess.run(words, stdout=subprocess.PIPE, check=True)
