@@ -57,13 +57,14 @@ void turn(const float *from, const Block &block, float *to) {
 void convolve(const float *image, const float *packed, const float *bias, long side, long in, long out, long first,
               long last, float *result) {
     const long line = (side + 2) * in, depth = 3 * in, piece = depth < PIECE ? depth : PIECE;
+    const long lines = 3 * depth < PIECE ? 3 : 1;  // of a small filter all at once
     for (long j = 0; j < out; j += WIDTH) {
         const float *filter = packed + j * 9 * in, *begin = bias ? bias + j : ZEROS;
-        for (long k = 0; k < 3 * depth; k += piece, filter += piece * WIDTH)
+        for (long k = 0; k < 3 * depth; k += lines * piece, filter += lines * piece * WIDTH)
             for (long y = first; y < last; ++y) {
                 float *to = result + (y - first) * side * out + j;
-                const float *pixels = image + (y + k / depth) * line + k % depth;
-                multiply_rows(side, pixels, in, filter, piece, to, out, k ? Begin{to, out} : Begin{begin, 0});
+                const Left pixels{image + (y + k / depth) * line + k % depth, in, line, lines};
+                multiply_rows(side, pixels, filter, piece, to, out, k ? Begin{to, out} : Begin{begin, 0});
             }
     }
 }
@@ -176,7 +177,8 @@ struct Network {
             for (long j = 0; j < HIDDEN; j += WIDTH) {
                 float *to = hidden.data() + j;
                 const Begin begin = k ? Begin{to, HIDDEN} : Begin{weights + PLACES.bias[3] + j, 0};
-                multiply_rows(batch, features.data() + k, FEATURES, packed + j * PIECE, PIECE, to, HIDDEN, begin);
+                const Left images{features.data() + k, FEATURES, 0, 1};
+                multiply_rows(batch, images, packed + j * PIECE, PIECE, to, HIDDEN, begin);
             }
         }
     }

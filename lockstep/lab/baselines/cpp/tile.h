@@ -3,7 +3,7 @@
 #include <cstring>
 
 #if defined(__AVX512F__)
-constexpr int LENGTH = 16, VECTORS = 2, ROWS = 6;  // with 12 the compiler runs out of registers
+constexpr int LENGTH = 16, VECTORS = 2, ROWS = 8;  // with 12 the compiler runs out of registers
 #elif defined(__AVX2__)
 constexpr int LENGTH = 8, VECTORS = 2, ROWS = 6;
 #else
@@ -32,39 +32,43 @@ struct Begin {
     long row;
 };
 
-// R rows of C = begin + A · B over `depth`. Row i of A begins at a + i * row; B is packed: WIDTH values for each
-// step of the depth.
+// The left factor: row i begins at at + i * row, and goes on for `lines` pieces of `depth` values.
+struct Left {
+    const float *at;
+    long row, line, lines;
+};
+
+// R rows of C = begin + A · B. B is packed: WIDTH values for each value of a row of A.
 template <int R>
-static void multiply_tile(const float *a, long row, const float *b, long depth, float *c, long c_row, Begin begin) {
+static void multiply_tile(Left a, const float *b, long depth, float *c, long c_row, Begin begin) {
     Vector sum[R][VECTORS];
     for (int i = 0; i < R; ++i)
         for (int v = 0; v < VECTORS; ++v) sum[i][v] = load(begin.at + i * begin.row + v * LENGTH);
-    for (long k = 0; k < depth; ++k, b += WIDTH) {
+    for (long line = 0; line < a.lines; ++line, a.at += a.line)
+        for (long k = 0; k < depth; ++k, b += WIDTH) {
 #pragma GCC unroll 4
-        for (int v = 0; v < VECTORS; ++v) {
-            const Vector own = load(b + v * LENGTH);
+            for (int v = 0; v < VECTORS; ++v) {
+                const Vector own = load(b + v * LENGTH);
 #pragma GCC unroll 16
-            for (int i = 0; i < R; ++i) sum[i][v] += a[i * row + k] * own;
+                for (int i = 0; i < R; ++i) sum[i][v] += a.at[i * a.row + k] * own;
+            }
         }
-    }
     for (int i = 0; i < R; ++i)
         for (int v = 0; v < VECTORS; ++v) store(c + i * c_row + v * LENGTH, sum[i][v]);
 }
 
 // As many rows as there are in tiles of R; what is left is moved up to.
 template <int R>
-static void multiply_tiles(long &rows, const float *&a, long row, const float *b, long depth, float *&c, long c_row,
-                           Begin &begin) {
-    for (; rows >= R; rows -= R, a += R * row, c += R * c_row, begin.at += R * begin.row)
-        multiply_tile<R>(a, row, b, depth, c, c_row, begin);
+static void multiply_tiles(long &rows, Left &a, const float *b, long depth, float *&c, long c_row, Begin &begin) {
+    for (; rows >= R; rows -= R, a.at += R * a.row, c += R * c_row, begin.at += R * begin.row)
+        multiply_tile<R>(a, b, depth, c, c_row, begin);
 }
 
 // Any number of rows: ROWS at a time, then fewer.
-static void multiply_rows(long rows, const float *a, long row, const float *b, long depth, float *c, long c_row,
-                          Begin begin) {
-    multiply_tiles<ROWS>(rows, a, row, b, depth, c, c_row, begin);
-    multiply_tiles<4>(rows, a, row, b, depth, c, c_row, begin);
-    multiply_tiles<1>(rows, a, row, b, depth, c, c_row, begin);
+static void multiply_rows(long rows, Left a, const float *b, long depth, float *c, long c_row, Begin begin) {
+    multiply_tiles<ROWS>(rows, a, b, depth, c, c_row, begin);
+    multiply_tiles<4>(rows, a, b, depth, c, c_row, begin);
+    multiply_tiles<1>(rows, a, b, depth, c, c_row, begin);
 }
 
 // R rows and WIDTH columns of C += Aᵀ · B, summed over `height` lines of `width` samples (pixels, or images of a
