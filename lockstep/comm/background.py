@@ -1,7 +1,7 @@
 """Background threads whose work can be abandoned, where a result may never come.
 
-In a new thread GPU 0 is the current one, whatever the process has chosen, and products are computed by as many
-threads as there are cores until torch was asked for its number. So each thread gets both here.
+In a new thread GPU 0 is the current one, whatever the process has chosen, and products are computed by as
+many threads as there are cores until torch was asked for its number. So each thread gets both here.
 """
 
 from __future__ import annotations

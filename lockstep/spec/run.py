@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lockstep.errors import SpecError, unknown
+from lockstep.errors import SpecError
 from lockstep.spec.field import check_fields, fill_options, require, require_choice, require_range
 from lockstep.spec.rule.augmentation import check_item
 from lockstep.spec.rule.compression import check_compression

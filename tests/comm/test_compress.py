@@ -39,7 +39,7 @@ def test_top_keeps_the_largest_and_of_equal_ones_the_first():
     found, count = codec.decode(codec.encode(given)), 41
     expected = torch.zeros_like(given)
     for row, values in enumerate(given):
-        chosen = sorted(range(BLOCK), key=lambda i: (-abs(float(values[i])), i))[:count]  # noqa: B023
+        chosen = sorted(range(BLOCK), key=lambda i: (-abs(float(values[i])), i))[:count]
         expected[row, chosen] = values[chosen]
     assert torch.equal(found, expected)
 
@@ -138,7 +138,9 @@ def test_any_number_of_workers_gives_the_same_means_and_memory(kind):
     for place, name in enumerate(PARAMS):
         told = sum(step[place].double() for step in means)
         given = sum(step[place].double() for step in exact)
-        kept = [v for n, v in joined(alone).items() if n.startswith("feedback.lane") and n.endswith(f".{name}")]
+        kept = [
+            v for n, v in joined(alone).items() if n.startswith("feedback.lane") and n.endswith(f".{name}")
+        ]
         lost = torch.stack(kept).double().mean(0) if kept else torch.zeros(1, dtype=torch.float64)
         if (mean := joined(alone).get(f"feedback.mean.{name}")) is not None:
             lost = lost + mean.double()

@@ -3,7 +3,7 @@
 import random
 
 from lockstep.elastic.membership import Membership
-from lockstep.spec import Launch
+from lockstep.spec import Launch, Run
 from lockstep.spec.generation import Change, Generation
 
 
@@ -194,7 +194,7 @@ def test_of_workers_that_share_lanes_as_many_go_on_as_come_out():
 
 def test_who_goes_on_does_not_depend_on_who_has_which_part():
     launch = Launch(plan="data=1,pipeline=2,channel=2", fallbacks=("data=1,pipeline=2",))
-    membership = job("abcd", min_workers=2, sizes=launch.sizes(4, 8), is_split=launch.splits_state)
+    membership = job("abcd", min_workers=2, sizes=launch.sizes(4, 8), is_split=launch.splits_state(Run()))
     (first,) = ready(membership, "abcd")
     assert first.workers == ("a", "b", "c", "d")
     membership.remove("d", "was killed", 1.0)

@@ -101,7 +101,7 @@ def test_what_needs_whole_layers_is_refused(options: dict) -> None:
 def test_numbers_of_workers_under_plans() -> None:
     assert Launch(plan="spatial=2,channel=2").num_workers == 4 and Launch(plan="channel=2").is_bound
     opened = Launch(plan="channel=2")
-    assert not opened.splits_state
+    assert not opened.splits_state(Run())
     assert opened.sizes(8, 4) == (8, 6, 4, 2)
     assert str(opened.plan_for(6, 4)) == "data=3,channel=2"
     several = Launch(plan="data=2,pipeline=2,channel=2", fallbacks=("spatial=2", "data=1"))

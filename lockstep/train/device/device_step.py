@@ -31,8 +31,8 @@ from lockstep.spec import Run
 from lockstep.spec.param_group import ParamGroup
 from lockstep.train.clip import clip_gradients, gradient_norm
 from lockstep.train.device.prefetch import place_images
-from lockstep.train.update.weight_average import averaging
 from lockstep.train.update.trust_ratio import trust_ratios
+from lockstep.train.update.weight_average import averaging
 
 
 class DeviceStep:
