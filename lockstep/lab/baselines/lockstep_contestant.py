@@ -25,7 +25,7 @@ def overrides_of(task: BaselineTask) -> list[str]:
         "train.epochs": task.epochs,
         "train.lanes": task.lanes,
         "train.precision": task.precision,
-        "train.channels_last": "true",  # as the others are
+        "train.channels_last": str(task.device == "cpu").lower(),  # as the others are there
         "optimizer.name": "sgd",
         "optimizer.lr": task.rate,
         "optimizer.weight_decay": 0,
