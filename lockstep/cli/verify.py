@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
-_PARTS = {"weights_sha256": "weights", "optimizer_sha256": "optimizer", "ema_sha256": "averaged weights"}
+_PARTS = {
+    "weights_sha256": "weights",
+    "optimizer_sha256": "optimizer",
+    "ema_sha256": "averaged weights",
+    "feedback_sha256": "what compression left out",
+}
 
 
 def add_parser(verbs: Verbs) -> None:
