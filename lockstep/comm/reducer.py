@@ -48,7 +48,7 @@ class Reducer:
         self.overlaps = overlap and group.size > 1
         self._entries, self._lanes, self._group = list(entries), lanes, group
         self._bucket_mb, self._shards, self._feedback = bucket_mb, shards, feedback
-        self._lay_out(feedback is not None)
+        self._compresses: bool | None = None  # not laid out yet
         self._background: BackgroundThread[Leaf] | None = (
             BackgroundThread("reduce", entries[0].like.device) if self.overlaps else None
         )
@@ -58,7 +58,8 @@ class Reducer:
     def _lay_out(self, compresses: bool) -> None:
         """Make the buckets: of shards, of what is compressed, of the rest."""
         group, lanes, entries, feedback = self._group, self._lanes, self._entries, self._feedback
-        self._compresses, self._compressed = compresses, list[CompressedBucket | LowRankBucket]()
+        self._compresses = compresses
+        self._compressed: list[CompressedBucket | LowRankBucket] = []
         self._buckets: list[Bucket] = [
             ScatteredBucket(group, lanes, [entries[i] for i in indices], list(indices), block)
             for block, indices in self._shards
@@ -81,7 +82,8 @@ class Reducer:
 
     def begin(self, compresses: bool = True) -> None:
         """Start a step, and drop what is left of an unfinished one."""
-        if self._feedback and compresses != self._compresses:
+        compresses = compresses and self._feedback is not None
+        if compresses != self._compresses:
             self._lay_out(compresses)
         self._ready, self._futures, self._added, self.exchange_s = 0, [], 0, 0.0
         for bucket in self._buckets:

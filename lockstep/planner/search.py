@@ -183,6 +183,6 @@ def variants(run: Run) -> dict[str, Run]:
             run, train=replace(train, batch=2 * train.batch, lanes=2 * train.lanes)
         ),
     }
-    if train.wire == "fp32":
+    if train.wire == "fp32" and train.compress == "none":
         found["bf16 on the wire"] = replace(run, train=replace(train, wire="bf16"))
     return found

@@ -17,7 +17,8 @@ _INFINITY = {
     torch.float16: 0x7C00,
     torch.bfloat16: 0x7F80,
 }
-_GROUPS = ("model", "ema", "optimizer")  # the state's order; tensors of one group are sorted by name
+# the order of the state; tensors of one group are sorted by name
+_GROUPS = ("model", "ema", "optimizer", "feedback")
 
 
 @dataclass(frozen=True)

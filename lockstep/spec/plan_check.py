@@ -16,13 +16,6 @@ def check_plans(plans: Sequence[Plan], run: Run, size: int | str | None) -> None
     Whether the first plan comes out for as many is for the caller: on several nodes it is not known yet.
     """
     first, *fallbacks = plans
-    for plan in plans:
-        if plan.splits and run.train.compress != "none":
-            raise SpecError(
-                f"--plan {plan}: not with train.compress={run.train.compress}, which needs all of a lane's "
-                "gradients at one worker: deal the data alone (--workers), or set train.compress=none, "
-                "which is another run"
-            )
     check_layers(first, "--plan", run)
     check_slices(first, first.data or (size // first.least if isinstance(size, int) else 0), run)
     for plan in fallbacks:
@@ -35,7 +28,16 @@ def check_plans(plans: Sequence[Plan], run: Run, size: int | str | None) -> None
 
 
 def check_layers(plan: Plan, flag: str, run: Run) -> None:
-    """Refuse rows or channels over workers where the run's bits would not be the same, or nothing does it."""
+    """Refuse rows or channels over workers where the run's bits would not be the same, or nothing does it.
+
+    And every plan beside compression, which needs whole gradients.
+    """
+    if plan.splits and run.train.compress != "none":
+        raise SpecError(
+            f"{flag} {plan}: not with train.compress={run.train.compress}, which needs all of a lane's "
+            "gradients at one worker: deal the data alone (--workers), or set train.compress=none, "
+            "which is another run"
+        )
     if (plan.spatial > 1 or plan.layers) and run.kernels.set in ("fused", "compiled"):
         raise SpecError(explain_kernels(plan, run.kernels.set, flag))
     if plan.spatial > run.train.bands:

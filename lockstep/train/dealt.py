@@ -160,7 +160,8 @@ class Dealt:
             if self.is_restored
             else "a part of the state is lost, and all go on from the checkpoint of"
         )
-        return f"the plan is now {self.plan}: {source} step {state.step}"
+        plan = f"the plan is now {self.plan}: " if self.setup.run.train.compress == "none" else ""
+        return f"{plan}{source} step {state.step}"
 
     def make_whole(self, state: TrainState) -> None:
         """Give every worker the whole model, at the end."""

@@ -63,7 +63,8 @@ class Loop:
         changes = self._generation.changes if self._generation else ()
         journal.start(state, self._steps, self._group.size, takes_over=bool(changes))
         halts = bool(self._generation and self._generation.halt)
-        if changes and self._launch.is_bound and not halts:
+        tells = self._launch.is_bound or self._setup.run.train.compress != "none"
+        if changes and tells and not halts:
             journal.notice(self._dealt.explain_state(state))
         for line in self._dealt.told:
             journal.notice(line)

@@ -220,7 +220,7 @@ def set_up(
         notices.append(text)
     if isinstance(chosen_loss, WholeLoss):
         source["outputs"] = "of any shape"
-    shapes = [p.shape for p in model.parameters() if p.requires_grad]
+    shapes = [p.shape for p in model.parameters() if p.requires_grad and p.dtype == torch.float32]
     notices += explain_compression(run.train.compress, shapes, run.train.lanes)
     identity = make_identity(
         run,

@@ -60,7 +60,8 @@ def test_a_lost_worker_costs_steps_and_no_bit(by_one_worker, tmp_path):
         job.kill("1")
         job.wait_for(job.generations, "the next generation")
         job.hurry()
-        job.finish()
+        output, _ = job.finish()
+    assert "a part of the state is lost, and all go on from the checkpoint of step 4" in output, output
     assert_no_step_lost(tmp_path / "run")
     assert hashes(summary(tmp_path / "run")) == hashes(by_one_worker(*overrides))
 

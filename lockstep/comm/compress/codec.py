@@ -60,6 +60,7 @@ class ScaledCodec:
         scale = blocks.abs().amax(1, keepdim=True) / torch.full_like(blocks[:1, :1], self._largest)
         found = blocks / torch.where(scale == 0, 1.0, scale)
         found = found.round() if self._kind == torch.int8 else found
+        found.clamp_(-self._largest, self._largest)  # a scale that is hardly above zero is too small
         return torch.cat([scale.view(torch.uint8), found.to(self._kind).view(torch.uint8)], 1)
 
     def decode(self, rows: Tensor) -> Tensor:

@@ -174,6 +174,7 @@ class CompressedBucket(Bucket):
             pairs += layout.views(lost, [feedback.lanes[lane][name] for name in layout.names])
         for rows, blocks in pairs:
             blocks.copy_(rows)
+        self._lost.clear()
 
 
 def _round(received: list[tuple[int, Tensor]], sent: list[tuple[int, Tensor]]) -> Round:

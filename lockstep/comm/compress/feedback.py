@@ -35,7 +35,7 @@ def count_blocks(shape: torch.Size) -> int:
 
 
 def own_blocks(count: int, index: int, workers: int, rank: int) -> range:
-    """The blocks of a bucket's parameter number `index` that a worker sums."""
+    """The blocks of parameter number `index`, of all that are compressed, that a worker sums."""
     place = (rank + index) % workers  # so that not always the same worker has what is left over
     return range(count * place // workers, count * (place + 1) // workers)
 

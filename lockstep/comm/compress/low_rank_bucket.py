@@ -79,9 +79,10 @@ class LowRankBucket(Bucket):
         """The means of all lanes, of the rank that travels."""
         common = [make_orthogonal(p) for p in self._mean(self._tree, 0)]
         tree = LaneTree(self._own.start)
-        for lane, matrices in self._left_over.items():
+        for matrices in self._left_over.values():
             own = [m.t() @ p for m, p in zip(matrices, common, strict=True)]
-            self._left_over[lane] = [m - p @ q.t() for m, p, q in zip(matrices, common, own, strict=True)]
+            for m, p, q in zip(matrices, common, own, strict=True):
+                m.sub_(p @ q.t())  # in place: what another stream still reads is not given back
             tree.add(own)
         self._next = self._mean(tree, 1)
         found = [p @ q.t() for p, q in zip(common, self._next, strict=True)]
@@ -97,11 +98,13 @@ class LowRankBucket(Bucket):
     def commit(self) -> None:
         """Take over what this step left out, and its directions, once all of the step is committed."""
         for name, factor in zip(self._names, self._next, strict=True):
-            first = self._feedback.first_factor(name)  # where a direction has come to nothing
-            self._feedback.factors[name].copy_(torch.where(factor.any(0), factor, first))
+            if not (alive := factor.any(0)).all():  # where a direction has come to nothing
+                factor = torch.where(alive, factor, self._feedback.first_factor(name))  # noqa: PLW2901
+            self._feedback.factors[name].copy_(factor)
         for lane, matrices in self._left_over.items():
             for name, matrix in zip(self._names, matrices, strict=True):
                 self._feedback.lanes[lane][name].view(-1)[: matrix.numel()] = matrix.view(-1)
+        self._left_over.clear()
 
 
 class _Factors:

@@ -84,5 +84,5 @@ def explain_compression(text: str, shapes: Sequence[Sequence[int]], lanes: int) 
     kept = compression.feedback_bytes(shapes, lanes) / 1e6
     return [
         f"train.compress={text}: {taken} of {len(shapes)} parameters travel compressed; what that leaves out "
-        f"is remembered by lane, in {kept:,.1f} MB over all workers"
+        f"is remembered by lane, in {kept:,.1f} MB over all workers, and as much again within a step"
     ]
