@@ -18,6 +18,7 @@ from lockstep.runs import checkpoint, journal
 from lockstep.spec.run_file import from_table, merge, parse_overrides, to_table
 from lockstep.train import loop, setup, worker
 from lockstep.train import optimizer as rules
+from lockstep.train import step as steps
 from lockstep.train.evaluation.host_evaluate import Evaluator
 from lockstep.train.step import Step
 
@@ -84,7 +85,7 @@ step, Step.__call__ = Step.__call__, note_step
 train, worker._Worker._train = worker._Worker._train, note_rank
 around(Step, "_commit", "before the commit", "after the commit")
 around(rules, "update_params", "", "within the commit")
-around(Step, "_average", "", "within the commit, after the averages")
+around(steps, "average_weights", "", "within the commit, after the averages")
 around(journal.Journal, "step", "before the row", "after the row")
 around(journal.Journal, "save", "before the checkpoint", "after the checkpoint")
 around(checkpoint, "sync_folder", "", "between the checkpoint's files")
