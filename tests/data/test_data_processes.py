@@ -153,10 +153,12 @@ def test_a_sample_that_never_comes_can_be_interrupted(tmp_path: Path) -> None:
     with start(tmp_path, workers=1, processes=1, delay=1000.0, epochs=1) as job:
         assert wait_until(lambda: len(family(job.pid)) == 1)
         processes = family(job.pid)
-        time.sleep(2)  # until it waits for a batch
-        for _ in range(2):  # the first one would save after the step
+        time.sleep(2)  # until it waits for a batch; on a busy machine that takes longer
+        for _ in range(20):  # the first one would save after the step, the next that finds it waiting ends it
             os.kill(job.pid, signal.SIGINT)
             time.sleep(1)
+            if job.poll() is not None:
+                break
         job.communicate(timeout=30)
         assert wait_until(lambda: not any(map(lives, processes)), 5)
 
