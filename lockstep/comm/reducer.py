@@ -13,6 +13,7 @@ from lockstep.comm.background import BackgroundThread
 from lockstep.comm.bucket import Bucket, ReducedTensor, split
 from lockstep.comm.compress.compressed_bucket import CompressedBucket
 from lockstep.comm.compress.feedback import Feedback
+from lockstep.comm.compress.feedback_bucket import FeedbackBucket
 from lockstep.comm.compress.low_rank_bucket import LowRankBucket
 from lockstep.comm.group import Group
 from lockstep.comm.shard.scatter import ScatteredBucket
@@ -59,7 +60,7 @@ class Reducer:
         """Make the buckets: of shards, of what is compressed, of the rest."""
         group, lanes, entries, feedback = self._group, self._lanes, self._entries, self._feedback
         self._compresses = compresses
-        self._compressed: list[CompressedBucket | LowRankBucket] = []
+        self._compressed: list[FeedbackBucket] = []
         self._buckets: list[Bucket] = [
             ScatteredBucket(group, lanes, [entries[i] for i in indices], list(indices), block)
             for block, indices in self._shards
@@ -67,8 +68,7 @@ class Reducer:
         if feedback and compresses:
             kind = LowRankBucket if feedback.compression.rank else CompressedBucket
             for indices in self._split([i for i, e in enumerate(entries) if e.name in feedback.shapes]):
-                own, names = [entries[i] for i in indices], [entries[i].name for i in indices]
-                self._compressed.append(kind(group, lanes, own, indices, feedback, names))
+                self._compressed.append(kind(group, lanes, [entries[i] for i in indices], indices, feedback))
         self._buckets += self._compressed
         taken = {i for bucket in self._buckets for i in bucket.indices}
         for indices in self._split([i for i in range(len(entries)) if i not in taken]):

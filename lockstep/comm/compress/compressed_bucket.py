@@ -10,10 +10,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lockstep.comm.bucket import Bucket, ReducedTensor
+from lockstep.comm.bucket import ReducedTensor
 from lockstep.comm.compress.block_layout import BlockLayout
 from lockstep.comm.compress.codec import make_codec
 from lockstep.comm.compress.feedback import Feedback
+from lockstep.comm.compress.feedback_bucket import FeedbackBucket
 from lockstep.comm.group import Group
 from lockstep.comm.transport import Round
 from lockstep.comm.tree import LaneTree, Leaf, all_heights
@@ -22,8 +23,8 @@ from lockstep.spec.rule.compression import BLOCK
 _SUM_BYTES = 4 * BLOCK
 
 
-class CompressedBucket(Bucket):
-    """Entries that a codec compresses block by block; `names` are their parameters."""
+class CompressedBucket(FeedbackBucket):
+    """Entries that a codec compresses block by block."""
 
     def __init__(
         self,
@@ -32,15 +33,12 @@ class CompressedBucket(Bucket):
         entries: list[ReducedTensor],
         indices: list[int],
         feedback: Feedback,
-        names: list[str],
     ) -> None:
-        self._group, self._feedback = group, feedback
+        super().__init__(group, lanes, entries, indices, feedback)
         self._codec = make_codec(feedback.compression)
-        self._layout = BlockLayout(feedback, names, group.size)
+        self._layout = BlockLayout(feedback, self._names, group.size)
         self._heights = all_heights(lanes, group.size)
-        self._table = self._layout.table(entries[0].like.device)
-        self._lost: dict[int, Tensor] = {}  # by lane: what this step leaves out
-        super().__init__(group, lanes, entries, indices)
+        self._table = self._layout.table(self._device)
 
     def _prepare(self, group: Group, lanes: int) -> None:
         """Nothing: its buffers live for a step."""
@@ -49,15 +47,11 @@ class CompressedBucket(Bucket):
         super().begin()
         self._rows: list[list[Tensor]] = []  # of each root of this worker: what travels for it
         self._open: list[Tensor] = []  # of the root that is not complete
-        self._lost.clear()
+        self._lost: dict[int, Tensor] = {}  # by lane: what this step leaves out
 
-    @torch.no_grad()
-    def add_leaf(self, height: int) -> None:
-        """Compress the collected gradients of a lane, and add what is left of them to the tree."""
-        assert height == 0, "lanes are compressed one by one"
-        lane, table = self._own.start + self.num_lanes, self._table
-        self._layout.fill(table, [self.leaf[place] for place in range(len(self.indices))])
-        kept = self._feedback.lanes[lane]
+    def _add_lane(self, lane: int, grads: list[Tensor]) -> None:
+        kept, table = self._feedback.lanes[lane], self._table
+        self._layout.fill(table, grads)
         for rows, blocks in self._layout.views(table, [kept[name] for name in self._layout.names]):
             rows.add_(blocks)
         packed = self._codec.encode(table)
@@ -65,18 +59,16 @@ class CompressedBucket(Bucket):
         self._lost[lane] = table - found
         self._tree.add([found])
         self._open.append(packed)
-        self._left -= 1
-        self.leaf.clear()
         self._close_root()
 
     def _close_root(self) -> None:
-        """If the newest lane completes a root, keep what travels for it."""
+        """If the lane that is added now completes a root, keep what travels for it."""
         if self._alone:
             self._open.clear()
             return
         done = sum(1 << height for height in self._heights[self._group.rank][: len(self._rows)])
         height = self._heights[self._group.rank][len(self._rows)]
-        if self.num_lanes < done + (1 << height):
+        if self.num_lanes + 1 < done + (1 << height):
             return
         packed, self._open = self._open, []
         if self._travels_packed(height):
@@ -88,21 +80,7 @@ class CompressedBucket(Bucket):
     def _travels_packed(self, height: int) -> bool:
         return self._codec.row_bytes << height < _SUM_BYTES
 
-    def pack(self) -> None:
-        """Nothing is left to copy; the exchange may begin."""
-        if not self._alone:
-            self._mark_filled()
-
     def _exchange_means(self) -> Leaf:
-        return self._compress_mean()
-
-    @torch.no_grad()
-    def reduce(self) -> Leaf:
-        if self._alone:
-            return self._compress_mean()
-        return super().reduce()
-
-    def _compress_mean(self) -> Leaf:
         """The means of all lanes, as all workers get them: what their owners made of them."""
         rows = self._layout.rank_rows
         packed = self._pack_mean(self._tree.mean()[0]) if self._alone else self._swap(rows)
@@ -165,7 +143,6 @@ class CompressedBucket(Bucket):
 
     @torch.no_grad()
     def commit(self) -> None:
-        """Take over what this step left out, once all of the step is committed."""
         layout, feedback = self._layout, self._feedback
         pairs = layout.own_views(
             self._lost_mean, self._group.rank, [feedback.means[name] for name in layout.names]

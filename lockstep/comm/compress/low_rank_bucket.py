@@ -10,8 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lockstep.comm.bucket import Bucket, ReducedTensor
-from lockstep.comm.compress.feedback import Feedback
+from lockstep.comm.compress.feedback_bucket import FeedbackBucket
 from lockstep.comm.exchange import ExchangeShape, exchange_over
 from lockstep.comm.group import Group
 from lockstep.comm.tree import LaneTree, Leaf, all_heights, tree_sum
@@ -19,63 +18,33 @@ from lockstep.comm.tree import LaneTree, Leaf, all_heights, tree_sum
 _LEAST = 1e-6  # what is left of a direction beside those before it; less is rounding
 
 
-class LowRankBucket(Bucket):
-    """Entries that are exchanged as factors of a fixed rank; `names` are their parameters."""
-
-    def __init__(
-        self,
-        group: Group,
-        lanes: int,
-        entries: list[ReducedTensor],
-        indices: list[int],
-        feedback: Feedback,
-        names: list[str],
-    ) -> None:
-        self._group, self._feedback, self._names, self._lanes = group, feedback, names, lanes
-        self._exchanges: list[_Factors] = []
-        self._left_over: dict[int, Leaf] = {}  # by lane: its gradients, then what is not along P
-        super().__init__(group, lanes, entries, indices)
+class LowRankBucket(FeedbackBucket):
+    """Entries that are exchanged as factors of a fixed rank."""
 
     def _prepare(self, group: Group, lanes: int) -> None:
         """Room for what travels: P, and then Q."""
         rank, shapes = self._feedback.compression.rank, [entry.like.shape for entry in self._entries]
-        for sizes in ([s[0] for s in shapes], [s.numel() // s[0] for s in shapes]):
-            self._exchanges.append(_Factors(group, lanes, [(size, rank) for size in sizes], self._device))
+        sides = [s[0] for s in shapes], [s.numel() // s[0] for s in shapes]
+        self._exchanges = [
+            _Factors(group, lanes, [(size, rank) for size in sizes], self._device) for sizes in sides
+        ]
         self.sent_bytes = sum(each.sent_bytes for each in self._exchanges)
 
     def begin(self) -> None:
         super().begin()
-        self._left_over.clear()
+        self._left_over: dict[int, Leaf] = {}  # by lane: its gradients, then what is not along P
 
-    @torch.no_grad()
-    def add_leaf(self, height: int) -> None:
-        """Project the collected gradients of a lane, and add that to the tree."""
-        assert height == 0, "lanes are compressed one by one"
-        lane, found = self._own.start + self.num_lanes, Leaf()
-        for place, name in enumerate(self._names):
-            grad = self.leaf[place]
+    def _add_lane(self, lane: int, grads: list[Tensor]) -> None:
+        found = Leaf()
+        for name, grad in zip(self._names, grads, strict=True):
             flat = grad.contiguous().view(-1)
             whole = flat + self._feedback.lanes[lane][name].view(-1)[: len(flat)]
             found.append(whole.view(len(grad), -1))
         self._left_over[lane] = found
         factors = [self._feedback.factors[name] for name in self._names]
         self._tree.add([matrix @ factor for matrix, factor in zip(found, factors, strict=True)])
-        self._left -= 1
-        self.leaf.clear()
-
-    def pack(self) -> None:
-        """Nothing is left to copy; the exchange may begin."""
-        if not self._alone:
-            self._mark_filled()
-
-    @torch.no_grad()
-    def reduce(self) -> Leaf:
-        return self._factorize() if self._alone else super().reduce()
 
     def _exchange_means(self) -> Leaf:
-        return self._factorize()
-
-    def _factorize(self) -> Leaf:
         """The means of all lanes, of the rank that travels."""
         common = [make_orthogonal(p) for p in self._mean(self._tree, 0)]
         tree = LaneTree(self._own.start)
@@ -96,7 +65,6 @@ class LowRankBucket(Bucket):
 
     @torch.no_grad()
     def commit(self) -> None:
-        """Take over what this step left out, and its directions, once all of the step is committed."""
         for name, factor in zip(self._names, self._next, strict=True):
             if not (alive := factor.any(0)).all():  # where a direction has come to nothing
                 factor = torch.where(alive, factor, self._feedback.first_factor(name))  # noqa: PLW2901
