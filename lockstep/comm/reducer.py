@@ -50,6 +50,7 @@ class Reducer:
         self._entries, self._lanes, self._group = list(entries), lanes, group
         self._bucket_mb, self._shards, self._feedback = bucket_mb, shards, feedback
         self._compresses: bool | None = None  # not laid out yet
+        self._buckets: list[Bucket] = []
         self._background: BackgroundThread[Leaf] | None = (
             BackgroundThread("reduce", entries[0].like.device) if self.overlaps else None
         )
@@ -61,7 +62,7 @@ class Reducer:
         group, lanes, entries, feedback = self._group, self._lanes, self._entries, self._feedback
         self._compresses = compresses
         self._compressed: list[FeedbackBucket] = []
-        self._buckets: list[Bucket] = [
+        self._buckets = [
             ScatteredBucket(group, lanes, [entries[i] for i in indices], list(indices), block)
             for block, indices in self._shards
         ]

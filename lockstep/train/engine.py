@@ -144,8 +144,9 @@ class Engine:
         ]
 
     def sent(self) -> dict[str, float]:
-        """The most that a worker sent in a step, if they exchange through the host. A collective."""
-        told = self._world.all_gather_bytes(str(self._step.sent_bytes()).encode())
+        """The most that a worker sent in a step. A collective."""
+        sent = max(self._step.sent_bytes(), self._device_epochs.sent_bytes if self._device_epochs else 0)
+        told = self._world.all_gather_bytes(str(sent).encode())
         most = max(map(int, told))
         return {"sent_mb_step": round(1e-6 * most, 6)} if most else {}
 
@@ -188,7 +189,8 @@ class Engine:
 
     def _make_device_epochs(self) -> DeviceEpochs | None:
         """The steps that stay on the device; None if the kernels do not allow that."""
-        if not self._setup.lowering or self._state.parts or self._products:  # no exchange in a CUDA graph
+        in_parts = self._state.parts and not self._state.feedback
+        if not self._setup.lowering or in_parts or self._products:  # no exchange in a CUDA graph
             return None
         if any(group.rule.whole == "matrix" for group in self._state.groups):  # nor products of matrices
             return None

@@ -47,6 +47,13 @@ def small():
     return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(18, 10))
 
 
+def wide():
+    """The same with a matrix that is large enough to be compressed."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(64, 66), nn.ReLU(), nn.Linear(66, 10))
+
+
 def residual():
     """A stem and a block with a stride and a projection."""
     torch.manual_seed(0)
@@ -87,6 +94,8 @@ def hashes(result):
         (stem, (DECAY[1], "optimizer.name=lamb", "optimizer.lr=0.01", TWO_STEPS)),
         (residual, ("train.ema=0.9", "train.clip=0.5", TWO_STEPS)),
         (residual, (*DECAY, "train.wire=bf16", "data.num_train=4")),
+        (wide, ("train.compress=top:0.05", "train.clip=0.5", "train.ema=0.9")),
+        (wide, ("kernels.set=compiled", "train.compress=rank:2")),
         (tiny, ("kernels.set=compiled", "train.label_smoothing=0.1", AUGMENT)),
         (
             residual,
@@ -100,7 +109,19 @@ def hashes(result):
             ),
         ),
     ],
-    ids=["nag", "adamw", "wire", "lars", "lamb", "residual", "residual, wire", "compiled", "compiled, wire"],
+    ids=[
+        "nag",
+        "adamw",
+        "wire",
+        "lars",
+        "lamb",
+        "residual",
+        "residual, wire",
+        "top",
+        "compiled, rank",
+        "compiled",
+        "compiled, wire",
+    ],
 )
 def test_a_step_on_the_device_is_the_step_through_the_host(tmp_path, model, overrides):
     keys = (*overrides, "train.epochs=1")
@@ -253,7 +274,7 @@ import sys
 sys.path[:0] = {path}
 import lockstep
 from small import small_run
-from test_device_epoch import stem, tiny
+from test_device_epoch import stem, tiny, wide
 import interpreter
 launch = lockstep.Launch(name="run", runs_dir={runs_dir!r}, device="cpu", workers={workers})
 lockstep.train(small_run(*{keys}), model={model}(), launch=launch)
@@ -267,6 +288,17 @@ def script(path, **given):
     here, file = Path(__file__).parent, path / "script.py"
     file.write_text(SCRIPT.format(path=[str(here), str(here.parent)], runs_dir=str(path), **given))
     return [sys.executable, str(file)]
+
+
+@pytest.mark.gloo
+def test_compressed_steps_of_two_workers_stay_on_the_device(tmp_path):
+    keys = (*KEYS, TWO_STEPS, "train.epochs=2", "train.compress=int8", "train.compress_after=1")
+    alone, _ = train(small_run(*keys), tmp_path / "alone", model=wide())
+    done = forked.call(script(tmp_path, workers=2, keys=keys, model="wide"), launches=True)
+    assert done.returncode == 0, done.stderr
+    found = summary(tmp_path / "run")
+    assert {key: found[key] for key in hashes(alone)} == hashes(alone) and found["feedback_sha256"]
+    assert 0 < found["sent_mb_step"] < 4e-6 * (64 * 66 + 3000)
 
 
 @pytest.mark.gloo

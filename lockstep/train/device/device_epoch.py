@@ -13,9 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lockstep.comm.bucket import ReducedTensor
 from lockstep.comm.group import Group
-from lockstep.comm.reducer import Reducer
 from lockstep.comm.tree import worker_lanes
 from lockstep.errors import GroupLost
 from lockstep.kernels.cuda_graph import capture, run_first
@@ -24,6 +22,7 @@ from lockstep.lower.lane_by_lane import LaneByLane
 from lockstep.runs.train_state import TrainState
 from lockstep.spec import Launch
 from lockstep.train.device.device_step import DeviceStep
+from lockstep.train.device.step_exchange import StepExchange
 from lockstep.train.setup import Setup
 from lockstep.train.step import NotFinite, Requests, StepResult
 
@@ -42,17 +41,16 @@ class _Batch:
 class DeviceEpochs:
     """Runs the steps of an epoch; the state's tensors are up to date only where `run` says so."""
 
-    def __init__(self, step: DeviceStep, group: Group, reducer: Reducer | None, graph: bool) -> None:
-        self._step, self._group, self._reducer = step, group, reducer
+    def __init__(self, step: DeviceStep, group: Group, exchange: StepExchange | None, graph: bool) -> None:
+        self._step, self._group, self._exchange = step, group, exchange
         self._waited_s = 0.0  # for data, by the steps that are reported so far
         device, together = step.device, group.size > 1
         # with sync_norm a step exchanges statistics, which not every backend can do inside a CUDA graph
         cut = step.run.train.sync_norm and together
         run_first(step.dry_run, device, together and not cut)
-        if reducer:
-            self._sums = torch.zeros_like(step.grads)
-            self._compute = capture(step.compute, device, graph and not cut)
-            self._commit = capture(lambda: step.commit(self._sums, 1.0), device, graph)
+        if exchange:
+            self._compute = capture(exchange.compute, device, graph and not cut)
+            self._commit = capture(lambda: step.commit(exchange.sums, 1.0), device, graph)
         else:
             self._whole = capture(step.run_alone, device, graph)
 
@@ -69,7 +67,7 @@ class DeviceEpochs:
         offset = step.state.step - step.state.step_in_epoch
         ends = [n for n in range(1, until + 1) if synced or n == until or is_due(offset + n)]
         try:
-            yield from self._in_group(ends, requests) if self._reducer else self._alone(ends, requests)
+            yield from self._in_group(ends, requests) if self._exchange else self._alone(ends, requests)
         except (NotFinite, GroupLost):
             step.flush()
             raise
@@ -77,8 +75,13 @@ class DeviceEpochs:
     def close(self) -> None:
         """End the background threads."""
         self._step.images.close()
-        if self._reducer:
-            self._reducer.close()
+        if self._exchange:
+            self._exchange.close()
+
+    @property
+    def sent_bytes(self) -> int:
+        """What this worker sent to others in the last step."""
+        return self._exchange.sent_bytes if self._exchange else 0
 
     def _alone(self, ends: list[int], requests: Requests) -> Iterator[StepResult]:
         """Start steps ahead of their results, but none beyond a step in `ends` before that is reported."""
@@ -129,33 +132,24 @@ class DeviceEpochs:
             yield self._result(loss, right, stop and last, move and last, seconds)
 
     def _in_group(self, ends: list[int], requests: Requests) -> Iterator[StepResult]:
-        step, flushed = self._step, set(ends)
+        step, exchange, flushed = self._step, self._exchange, set(ends)
+        assert exchange
         for number in range(step.state.step_in_epoch, ends[-1]):
             step.images.feed(number)
-            stop, move = self._exchange(*requests())
+            self._compute()
+            wishes = exchange.exchange(*requests())
+            stop, move = (wishes > 0).tolist()  # waits until the exchange is over, or cut
+            self._group.check()
+            self._commit()
             cursor, bad = step.status.tolist()
             loss, right = step.results[number].tolist()
             if bad and number >= cursor:
                 raise NotFinite(loss)
+            exchange.commit()
             result = self._result(loss, right, stop, move, 0.0)
             if stop or move or number + 1 in flushed:
                 step.flush()
             yield result
-
-    def _exchange(self, stop: bool, move: bool) -> tuple[bool, bool]:
-        """Run one step with the other workers; returns whether any worker wants to stop, or to move."""
-        step, reducer = self._step, self._reducer
-        assert reducer
-        reducer.begin()
-        self._compute()
-        for root, height in zip(step.roots, step.heights, strict=True):
-            reducer.add([*step.parts(root), root.new_tensor([stop, move])], height)
-        *sums, requests = reducer.finish()
-        torch._foreach_copy_(step.parts(self._sums), sums)
-        stops, moves = (requests > 0).tolist()  # waits until the exchange is over, or cut
-        self._group.check()
-        self._commit()
-        return stops, moves
 
     def _result(self, loss: float, right: float, stop: bool, move: bool, seconds: float) -> StepResult:
         state, step = self._step.state, self._step
@@ -173,15 +167,8 @@ def make_device_epochs(
     assert isinstance(fused, DeviceLanes)
     own = worker_lanes(setup.run.train.lanes, group.size, group.rank)
     step = DeviceStep(setup.run, state, fused, setup.store.train, setup.augment(), own)
-    reducer = _make_reducer(step, group, launch)
-    return DeviceEpochs(step, group, reducer, launch.graph and setup.device.type == "cuda")
-
-
-def _make_reducer(step: DeviceStep, group: Group, launch: Launch) -> Reducer | None:
-    """The reducer of the flat table; None for a single worker, unless the wire type rounds its sums."""
-    if group.size == 1 and step.run.train.wire == "fp32":
-        return None
-    wire = torch.bfloat16 if step.run.train.wire == "bf16" else None
-    grads, rest = step.parts(step.grads)
-    entries = [ReducedTensor(grads, wire), ReducedTensor(rest), ReducedTensor(step.grads[:2])]
-    return Reducer(group, step.run.train.lanes, entries, launch.bucket_mb, overlap=False)
+    train = setup.run.train
+    # one worker sums by itself, unless its sums are rounded or compressed
+    is_alone = group.size == 1 and train.wire == "fp32" and train.compress == "none"
+    exchange = None if is_alone else StepExchange(step, group, launch)
+    return DeviceEpochs(step, group, exchange, launch.graph and setup.device.type == "cuda")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lockstep.data.augment import Augment
 from lockstep.data.order import half_width, lane_positions, order_keys, sample_ids
@@ -101,6 +101,19 @@ class DeviceStep:
 
         owners = [1 + places.index(place) if place in places else 0 for place in range(len(params))]
         return Trust(self._mark(owners, torch.int32), ratios, find)
+
+    @property
+    def params(self) -> dict[str, nn.Parameter]:
+        """The parameters that the tables hold, by name."""
+        return self._fused.params
+
+    def split(self, flat: Tensor, tensors: Sequence[Tensor]) -> None:
+        """Copy the gradients in a flat table to tensors shaped as the parameters."""
+        self._program.from_flat(self._layout, flat, tensors)
+
+    def join(self, tensors: Sequence[Tensor], flat: Tensor) -> None:
+        """The other way."""
+        self._program.to_flat(self._layout, tensors, flat)
 
     def parts(self, flat: Tensor) -> list[Tensor]:
         """Split a flat table: gradients, sent in the wire type; statistics and loss, sent as they are."""
