@@ -192,11 +192,16 @@ class Engine:
         in_parts = self._state.parts and not self._state.feedback
         if not self._setup.lowering or in_parts or self._products:  # no exchange in a CUDA graph
             return None
-        if any(group.rule.whole == "matrix" for group in self._state.groups):  # nor products of matrices
+        if self._deals_matrices:
             return None
         from lockstep.train.device.device_epoch import make_device_epochs
 
         return make_device_epochs(self._setup, self._state, self._lowered, self._group, self._launch)
+
+    @property
+    def _deals_matrices(self) -> bool:
+        """Whether matrices are dealt to several workers, who exchange them before a step is committed."""
+        return self._group.size > 1 and any(group.rule.whole == "matrix" for group in self._state.groups)
 
     def _make_audit(self) -> Audit:
         setup, world = self._setup, self._launch.world

@@ -208,7 +208,9 @@ def set_up(
     if lowering and not lowering.is_fused and device.type == "cuda":
         notices.append("torch compiles the model before the first step, which can take minutes")
     if lowering and RULES[run.optimizer.name].whole == "matrix":
-        notices.append(f"optimizer.name={run.optimizer.name}: each step goes through the host")
+        notices.append(
+            f"optimizer.name={run.optimizer.name}: with several workers each step goes through the host"
+        )
     with explain_memory(run.train, device, at_once=bool(lowering)):
         is_own = bool({"model", "loss"} & source.keys())
         grid, numerics = find_numerics(

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lockstep.kernels.triton.optimizer_update import ALIGN, Trust, step_values, update_flat
+from lockstep.kernels.triton.optimizer_update import (
+    ALIGN,
+    FlatGroup,
+    FlatTables,
+    Trust,
+    step_values,
+    update_flat,
+)
 from lockstep.runs.train_state import init_memory
 from lockstep.spec import Optimizer
 from lockstep.spec.rule.optimizer_rule import RULES
@@ -31,7 +38,8 @@ def test_every_rule_is_the_hosts(name: str, weight_decay: float) -> None:
     good = torch.zeros(1, dtype=torch.int32, device=DEVICE)
     for step in range(STEPS):
         grad, cursor = torch.randn(SIZE, device=DEVICE), torch.tensor([step], device=DEVICE)
-        update_flat(optimizer, ours, grad, memory, average, copy, values, cursor, good, len(ours))
+        tables = FlatTables(ours, grad, average, copy, cursor, good, len(ours))
+        update_flat(tables, FlatGroup(optimizer, memory, values))
         rules.update_params(optimizer, rates[step], step, [host], [grad.clone()], state)
         averaged = averaged * decay + host * (1.0 - decay)
     assert torch.equal(ours, host) and torch.equal(copy, host)
@@ -55,7 +63,8 @@ def test_what_has_no_decay_is_the_hosts(name: str) -> None:
     good = torch.zeros(1, dtype=torch.int32, device=DEVICE)
     for step in range(STEPS):
         grad, cursor = torch.randn_like(ours), torch.tensor([step], device=DEVICE)
-        update_flat(optimizer, ours, grad, memory, None, copy, values, cursor, good, len(ours), decayed)
+        tables = FlatTables(ours, grad, None, copy, cursor, good, len(ours))
+        update_flat(tables, FlatGroup(optimizer, memory, values, decayed))
         grads = [part.clone() for part in grad.split(sizes)]
         rules.update_params(optimizer, 0.1, step, host, grads, state, chosen)
     assert torch.equal(ours, torch.cat(host))
@@ -88,10 +97,8 @@ def test_trust_ratios_are_the_hosts(name: str, weight_decay: float) -> None:
     for step in range(STEPS):
         grad, cursor = torch.randn_like(ours), torch.tensor([step], device=DEVICE)
         grads = [part.clone() for part in grad.split(sizes)]
-        update_flat(
-            optimizer, ours, grad, memory, average, copy, values, cursor, good, len(ours),
-            decayed.to(torch.uint8), trust,
-        )  # fmt: skip
+        tables = FlatTables(ours, grad, average, copy, cursor, good, len(ours))
+        update_flat(tables, FlatGroup(optimizer, memory, values, decayed.to(torch.uint8), trust=trust))
         rules.update_params(optimizer, 0.1, step, host, grads, state, chosen)
         averaged = averaged * 0.5 + torch.cat(host) * 0.5
     assert torch.equal(ours, torch.cat(host)) and torch.equal(copy, ours)
@@ -107,5 +114,6 @@ def test_a_step_that_is_not_finite_changes_nothing() -> None:
     optimizer = Optimizer("adam")
     values = torch.tensor([step_values(optimizer, 0.1, 0.0, 0)], device=DEVICE)
     cursor = torch.zeros(1, dtype=torch.int32, device=DEVICE)
-    update_flat(optimizer, weights, before, rest[:2], None, rest[2], values, cursor, bad, len(weights))
+    tables = FlatTables(weights, before, None, rest[2], cursor, bad, len(weights))
+    update_flat(tables, FlatGroup(optimizer, rest[:2], values))
     assert torch.equal(weights, before) and not any(tensor.any() for tensor in rest)

@@ -37,16 +37,19 @@ def _sqrt(x):
 
 @triton.jit
 def _update(
-    p, g, first, second, average, copy, values, cursor, bad, decayed, owners, ratios, size, trained,
+    p, g, first, second, average, copy, values, cursor, bad, decayed, members, owners, ratios, size, trained,
     DIRECTION: tl.constexpr, DIVIDE: tl.constexpr, SQRT: tl.constexpr,
     MEMORY: tl.constexpr, AVERAGES: tl.constexpr, DECAY: tl.constexpr,
-    DECAYS_WEIGHTS: tl.constexpr, CHOOSES: tl.constexpr, TRUSTS: tl.constexpr, ALIGN: tl.constexpr,
+    DECAYS_WEIGHTS: tl.constexpr, CHOOSES: tl.constexpr, SOME: tl.constexpr, TRUSTS: tl.constexpr,
+    ALIGN: tl.constexpr,
     A: tl.constexpr, B: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """`values` [steps, 6]: see `step_values`; the values of p after the first `trained` are statistics."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     values += tl.load(cursor) * 6
     inside = (i < size) & (tl.load(bad) == 0)
+    if SOME:
+        inside &= tl.load(members + i // ALIGN, mask=inside, other=0) != 0
     lr = tl.load(values)
     weight = tl.load(p + i, mask=inside, other=0.0)
     given = tl.load(g + i, mask=inside, other=0.0)
@@ -85,22 +88,28 @@ def _update(
 
 @triton.jit
 def _move(
-    p, g, first, second, values, cursor, bad, decayed, trained,
+    p, g, first, second, values, cursor, bad, decayed, members, trained,
     DIRECTION: tl.constexpr, DIVIDE: tl.constexpr, SQRT: tl.constexpr, DECAY: tl.constexpr,
+    MEMORY: tl.constexpr, SOME: tl.constexpr,
     ALIGN: tl.constexpr, A: tl.constexpr, B: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Replace gradients by what a rule with two memories subtracts, and its weight decay."""
+    """Replace gradients by what a rule subtracts, with its weight decay if that is added to it."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     values += tl.load(cursor) * 6
     inside = (i < trained) & (tl.load(bad) == 0)
-    one = tl.load(first + i, mask=inside, other=0.0)
-    two = tl.load(second + i, mask=inside, other=0.0)
+    if SOME:
+        inside &= tl.load(members + i // ALIGN, mask=inside, other=0) != 0
     grad = tl.load(g + i, mask=inside, other=0.0)
+    one = tl.load(first + i, mask=inside, other=0.0)
+    two = grad  # a placeholder for a rule with one memory
+    if MEMORY > 1:
+        two = tl.load(second + i, mask=inside, other=0.0)
     move, one, two = DIRECTION(
         grad, one, two, A, B, EPS, tl.load(values + 1), tl.load(values + 2), DIVIDE, SQRT
     )
     tl.store(first + i, one, mask=inside)
-    tl.store(second + i, two, mask=inside)
+    if MEMORY > 1:
+        tl.store(second + i, two, mask=inside)
     if DECAY > 0.0:
         added = move + tl.load(p + i, mask=inside, other=0.0) * DECAY
         move = tl.where(tl.load(decayed + i // ALIGN, mask=inside, other=0) != 0, added, move)
@@ -126,36 +135,75 @@ class Trust:
     find: Callable[[Tensor, Tensor], None]  # from weights, and gradients or updates, to the ratios
 
 
-def update_flat(
-    optimizer: Optimizer, p: Tensor, g: Tensor, memory: list[Tensor], average: Tensor | None, copy: Tensor,
-    values: Tensor, cursor: Tensor, bad: Tensor, trained: int, decayed: Tensor | None = None,
-    trust: Trust | None = None,
-) -> None:  # fmt: skip
-    """Update the flat table `p`, its `memory`, `average` and `copy` by the gradient `g`, unless `bad` is set.
+@dataclass(frozen=True)
+class FlatTables:
+    """The tables of a network that a step changes, and where the steps are.
 
-    `values` has one row of `step_values` for each step; the `cursor` is the number of the row. After the
-    first `trained` values of `p` come statistics, whose new values are in `g`. `decayed` has a number for
-    every `ALIGN` values of `p`: 0 leaves them out of weight decay; None: all have it. A rule that looks at
-    whole parameters needs `trust`; one that scales its updates overwrites `g` by them.
+    The first `trained` values of `p` are parameters, with their gradients in `g`; then come statistics, whose
+    new values are in `g`. The `cursor` is the number of the step; `bad` says that it is not finite.
     """
-    rule, name, decay = RULES[optimizer.name], optimizer.name, optimizer.weight_decay
+
+    p: Tensor
+    g: Tensor
+    average: Tensor | None
+    copy: Tensor
+    cursor: Tensor
+    bad: Tensor
+    trained: int
+
+
+@dataclass(frozen=True)
+class FlatGroup:
+    """What one optimizer needs for its parameters in the flat tables.
+
+    `decayed` and `members` have a number for every `ALIGN` values of a table: 0 leaves them out of weight
+    decay, or of the group; None: all have it, or are in it. `values` has a row of `step_values` a step.
+    """
+
+    optimizer: Optimizer
+    memory: list[Tensor]
+    values: Tensor
+    decayed: Tensor | None = None
+    members: Tensor | None = None
+    trust: Trust | None = None  # of a rule that looks at norms of whole parameters
+    orthogonalize: Callable[[Tensor], None] | None = None  # of a rule of matrices: changes their moves
+
+
+def update_flat(tables: FlatTables, group: FlatGroup) -> None:
+    """Update the parameters of a group, their memory, averages and copies, unless the step is bad.
+
+    A rule that looks at whole updates overwrites the gradients by them.
+    """
+    optimizer, rule, memory = group.optimizer, RULES[group.optimizer.name], group.memory
+    name, decay, trained = optimizer.name, optimizer.weight_decay, tables.trained
     a, b, eps = rule.numbers(optimizer.options)
     numbers: dict[str, Any] = {"A": a, "B": b, "EPS": eps, "BLOCK": _BLOCK, "ALIGN": ALIGN}
-    numbers |= {"DIVIDE": _divide, "SQRT": _sqrt, "enable_fp_fusion": False}
-    if rule.whole == "update":
+    numbers |= {
+        "DIVIDE": _divide,
+        "SQRT": _sqrt,
+        "enable_fp_fusion": False,
+        "SOME": group.members is not None,
+    }
+    if rule.whole in ("update", "matrix"):
+        first, second = (*memory, None)[:2]
         _move[(triton.cdiv(trained, _BLOCK),)](
-            p, g, *memory, values, cursor, bad, decayed, trained,
-            DIRECTION=_DIRECTIONS[name], DECAY=decay, **numbers,
+            tables.p, tables.g, first, second, group.values, tables.cursor, tables.bad, group.decayed,
+            group.members, trained, DIRECTION=_DIRECTIONS[name], MEMORY=len(memory),
+            DECAY=0.0 if rule.decays_weights else decay, **numbers,
         )  # fmt: skip
-        name, decay, memory = "sgd", 0.0, []  # what is left is to subtract
-    if trust:
-        trust.find(p, g)
+        # what is left is to subtract
+        name, memory, decay = "sgd", [], decay if rule.decays_weights else 0.0
+    if group.orthogonalize:
+        group.orthogonalize(tables.g)
+    if group.trust:
+        group.trust.find(tables.p, tables.g)
     first, second = (*memory, None, None)[:2]
-    _update[(triton.cdiv(len(p), _BLOCK),)](
-        p, g, first, second, average, copy, values, cursor, bad, decayed,
-        trust and trust.owners, trust and trust.ratios, len(p), trained,
-        DIRECTION=_DIRECTIONS[name], MEMORY=len(memory), AVERAGES=average is not None,
-        CHOOSES=decayed is not None, TRUSTS=trust is not None, DECAY=decay,
+    _update[(triton.cdiv(len(tables.p), _BLOCK),)](
+        tables.p, tables.g, first, second, tables.average, tables.copy, group.values, tables.cursor,
+        tables.bad, group.decayed, group.members, group.trust and group.trust.owners,
+        group.trust and group.trust.ratios, len(tables.p), trained,
+        DIRECTION=_DIRECTIONS[name], MEMORY=len(memory), AVERAGES=tables.average is not None,
+        CHOOSES=group.decayed is not None, TRUSTS=group.trust is not None, DECAY=decay,
         DECAYS_WEIGHTS=rule.decays_weights, **numbers,
     )  # fmt: skip
 

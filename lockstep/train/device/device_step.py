@@ -18,20 +18,13 @@ from lockstep.data.store import Split
 from lockstep.kernels.triton.batch_gather import Move, gather_batch
 from lockstep.kernels.triton.epoch_order import order
 from lockstep.kernels.triton.lane_tree_sum import lane_tree_sum
-from lockstep.kernels.triton.optimizer_update import (
-    ALIGN,
-    Trust,
-    advance_cursor,
-    step_values,
-    update_flat,
-)
+from lockstep.kernels.triton.optimizer_update import FlatTables, advance_cursor
 from lockstep.lower.device_lanes import DeviceLanes
 from lockstep.runs.train_state import TrainState
 from lockstep.spec import Run
-from lockstep.spec.param_group import ParamGroup
 from lockstep.train.clip import clip_gradients, gradient_norm
+from lockstep.train.device.flat_optimizer import FlatOptimizer
 from lockstep.train.device.prefetch import place_images
-from lockstep.train.update.trust_ratio import trust_ratios
 from lockstep.train.update.weight_average import averaging
 
 
@@ -55,18 +48,15 @@ class DeviceStep:
         self.heights = [height for _, height in fused.roots(own)]
         self.roots = [zeros(size) for _ in self.heights]
         self.grads = zeros(size)
-        self._memory = [zeros(size) for _ in state.memory]
         self._average = zeros(size) if state.ema else None
-        (group,) = state.groups
-        self._decayed = self._mark(group.decayed) if group.decayed else None
-        self._trust = self._begin_trust(group) if group.rule.whole else None
+        params = {name: p.detach() for name, p in fused.params.items()}
+        self._optimizer = FlatOptimizer(state, self._program, self._layout, params, self.steps)
         first = lane_positions(0, run.train.batch, run.train.lanes)[own.start : own.stop].flatten()
         steps = torch.arange(self.steps)[:, None] * run.train.batch
         positions = (first + steps).to(device)
         self._positions, self._turns = positions // augment.repeats, positions % augment.repeats
         self._order, self._length = zeros(self.steps, count, dtype=torch.int64), len(split)
         self.images = place_images(split, self._order, device, augment)
-        self._values = zeros(self.steps, 6) + 1  # not 0: Triton's interpreter warns of 0 / 0
         self._keys = zeros(self.steps, len(fused.program.drops), len(own), dtype=torch.int64)
         self._augment_keys = zeros(5, dtype=torch.int64)
         self._normal = augment.normal(self.images.images)
@@ -75,32 +65,10 @@ class DeviceStep:
         self.status = zeros(2, dtype=torch.int32)  # the cursor; whether a step was not finite
         self._cursor, self._bad = self.status[:1], self.status[1:]
         self._clipped = [torch.empty_like(p) for p in fused.params.values()] if run.train.clip else []
-
-    def _mark(self, numbers: Sequence[int], dtype: torch.dtype = torch.uint8) -> Tensor:
-        """For every `ALIGN` values of a flat table, the number of their parameter."""
-        params = self._fused.params.values()
-        marks = [torch.full_like(p, n, requires_grad=False) for p, n in zip(params, numbers, strict=True)]
-        flat = torch.zeros(self._layout.size, device=self.device)
-        self._program.to_flat(self._layout, marks, flat)
-        return flat.view(-1, ALIGN).amax(1).to(dtype)
-
-    def _begin_trust(self, group: ParamGroup) -> Trust | None:
-        """Trust ratios of parameters other than norms and biases, found as through the host."""
-        params, chosen = list(self._fused.params.values()), group.decayed or [True] * len(group.names)
-        places = [place for place, has_ratio in enumerate(chosen) if has_ratio]
-        if not places:
-            return None
-        weights, others = [torch.empty_like(p) for p in params], [torch.empty_like(p) for p in params]
-        ratios = torch.ones(1 + len(places), device=self.device)
-
-        def find(p: Tensor, g: Tensor) -> None:
-            for flat, tensors in ((p, weights), (g, others)):
-                self._program.from_flat(self._layout, flat, tensors)
-            pairs = [(weights[place], others[place]) for place in places]
-            ratios[1:] = trust_ratios(group.optimizer, *map(list, zip(*pairs, strict=True)))
-
-        owners = [1 + places.index(place) if place in places else 0 for place in range(len(params))]
-        return Trust(self._mark(owners, torch.int32), ratios, find)
+        self._tables = FlatTables(
+            self.network.weights, self.grads, self._average, self.network.copy, self._cursor, self._bad,
+            self._layout.params,
+        )  # fmt: skip
 
     @property
     def params(self) -> dict[str, nn.Parameter]:
@@ -141,11 +109,7 @@ class DeviceStep:
         lane_tree_sum(sums.view(1, -1), self.grads, self._bad, scale)
         if self.run.train.clip:
             self._clip()
-        update_flat(
-            self.run.optimizer, self.network.weights, self.grads, self._memory, self._average,
-            self.network.copy, self._values, self._cursor, self._bad, self._layout.params, self._decayed,
-            self._trust,
-        )  # fmt: skip
+        self._optimizer.update(self._tables)
         ends = self.grads[self._layout.loss :], self.grads[self._layout.right :]
         advance_cursor(self._cursor, self._bad, *ends, self.results)
 
@@ -181,11 +145,12 @@ class DeviceStep:
         self._augment_keys.copy_(torch.tensor(self._augment.keys(state.epoch)))
         steps = range(state.step - state.step_in_epoch, state.step - state.step_in_epoch + self.steps)
         done = state.epoch * self.steps  # not `state.step`: see `step.py`
-        rows = [
-            step_values(run.optimizer, self.rate(done + place), averaging(train.ema, n), n)
-            for place, n in enumerate(steps)
-        ]
-        self._values.copy_(torch.tensor(rows))
+        places = range(done, done + self.steps)
+        self._optimizer.fill(
+            lambda base: [self.rate(place, base) for place in places],
+            [averaging(train.ema, n) for n in steps],
+            steps.start,
+        )
         if any(self._program.drops):
             self._keys.copy_(torch.stack([self._fused.dropout_keys(self._own, n) for n in steps]))
 
@@ -214,15 +179,14 @@ class DeviceStep:
         """The state's tensors of each kind, with the flat table that holds them."""
         params = [p.detach() for p in self._fused.params.values()]
         pairs = [([*params, *self._fused.float_buffers()], self.network.weights)]
-        memory = self.state.memory_of(self.state.groups[0])
-        pairs += zip(memory.values(), self._memory, strict=True)
+        pairs += self._optimizer.memory()
         if self._average is not None:
             names = *self._fused.params, *self._fused.float_names()
             pairs.append(([self.state.ema[name] for name in names], self._average))
         return pairs
 
-    def rate(self, step: int) -> float:
-        """The learning rate of a step."""
+    def rate(self, step: int, base: float | None = None) -> float:
+        """The learning rate of a step; of the run's own optimizer, if no other's base rate is given."""
         run = self.run
-        total = self.steps * run.train.epochs
-        return run.schedule.rate(run.rate_factor * run.optimizer.lr, step, total, self.steps)
+        total, base = self.steps * run.train.epochs, run.optimizer.lr if base is None else base
+        return run.schedule.rate(run.rate_factor * base, step, total, self.steps)
