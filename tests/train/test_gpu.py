@@ -14,6 +14,7 @@ from lockstep.data import open_data
 from lockstep.kernels.numerics import plain_torch, prepare_device
 from lockstep.runs.event import StepDone
 from lockstep.train.device import prefetch as images
+from lockstep.train.engine import Engine
 from lockstep.train.evaluation.evaluate import evaluate_trained
 from lockstep.train.setup import set_up
 
@@ -61,6 +62,26 @@ def test_the_same_bits_again_and_resumed(keys, tmp_path):
     three, _ = train(run, tmp_path / "three", launch={**on_gpu, "resume": "auto"})
     hashes = {result.summary["weights_sha256"] for result in (one, two, three)}
     assert len(hashes) == 1 and one.summary["device"] == torch.cuda.get_device_name()
+
+
+RULED = {
+    "muon": ("optimizer.name=muon", "optimizer.weight_decay=0.1"),
+    "lars": ("optimizer.name=lars", "optimizer.lr=2", "optimizer.weight_decay=0.01"),
+    "lamb": ("optimizer.name=lamb", "optimizer.lr=0.01", "optimizer.weight_decay=0.01"),
+    **{kind: (f"train.compress={kind}",) for kind in ("bf16", "int8", "fp8", "top:0.01", "rank:4")},
+}
+
+
+@pytest.mark.parametrize("rule", RULED)
+@pytest.mark.parametrize("kernels", ["fused", "compiled"])
+def test_steps_on_the_device_are_those_through_the_host(kernels, rule, tmp_path, monkeypatch):
+    keys = (*CASES["resnet18"], *RULED[rule], "data.size=32", f"kernels.set={kernels}", "train.epochs=1")
+    found = []
+    for way in ("device", "host"):
+        result, _ = train(small_run(*keys), tmp_path / way, launch={"device": "cuda"})
+        found.append({key: value for key, value in result.summary.items() if key.endswith("sha256")})
+        monkeypatch.setattr(Engine, "_make_device_epochs", lambda engine: None)
+    assert found[0] == found[1]
 
 
 def test_a_model_of_timm_trains_to_the_same_bits(tmp_path):
