@@ -16,7 +16,7 @@ from lockstep.cli.lab.baselines import BASELINES, add_baselines, show_baselines
 from lockstep.cli.lab.conv import CONV, add_conv, show_conv
 from lockstep.cli.lab.gemm import GEMM, add_gemm, show_gemm
 from lockstep.cli.lab.threads import BENCH_THREADS, add_threads, show_threads
-from lockstep.cli.train import resolve
+from lockstep.cli.train import resolve_steps
 from lockstep.errors import BadInput, ModelError
 from lockstep.spec import Launch
 
@@ -87,7 +87,7 @@ def tune_tiles(options: argparse.Namespace) -> int:
     from lockstep.models import build_model
     from lockstep.train.preflight import explain_memory
 
-    run, _ = resolve(options, Launch())
+    run = resolve_steps(options, Launch())
     if options.output.exists():
         raise BadInput(f"--output {options.output} exists: give another name; nothing is overwritten")
     if not options.output.resolve().parent.is_dir():
@@ -135,7 +135,7 @@ def show_lanes(options: argparse.Namespace) -> int:
     from lockstep.lower.compiled.compiled_program import find_compiled, prove_lanes
     from lockstep.models import build_model
 
-    run, _ = resolve(options, Launch())
+    run = resolve_steps(options, Launch())
     console, text = Console(stderr=True), "trying every convolution, in all lanes and in one"
     if not console.is_terminal:
         console.print(text)

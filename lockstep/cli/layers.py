@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from lockstep.cli.flag import add_run_keys
-from lockstep.cli.train import named_file, resolve
+from lockstep.cli.train import named_file, resolve_steps
 from lockstep.errors import BadInput
 from lockstep.spec import Launch, Run
 from lockstep.spec.plan import Plan, read_plan
@@ -55,7 +55,7 @@ def add_parser(verbs: Verbs) -> None:
 def show_layers(options: argparse.Namespace) -> int:
     """Print the table."""
     plan = read_plan(options.plan)
-    run, _ = resolve(options, Launch())
+    run = resolve_steps(options, Launch())
     if not plan.splits_layers:
         raise BadInput(f"layers: --plan {plan} cuts no layer: give spatial, channel or both, as in channel=2")
     with named_file(options):

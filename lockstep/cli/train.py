@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -176,6 +177,15 @@ def resolve(options: argparse.Namespace, launch: Launch) -> tuple[Run, str]:
     if not launch.quiet:
         tell_defaults(facts, run)
     return run, name
+
+
+def resolve_steps(options: argparse.Namespace, launch: Launch) -> Run:
+    """The Run whose steps are measured or predicted: those of the first epochs, if its batch grows."""
+    run, _ = resolve(options, launch)
+    if run.train.growth:
+        told = f"train.batch={run.train.batches}: this is about its first, {run.train.batch}"
+        print(f"lockstep: {told}; for another give it alone", file=sys.stderr)
+    return run.at(0)
 
 
 def _lay(table: Table, layers: list[Table]) -> Run:

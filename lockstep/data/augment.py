@@ -162,7 +162,7 @@ def check_augment(run: Run, store: Store, own: OwnFunction | None = None) -> Non
     if mixed := mixes(run.data.augment):
         if not store.classes:
             raise DataError(f"data.augment={mixed} mixes labels, and the targets of {store.name} are none")
-        if run.train.batch == run.train.lanes:
+        if min(stage.batch for stage in run.train.stages) == run.train.lanes:
             raise DataError(f"data.augment={mixed} needs two samples a lane: raise train.batch")
     changes = [item for item in run.data.augment if item.partition(":")[0] in {**CHANGES, **CROPS}]
     others = [*(f"data.augment={item}" for item in changes), *own_item]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lockstep.errors import DataError
+from lockstep.spec import Train
 
 _MOST_PIXELS = 1 << 14
 
@@ -94,8 +95,9 @@ class Store:
         return {**self.manifest, **shown}
 
 
-def check_batch(store: Store, batch: int) -> None:
+def check_batch(store: Store, train: Train) -> None:
     """Refuse a batch that the training images do not fill once."""
+    batch = max(stage.batch for stage in train.stages)
     if len(store.train) < batch:
         raise DataError(
             f"train.batch={batch} is more than the {len(store.train)} training images of {store.name}: "

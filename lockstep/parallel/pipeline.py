@@ -7,7 +7,7 @@ something else there; its cuts are those of training, as its layers say.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -35,6 +35,14 @@ class Pipeline:
     schedule: str
     draws: bool  # whether the model draws from torch's generator, whose state then goes from stage to stage
     told: list[str]  # a line for each stage
+    cuts: list[int]  # the places in the graph of training before which it is cut
+
+    def recut(
+        self, model: nn.Module, images: Tensor, bf16: bool, split: ModelGraph | None = None
+    ) -> Pipeline:
+        """The same for lanes of other images, of as many samples as they are; evaluation stays as it is."""
+        graph, trial = _try(model.train(), images, bf16, "counted", split)
+        return replace(self, training=Stage(graph, trial, self.cuts, self.position.number))
 
     @property
     def position(self) -> Position:
@@ -89,7 +97,7 @@ def cut_model(
         )
     model.train()
     draws = trial.draws or eval_trial.draws
-    return Pipeline(training, evaluation, plan.schedule, draws, _tell(graph, trial, cuts))
+    return Pipeline(training, evaluation, plan.schedule, draws, _tell(graph, trial, cuts), cuts)
 
 
 def cut_for_evaluation(model: nn.Module, images: Tensor, bf16: bool, plan: Plan, mesh: Mesh) -> Pipeline:
@@ -98,7 +106,7 @@ def cut_for_evaluation(model: nn.Module, images: Tensor, bf16: bool, plan: Plan,
         graph, trial = _try(model.eval(), images, bf16, "counted")
     cuts = _choose(graph, trial, plan)
     stage = Stage(graph, trial, cuts, mesh.pipeline.rank)
-    return Pipeline(stage, stage, plan.schedule, trial.draws, _tell(graph, trial, cuts))
+    return Pipeline(stage, stage, plan.schedule, trial.draws, _tell(graph, trial, cuts), cuts)
 
 
 def keep_part(model: nn.Module, names: set[str]) -> None:

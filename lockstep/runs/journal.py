@@ -167,7 +167,7 @@ class Journal:
 
     def step(self, done: StepDone, state: TrainState) -> None:
         """Record a committed step."""
-        batch = self._about.run.train.batch
+        batch = self._about.run.train.batch_of(done.epoch)
         for pace in (self._pace, self.epoch_pace):
             pace.add(batch, batch / done.img_s, done.data_wait_s)
         first = (done.step_in_epoch - 1) * batch

@@ -6,12 +6,13 @@ Every setting that can change the bits of a run is here. How a run is launched i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
-from lockstep.errors import SpecError
 from lockstep.spec.field import check_fields, fill_options, require, require_choice, require_range
 from lockstep.spec.rule.augmentation import check_item
+from lockstep.spec.rule.batch_growth import BatchStage, find_stages, join_batches, split_batches
 from lockstep.spec.rule.compression import check_compression
 from lockstep.spec.rule.learning_rate import CURVES, find_rate
 from lockstep.spec.rule.optimizer_rule import RESTS, RULES
@@ -64,7 +65,7 @@ class Train:
     """How long to train, and how a step is computed from a batch."""
 
     epochs: int = 5
-    batch: int = 256
+    batch: int = 256  # of the first epochs, if it grows; in a file it may be 256@0,512@10,1024@15
     lanes: int = 8
     bands: int = 1  # rows of an image whose sums over pixels are summed in a tree
     slices: int = 1  # outputs of a fully connected layer whose sums are summed in a tree
@@ -79,8 +80,11 @@ class Train:
     sync_norm: bool = False
     channels_last: bool = False
     threads: int = 1
+    growth: str = ""  # the later batches, as 512@10,1024@15; in a file they are a part of `batch`
 
     def __post_init__(self) -> None:
+        for name, value in zip(("batch", "growth"), split_batches(self.batch, self.growth), strict=True):
+            object.__setattr__(self, name, value)
         check_fields(self, "train")
         for name in ("epochs", "batch", "lanes", "bands", "slices", "threads"):
             require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "must be at least 1")
@@ -91,17 +95,10 @@ class Train:
             require(is_fine, key, value, f"must be at most {_MOST_CELLS}")
             power = 1 << (value.bit_length() - 1)
             require(value == power, key, value, f"must be a power of two: use {power} or {2 * power}")
-        if self.batch % self.lanes:
-            lower, upper = self.batch // self.lanes * self.lanes, -(-self.batch // self.lanes) * self.lanes
-            fix = f"use batch {upper}" + (f" or {lower}" if lower else "") + ", or other lanes"
-            raise SpecError(
-                f"train.batch={self.batch} is not divisible by train.lanes={self.lanes}: every lane "
-                f"holds batch/lanes samples; {fix}"
-            )
+        find_stages(self.batch, self.growth, self.epochs, self.lanes)
         require_choice("train.precision", self.precision, PRECISIONS)
         require_choice("train.wire", self.wire, WIRES)
         check_compression(self.compress, self.compress_after, self.wire)
-        require(self.batch <= 2**24, "train.batch", self.batch, "must be at most 16777216")
         require_choice("train.loss", self.loss, LOSSES)
         require_range("train.label_smoothing", self.label_smoothing, 0.0, 1.0)
         require_range("train.ema", self.ema, 0.0, 1.0)
@@ -109,6 +106,20 @@ class Train:
         fits, smoothing = self.loss == "cross_entropy", self.label_smoothing
         rule = f"works with loss=cross_entropy only; train.loss is {self.loss}: set label_smoothing=0"
         require(fits or not smoothing, "train.label_smoothing", smoothing, rule)
+
+    @cached_property
+    def stages(self) -> tuple[BatchStage, ...]:
+        """The epochs of each batch; one stage, if it does not grow."""
+        return find_stages(self.batch, self.growth, self.epochs, self.lanes)
+
+    @property
+    def batches(self) -> int | str:
+        """All of `train.batch`, as a person writes it."""
+        return join_batches(self.batch, self.growth)
+
+    def batch_of(self, epoch: int) -> int:
+        """The batch of an epoch's steps; after the last epoch, that of the last."""
+        return next(stage.batch for stage in reversed(self.stages) if epoch >= stage.epochs.start)
 
 
 @dataclass(frozen=True)
@@ -222,6 +233,10 @@ class Run:
             self.schedule.warmup_epochs,
             f"must not pass train.epochs={self.train.epochs}",
         )
+
+    def at(self, epoch: int) -> Run:
+        """The run with the batch of an epoch throughout."""
+        return replace(self, train=replace(self.train, batch=self.train.batch_of(epoch), growth=""))
 
     @property
     def rate_factor(self) -> float:

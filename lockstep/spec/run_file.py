@@ -26,6 +26,7 @@ SECTIONS: dict[str, type] = {
     "kernels": Kernels,
     "checkpoint": Checkpoint,
 }
+_WITHIN = "growth"  # a field that is a part of train.batch in a file
 
 
 def to_table(run: Run) -> Table:
@@ -33,9 +34,10 @@ def to_table(run: Run) -> Table:
     table: Table = {"seed": run.seed}
     for section in SECTIONS:
         value = getattr(run, section)
-        row = {f.name: getattr(value, f.name) for f in fields(value) if f.name != "options"}
+        row = {f.name: getattr(value, f.name) for f in fields(value) if f.name not in ("options", _WITHIN)}
         row.update(getattr(value, "options", {}))
         table[section] = {key: item for key, item in row.items() if item is not None}
+    table["train"]["batch"] = run.train.batches
     return table
 
 
@@ -135,7 +137,7 @@ def _split_options(section: str, kind: type, row: Mapping[str, Any]) -> Table:
 
 
 def _names(kind: type) -> set[str]:
-    return {f.name for f in fields(kind)}
+    return {f.name for f in fields(kind) if f.name != _WITHIN}
 
 
 def parse_value(text: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from lockstep.comm.compress.feedback import Feedback
@@ -13,31 +13,28 @@ from lockstep.comm.group import Group
 from lockstep.comm.mesh import Mesh, make_mesh, plain_mesh
 from lockstep.comm.tree import worker_lanes
 from lockstep.data.loader import Lanes, Needs
-from lockstep.errors import LockstepError, ModelError
-from lockstep.lower.fixed_lane import fixed_images
+from lockstep.errors import LockstepError
 from lockstep.lower.lane_by_lane import LaneByLane
-from lockstep.parallel.device_pipeline import DevicePipeline, cut_program
+from lockstep.parallel.device_pipeline import DevicePipeline
 from lockstep.parallel.mix.mix import Mix
 from lockstep.parallel.mix.mixed_lanes import MixedLanes
-from lockstep.parallel.pipeline import Pipeline, cut_model, forget_values, keep_part
+from lockstep.parallel.pipeline import Pipeline, forget_values, keep_part
 from lockstep.parallel.pipelined_lanes import PipelinedLanes
 from lockstep.parallel.pipelined_stock import PipelinedStock
 from lockstep.parallel.shard.gathered_model import GatheredModel, share_model
 from lockstep.parallel.shard.sharded_model import ShardedModel, blocks_by_size
-from lockstep.parallel.split.axes import Axes
 from lockstep.parallel.split.layer_report import tell_layers
 from lockstep.parallel.split.split_graph import SplitGraph
-from lockstep.parallel.split.split_model import split_model
 from lockstep.parallel.stage_link import StageLink
 from lockstep.runs.state_parts import StateParts
 from lockstep.runs.train_state import TrainState
 from lockstep.spec import Launch
 from lockstep.spec.generation import Generation
 from lockstep.spec.plan import Plan
-from lockstep.spec.plan_check import check_slices, explain_kernels
 from lockstep.spec.rule.optimizer_rule import RULES
 from lockstep.train.evaluation.host_evaluate import Evaluator, averaged_weights
 from lockstep.train.evaluation.pipelined_evaluate import stage_evaluator
+from lockstep.train.parts.plan_parts import PlanParts, check_parts, find_plan_parts
 from lockstep.train.setup import Given, Setup
 
 if TYPE_CHECKING:
@@ -60,6 +57,13 @@ class Dealt:
     sharded: ShardedModel | None = None  # once the state has begun
     # whether the workers of the generation before had all of the state together; None: each of them had
     is_restored: bool | None = None
+    later: dict[int, PlanParts] = field(default_factory=dict)  # by first epoch, if the batch grows
+
+    def at(self, epoch: int) -> Dealt:
+        """The same with the batch of an epoch."""
+        first = max((begin for begin in self.setup.later if begin <= epoch), default=0)
+        parts = vars(self.later[first]) if first in self.later else {}
+        return replace(self, setup=self.setup.at(first), **parts) if first else self
 
     @property
     def needs(self) -> Needs:
@@ -125,6 +129,10 @@ class Dealt:
             self.sharded = share_model(setup.model, names, mesh.shard, plan, uncut)
             if gathers and isinstance(self.sharded, GatheredModel):
                 gathers.gather(self.sharded)
+                for parts in self.later.values():
+                    assert parts.pipeline
+                    parts.pipeline.share(setup.model, self.bucket_mb)
+                    parts.pipeline.gather(self.sharded)
         share = self.sharded.share if self.sharded else None
         return TrainState.begin(setup.model, *options, StateParts(mesh.world, mesh.stage), share, feedback)
 
@@ -204,47 +212,8 @@ def forget_part(setup: Setup | None, given: Given) -> Setup | None:
 
 
 def _split(setup: Setup, plan: Plan, bucket_mb: float, world: Group) -> Dealt:
-    in_parts = plan.pipeline > 1 or plan.shard == "parameters"
-    if setup.lowering and setup.metrics and in_parts:
-        raise ModelError(
-            f"--plan {plan}: not with {setup.lowering.program.kernels} kernels, as metrics of your own need "
-            "the outputs of stock kernels: use kernels.set=stock, which is another run"
-        )
-    if setup.lowering and setup.store.eval_shape != setup.store.shape and in_parts:
-        raise ModelError(
-            f"--plan {plan}: not with data.eval_size={setup.store.eval_size} and "
-            f"{setup.lowering.program.kernels} kernels, whose parts are of one size: leave data.eval_size "
-            "out, or use kernels.set=stock, which is another run"
-        )
-    if setup.lowering and plan.spatial > 1:
-        raise ModelError(explain_kernels(plan, setup.lowering.program.kernels))
-    if setup.store.sizes and (in_parts or plan.splits_layers):
-        raise ModelError(
-            f"--plan {plan}: not with data.sizes, as the parts of a model are cut for images of one size: "
-            "deal the data alone (--workers)"
-        )
+    check_parts(setup, plan)
     mesh = make_mesh(world, plan)
-    dealt = Dealt(setup, mesh, plan, bucket_mb)
-    stage: DevicePipeline | None = None
-    train, images = setup.run.train, fixed_images(setup.run, setup.store.shape, setup.device)
-    if plan.splits_layers and not setup.lowering:
-        axes = Axes(train.bands, train.slices, mesh.channel, mesh.spatial)
-        dealt.split = split_model(setup.model, axes, images, setup.bf16, setup.grid)
-    if plan.layers:
-        check_slices(plan, plan.data, setup.run)
-        assert setup.grid
-        dealt.mix = Mix(setup.grid, plan, train, mesh.shard)
-    if in_parts and setup.lowering:
-        dealt.pipeline = cut_program(setup.model, setup.lowering, images, plan, mesh)
-        stage = dealt.pipeline
-    elif in_parts:
-        both = images, fixed_images(setup.run, setup.store.eval_shape, setup.device)
-        dealt.pipeline = cut_model(setup.model, both, setup.bf16, plan, mesh, dealt.split or setup.grid)
-    if plan.splits_layers and setup.lowering:
-        from lockstep.parallel.products.dealt_products import deal_products
-
-        own = worker_lanes(train.lanes, mesh.data.size, mesh.data.rank)
-        dealt.products = deal_products(setup.lowering, own, mesh, stage)
-        if stage:
-            stage.workers = dealt.products.workers
-    return dealt
+    parts = find_plan_parts(setup, plan, mesh)
+    later = {first: find_plan_parts(setup.at(first), plan, mesh, parts) for first in setup.later}
+    return Dealt(setup, mesh, plan, bucket_mb, **vars(parts), later=later)

@@ -21,6 +21,7 @@ from lockstep.parallel.split.layer_clock import STEP
 from lockstep.parallel.split.layer_report import measured, summarize_layers
 from lockstep.runs.train_state import TrainState
 from lockstep.spec import Launch
+from lockstep.spec.plan import Plan
 from lockstep.spec.prediction import OF
 from lockstep.train.audit import Audit
 from lockstep.train.dealt import Dealt
@@ -110,6 +111,14 @@ class Engine:
         if self._world.size == 1 and requests()[0]:  # requested during the step, so stop now
             result = replace(result, stop=True)
         return result
+
+    def tell(self, plan: Plan) -> dict[str, Any]:
+        """The plan, if it splits the model, and how stages and layers spent their time. A collective."""
+        stages, layers = self.stages(), self.layers()
+        told: dict[str, Any] = {"plan": str(plan)} if plan.splits else {}
+        told |= {"stages": stages} if plan.pipeline > 1 else {}
+        told |= {"by_channel": found} if (found := self.by_channel()) else {}
+        return told | ({"layers": layers} if layers else {}) | self.sent() | self.predicted()
 
     def stages(self) -> list[dict[str, Any]]:
         """How each worker's stage of a pipeline spent its time; empty without a pipeline. A collective."""

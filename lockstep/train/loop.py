@@ -48,7 +48,6 @@ class Loop:
         self._dealt, self._group = dealt, dealt.mesh.world
         self._setup, self._state, self._launch = setup, state, launch
         self._journal, self._interrupt, self._groups = journal, interrupt, groups
-        self._steps = len(setup.store.train) // setup.run.train.batch  # per epoch
         state.step_in_epoch = min(state.step_in_epoch, self._steps)  # if images were removed since
         self._first_step = state.step
         self._is_new = True  # this generation is not reported yet
@@ -74,16 +73,8 @@ class Loop:
             self._report_generation()
             self._stop(signal.SIGTERM, "stopped because too few workers are left")
         try:
-            with (
-                explain_memory(self._setup.run.train, self._setup.device, bool(self._setup.lowering)),
-                closing(Engine(self._dealt, state, self._launch)) as engine,
-            ):
-                self._evaluate = self._dealt.evaluator(self._launch.graph)  # needs memory, too
-                while state.epoch < self._setup.run.train.epochs:
-                    self._pause()
-                    self._train_epoch(engine)
-                    self._end_epoch()
-                told = self._test() | self._tell_plan(engine)
+            while (told := self._train_stage()) is None:
+                pass
         except (NumericsError, AuditFailed):
             prove_state(self._group, self._state)  # the fault may be in the state itself
             self._journal.save(self._state)
@@ -93,13 +84,29 @@ class Loop:
         self._dealt.make_whole(state)
         return self._finish(self._journal.summarize(self._state, self._group, hashes, told), write=True)
 
+    def _train_stage(self) -> dict[str, Any] | None:
+        """Train what is left of the epochs with one batch; after the last ones, what a summary tells."""
+        state, train, dealt = self._state, self._setup.run.train, self._dealt.at(self._state.epoch)
+        stop = next((s.epochs.stop for s in train.stages if state.epoch < s.epochs.stop), train.epochs)
+        with (
+            explain_memory(dealt.setup.run.train, self._setup.device, bool(self._setup.lowering)),
+            closing(Engine(dealt, state, self._launch)) as engine,
+        ):
+            if "_evaluate" not in vars(self):  # it needs memory, too; its blocks are of the first batch
+                self._evaluate = self._dealt.evaluator(self._launch.graph)
+            while state.epoch < stop:
+                self._pause()
+                self._train_epoch(engine)
+                self._end_epoch()
+            return self._test() | engine.tell(self._dealt.plan) if stop == train.epochs else None
+
     def _train_epoch(self, engine: Engine) -> None:
         state, run, journal = self._state, self._setup.run, self._journal
-        last = time.perf_counter()
+        last, batch = time.perf_counter(), run.train.batch_of(state.epoch)
         for result in engine.epoch(self._is_due_at, self._requests):
             state.totals.loss += result.loss
             state.totals.correct += result.correct
-            state.totals.samples += run.train.batch
+            state.totals.samples += batch
             now = time.perf_counter()
             seconds, last = result.seconds or now - last, now
             done = StepDone(
@@ -107,9 +114,9 @@ class Loop:
                 state.step_in_epoch,
                 state.step,
                 result.loss,
-                result.correct / run.train.batch if self._setup.is_classifier else None,
+                result.correct / batch if self._setup.is_classifier else None,
                 result.lr,
-                run.train.batch / seconds,
+                batch / seconds,
                 round(result.waited_s, 6),
             )
             journal.step(done, state)
@@ -125,6 +132,11 @@ class Loop:
             if self._interrupt.signal:
                 self._stop(self._interrupt.signal)
             raise Moved
+
+    @property
+    def _steps(self) -> int:
+        """The steps of the current epoch."""
+        return len(self._setup.store.train) // self._setup.run.train.batch_of(self._state.epoch)
 
     def _requests(self) -> tuple[bool, bool]:
         """Whether this worker is asked to stop, and whether it knows of a generation to move to."""
@@ -142,7 +154,7 @@ class Loop:
         done = EpochDone(
             state.epoch,
             state.step,
-            totals.loss / (totals.samples // self._setup.run.train.batch),
+            totals.loss / (totals.samples // self._setup.run.train.batch_of(state.epoch)),
             totals.correct / totals.samples if self._setup.is_classifier else None,
             evaluation.loss,
             evaluation.accuracy,
@@ -165,14 +177,6 @@ class Loop:
             found = replace(self._evaluate, split=store.test)(state.model)
         tested = {"test_accuracy": found.accuracy, "test_loss": found.loss, "test_metrics": found.metrics}
         return {name: value for name, value in tested.items() if value not in (None, {})}
-
-    def _tell_plan(self, engine: Engine) -> dict[str, Any]:
-        """The plan, if it splits the model, and how stages and layers spent their time."""
-        plan, stages, layers = self._dealt.plan, engine.stages(), engine.layers()
-        told: dict[str, Any] = {"plan": str(plan)} if plan.splits else {}
-        told |= {"stages": stages} if plan.pipeline > 1 else {}
-        told |= {"by_channel": found} if (found := engine.by_channel()) else {}
-        return told | ({"layers": layers} if layers else {}) | engine.sent() | engine.predicted()
 
     def _is_unsaved(self) -> bool:
         """Whether there is no checkpoint of the present step; the same on every worker."""

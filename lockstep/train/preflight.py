@@ -212,22 +212,24 @@ def warnings_of(run: Run, model: nn.Module, length: int, device: torch.device) -
             "bf16 is slow on most CPUs, and very slow on one without native bf16: use "
             "train.precision=fp32, which is another run"
         )
-    left_out = length % run.train.batch
-    if left_out > length // 5:
+    batches = [stage.batch for stage in run.train.stages]
+    worst = max(batches, key=lambda batch: length % batch)
+    if (left_out := length % worst) > length // 5:
+        which = "every epoch" if len(batches) == 1 else f"every epoch with batch {worst}"
         found.append(
-            f"every epoch leaves out {left_out} of {length} images, all that do not fill a batch: "
-            f"lower train.batch, which is {run.train.batch}"
+            f"{which} leaves out {left_out} of {length} images, all that do not fill a batch: "
+            f"lower train.batch, which is {run.train.batches}"
         )
     if run.schedule.warmup_epochs >= run.train.epochs:
         found.append(
             f"the whole run is warm-up (schedule.warmup_epochs={run.schedule.warmup_epochs:g}): "
             "the rate ends at its highest: set schedule.warmup_epochs=0 or raise train.epochs"
         )
-    per_lane = run.train.batch // run.train.lanes
+    per_lane = min(batches) // run.train.lanes
     has_norm = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
     if has_norm and per_lane < 16:
         found.append(
-            f"batch norm over {per_lane} samples a lane (train.batch={run.train.batch} / "
+            f"batch norm over {per_lane} samples a lane (train.batch={min(batches)} / "
             f"train.lanes={run.train.lanes}) is noisy: use 16 or more"
         )
     return found

@@ -6,7 +6,7 @@ Bad input is found here, before a directory is made or a step computed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from lockstep.data.store import check_batch
 from lockstep.errors import ModelError
 from lockstep.kernels.loss import Loss, WholeLoss
 from lockstep.kernels.numerics import memory_format, to_device
-from lockstep.lower.choose import Sample, explain_stock, lower_for_device, lower_for_host
+from lockstep.lower.choose import Sample, explain_stock, lower_for_host
 from lockstep.lower.lane_by_lane import LaneByLane
 from lockstep.lower.program import DeviceLowering
 from lockstep.measure.machine_fingerprint import fingerprint
@@ -39,11 +39,10 @@ from lockstep.train.evaluation.eval_shape import check_eval_shape, check_sizes, 
 from lockstep.train.evaluation.evaluate import place_evaluator
 from lockstep.train.evaluation.host_evaluate import Evaluator
 from lockstep.train.evaluation.metric import Metrics, check_metrics
-from lockstep.train.grid import find_numerics
+from lockstep.train.parts.batch_parts import BatchParts, find_batch_parts, later_facts
 from lockstep.train.preflight import (
     check_lane,
     choose_loss,
-    explain_memory,
     explain_no_accuracy,
     warnings_of,
 )
@@ -73,13 +72,20 @@ class Setup:
     identity: Identity
     warnings: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
-    lowering: DeviceLowering | None = (
-        None  # of whole steps on the device; None: stock kernels through the host
-    )
+    lowering: DeviceLowering | None = None  # of whole steps on the device; None: through the host
     batched: dict[tuple[int, ...], bool] = field(default_factory=dict)  # see `Sample.known`
     grid: SplitGraph | None = None  # if sums over pixels or outputs follow train.bands, train.slices
     metrics: Metrics = field(default_factory=dict)
     own_augment: OwnFunction | None = None
+    later: dict[int, BatchParts] = field(default_factory=dict)  # by first epoch, if the batch grows
+
+    def at(self, first: int) -> Setup:
+        """The same with the batch that begins in epoch `first`: one of `later`, or its own."""
+        if first not in self.later:
+            return self
+        parts = self.later[first]
+        found = {name: getattr(parts, name) for name in ("run", "lowering", "grid", "batched")}
+        return replace(self, **found, later={})
 
     @property
     def memory_format(self) -> torch.memory_format:
@@ -181,7 +187,7 @@ def set_up(
     given = given or Given()
     model, data, loss = given.model, given.data, given.loss
     store = open_data(run) if data is None else from_map_style(data, any_target=loss is not None)
-    check_batch(store, run.train.batch)
+    check_batch(store, run.train)
     check_augment(run, store, given.augment)
     source: dict[str, Any] = {}
     notices = [*store.notices, *explain_cache(run, store)]
@@ -203,18 +209,14 @@ def set_up(
     warnings = check_lane(model, chosen_loss, store, run, device)
     warnings += explain_no_accuracy(model, chosen_loss, store, device)
     check_metrics(given.metrics, model, store, device)
-    with explain_memory(run.train, device, at_once=True):
-        lowering = lower_for_device(run, model, chosen_loss, store.shape, device)
+    is_own = bool({"model", "loss"} & source.keys())
+    parts = find_batch_parts(run, model, chosen_loss, store, device, is_own=is_own, in_stages=in_stages)
+    lowering, grid = parts[0].lowering, parts[0].grid
     if lowering and not lowering.is_fused and device.type == "cuda":
         notices.append("torch compiles the model before the first step, which can take minutes")
     if lowering and RULES[run.optimizer.name].whole == "matrix":
         notices.append(
             f"optimizer.name={run.optimizer.name}: with several workers each step goes through the host"
-        )
-    with explain_memory(run.train, device, at_once=bool(lowering)):
-        is_own = bool({"model", "loss"} & source.keys())
-        grid, numerics = find_numerics(
-            run, model, chosen_loss, store, lowering, is_own=is_own, in_stages=in_stages
         )
     if grid and run.train.channels_last:
         notices.append("train.channels_last has no effect with train.bands or train.slices: docs/plans.md")
@@ -228,7 +230,7 @@ def set_up(
         run,
         data=store.facts(),
         model=source,
-        fingerprint={**fingerprint(device), **numerics},
+        fingerprint={**fingerprint(device), **parts[0].numerics, **later_facts(parts)},
         kernels=lowering.facts() if lowering else {"set": "stock"},
     )
     warnings += [*store.warnings, *warnings_of(run, model, len(store.train), device)]
@@ -245,4 +247,5 @@ def set_up(
         metrics=given.metrics,
         grid=grid,
         own_augment=given.augment,
+        later={first: found for first, found in parts.items() if first},
     )

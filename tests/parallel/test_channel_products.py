@@ -29,9 +29,9 @@ def layers():
     first = [nn.Conv2d(1, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2)]
     return nn.Sequential(*first, nn.Conv2d(6, 13, 3), nn.ReLU(), nn.Flatten(), nn.Linear(13 * 4, 10))
 
-model, kernels, plan = sys.argv[1:]
+model, kernels, plan, *more = sys.argv[1:]
 keys = ["data.size=8", "data.num_train=4", "data.num_test=3", "train.batch=4", "train.epochs=1"]
-keys += ["train.lanes=2", "train.ema=0.9", "train.clip=1.0", f"kernels.set={kernels}"]
+keys += ["train.lanes=2", "train.ema=0.9", "train.clip=1.0", f"kernels.set={kernels}", *more]
 run = from_table(merge(to_table(lockstep.recipe("shapes")), parse_overrides(keys)))
 torch.manual_seed(0)
 launch = lockstep.Launch(name="run", runs_dir=Path(), device="cpu", plan=plan, quiet=True)
@@ -55,3 +55,11 @@ def test_products_over_workers_give_the_bits_of_one(model, kernels, plans, tmp_p
         layers = summary(found)["layers"]
         assert 0.3 < layers["share"] <= 1 and layers["busy_s"] > 0
         assert sum(row["channel_mb"] for row in layers["rows"]) > 0
+
+
+@pytest.mark.gloo
+def test_products_of_a_batch_that_grows(tmp_path):
+    grows = ("train.batch=2@0,4@1", "train.epochs=2")
+    for plan in ("data=1", "channel=2"):
+        run_script(tmp_path / plan, SCRIPT, "layers", "compiled", plan, *grows)
+    assert hashes(tmp_path / "data=1" / "run") == hashes(tmp_path / "channel=2" / "run")

@@ -23,11 +23,11 @@ def chain():
 def residual():
     return TinyResNet(BasicBlock(8, 8, 1), BasicBlock(8, 16, 2), channels=16, colours=1)
 
-model, kernels, plan = sys.argv[1:]
+model, kernels, plan, *more = sys.argv[1:]
 lanes, mb = {"chain": 4, "residual": 2}[model], 1e-4 if "shard" in plan else 25.0
 keys = ["data.size=8", "data.num_train=8", "data.num_test=3", "train.batch=4", "train.epochs=1"]
 keys += [f"train.lanes={lanes}", "train.ema=0.9", "train.clip=1.0", "data.augment=flip,crop:1"]
-keys += [f"kernels.set={kernels}"]
+keys += [f"kernels.set={kernels}", *more]
 run = from_table(merge(to_table(lockstep.recipe("shapes")), parse_overrides(keys)))
 torch.manual_seed(0)
 launch = lockstep.Launch(name="run", runs_dir=Path(), device="cpu", plan=plan, quiet=True, bucket_mb=mb)
@@ -46,6 +46,7 @@ PLANS = [
     ("residual", "fused", "data=2,shard=parameters"),
     ("residual", "compiled", "data=2,shard=parameters"),
 ]
+GROWS = ("train.batch=4@0,8@1", "train.epochs=2")
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +54,10 @@ def reference(tmp_path_factory):
     """The hashes of a run by one worker, computed once for each model and kernel set."""
     known = {}
 
-    def find(*words):
+    def find(model, kernels, *more):
+        words = model, kernels, "data=1", *more
         if words not in known:
-            known[words] = hashes(
-                run_script(tmp_path_factory.mktemp("alone") / "one", SCRIPT, *words, "data=1")
-            )
+            known[words] = hashes(run_script(tmp_path_factory.mktemp("alone") / "one", SCRIPT, *words))
         return known[words]
 
     return find
@@ -69,3 +69,10 @@ def reference(tmp_path_factory):
 def test_a_plan_gives_the_bits_of_one_worker(model, kernels, plan, reference, tmp_path):
     found = run_script(tmp_path / "split", SCRIPT, model, kernels, plan)
     assert hashes(found) == reference(model, kernels)
+
+
+@pytest.mark.gloo
+@pytest.mark.parametrize("plan", ["data=2", "pipeline=2,cost=counted", "data=2,shard=parameters"])
+def test_a_plan_whose_batch_grows(plan, reference, tmp_path):
+    found = run_script(tmp_path / "split", SCRIPT, "chain", "fused", plan, *GROWS)
+    assert hashes(found) == reference("chain", "fused", *GROWS)

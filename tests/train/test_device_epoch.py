@@ -110,6 +110,7 @@ def hashes(result):
                 TWO_STEPS,
             ),
         ),
+        (residual, ("kernels.set=compiled", "train.batch=2@0,4@1", "train.epochs=2", "data.num_train=4")),
     ],
     ids=[
         "nag",
@@ -125,10 +126,11 @@ def hashes(result):
         "compiled, rank",
         "compiled",
         "compiled, wire",
+        "compiled, growing",
     ],
 )
 def test_a_step_on_the_device_is_the_step_through_the_host(tmp_path, model, overrides):
-    keys = (*overrides, "train.epochs=1")
+    keys = ("train.epochs=1", *overrides)
     device, _ = fused(tmp_path, *keys, model=model)
     host, _ = through_host(tmp_path, *keys, model=model)
     assert device.summary["identity"] == host.summary["identity"]
@@ -162,8 +164,8 @@ def test_only_audited_steps_leave_the_device(tmp_path, monkeypatch, model, overr
 
 @pytest.mark.parametrize("source", ["memory", "mapped"])
 def test_images_that_do_not_fit_are_fed_two_batches_in_turn(tmp_path, monkeypatch, source):
-    """The same bits as when all of them lie on the device, also resumed in the middle of an epoch."""
-    keys, given = (AUGMENT, "train.epochs=2"), {"model": small}
+    """The same bits as when all of them lie on the device, also resumed, and when the batch grows."""
+    keys, given = (AUGMENT, "train.epochs=2", "train.batch=4@0,6@1"), {"model": small}
     if source == "mapped":
         generator = torch.Generator().manual_seed(0)
         given["data"] = [(torch.rand(1, 8, 8, generator=generator), n % 10) for n in range(14)]

@@ -49,7 +49,7 @@ def show_images(options: argparse.Namespace) -> int:
     if options.epoch < 0 or not 1 <= options.images <= 1024:
         raise BadInput("--epoch counts from 0, and --images is from 1 to 1024")
     check_new_file(options.output, "--output")
-    run, _ = resolve(options, Launch())
+    run = resolve(options, Launch())[0].at(options.epoch)
     from itertools import islice
 
     import torch

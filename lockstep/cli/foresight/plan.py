@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from lockstep.cli.flag import add_run_keys
 from lockstep.cli.foresight.profile import check_new
-from lockstep.cli.train import named_file, resolve
+from lockstep.cli.train import named_file, resolve_steps
 from lockstep.errors import BadInput, unknown
 from lockstep.spec import Launch, Run
 
@@ -79,7 +79,7 @@ def show_plans(options: argparse.Namespace) -> int:
     from lockstep.planner.preset import find_cluster
     from lockstep.planner.search import AXES, GOALS, best_of_counts, find_changed, find_plans
 
-    run, _ = resolve(options, Launch())
+    run = resolve_steps(options, Launch())
     cluster = find_cluster(options.cluster)
     if options.goal not in GOALS:
         raise BadInput(f"--goal {options.goal} must be {', '.join(GOALS[:-1])} or {GOALS[-1]}")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.cli.flag import add_device, add_run_keys, check_new_file
-from lockstep.cli.train import named_file, resolve
+from lockstep.cli.train import named_file, resolve_steps
 from lockstep.errors import BadInput
 from lockstep.spec import Launch
 
@@ -67,7 +67,7 @@ def add_parser(verbs: Verbs) -> None:
 
 def show_profile(options: argparse.Namespace) -> int:
     """Measure, print, and write what was asked for."""
-    run, _ = resolve(options, Launch())
+    run = resolve_steps(options, Launch())
     sizes, parts = read_sizes(options.batch), read_parts(options.parts)
     if options.steps < 1:
         raise BadInput(f"--steps {options.steps} must be at least 1")

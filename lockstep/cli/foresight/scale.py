@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from lockstep.cli.flag import add_device, add_json, add_run_keys
 from lockstep.cli.foresight.scale_row import ScaleRow, print_scale, scale_records, tell_difference
-from lockstep.cli.train import resolve
+from lockstep.cli.train import resolve_steps
 from lockstep.errors import BadInput, LockstepError, SpecError
 from lockstep.spec import Launch, Run
 from lockstep.spec.run_file import dump_toml
@@ -71,7 +71,7 @@ def run_scale(options: argparse.Namespace) -> int:
         raise BadInput(
             f"--steps {options.steps} must be above {_LEFT_OUT}: the first {_LEFT_OUT} do not count"
         )
-    run, _ = resolve(options, Launch(quiet=options.json))
+    run = resolve_steps(options, Launch(quiet=options.json))
     runs = [_fit(run, count, counts[0], options) for count in counts]
     from lockstep.planner.preset import find_cluster
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.cli.flag import add_run_keys
 from lockstep.cli.foresight.profile import check_new
-from lockstep.cli.train import named_file, resolve
+from lockstep.cli.train import named_file, resolve_steps
 from lockstep.errors import BadInput
 from lockstep.spec import Launch
 from lockstep.spec.plan import read_plan
@@ -62,7 +62,7 @@ def simulate_recipe(options: argparse.Namespace, cluster: Cluster) -> dict[str, 
     from lockstep.planner.simulation.event_trace import to_chrome
     from lockstep.planner.simulation.step_events import simulate_step
 
-    run, _ = resolve(options, Launch())
+    run = resolve_steps(options, Launch())
     plan = read_plan(options.plan).for_workers(options.nodes * cluster.node.workers)
     if plan.data > run.train.lanes:
         raise BadInput(

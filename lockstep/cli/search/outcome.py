@@ -57,11 +57,12 @@ class Outcome:
 
 def read_outcome(swept: SweptRun, failure: str = "") -> Outcome:
     """Read metrics.jsonl, and summary.json if the run is finished."""
-    batch, seconds, steps, found = swept.run.train.batch, 0.0, 0, list[Evaluation]()
+    train, seconds, images, found = swept.run.train, 0.0, 0, list[Evaluation]()
     split = "test"
     for row in _rows(swept.path / "metrics.jsonl"):
         if row["kind"] == "step":
-            seconds, steps = seconds + batch / row["img_s"], steps + 1
+            batch = train.batch_of(row["epoch"])
+            seconds, images = seconds + batch / row["img_s"], images + batch
         elif row["kind"] == "epoch":
             split = row["split"]
             loss, accuracy = row[f"{split}_loss"], row.get(f"{split}_accuracy", math.nan)
@@ -72,7 +73,7 @@ def read_outcome(swept: SweptRun, failure: str = "") -> Outcome:
         tuple(found),
         split,
         seconds,
-        batch * steps / seconds if seconds else 0.0,
+        images / seconds if seconds else 0.0,
         summary.get("weights_sha256") or _newest_hash(swept.path / "checkpoints"),
         summary.get("test_accuracy"),
         failure,

@@ -50,7 +50,7 @@ class PoolView:
 
     def started(self, swept: SweptRun, epochs: int) -> None:
         """A run is being trained, until so many epochs are done."""
-        task = self._bars.add_task(swept.name, total=epochs * swept.steps, told="starts")
+        task = self._bars.add_task(swept.name, total=swept.steps(epochs), told="starts")
         self._tasks[swept.name] = swept, task
         if not self._console.is_terminal:
             whole = swept.run.train.epochs

@@ -33,8 +33,12 @@ class SweptRun:
     words: tuple[str, ...]  # KEY=VALUE, what `lockstep train` gets by -o
     run: Run
     path: Path
-    steps: int  # of an epoch
+    images: int  # to train on
     rungs: tuple[int, ...]  # epochs after which it is compared with others; the last are all
+
+    def steps(self, epochs: int) -> int:
+        """The steps of the first epochs."""
+        return sum(stage.steps(self.images, range(epochs)) for stage in self.run.train.stages)
 
     @property
     def is_finished(self) -> bool:
@@ -76,8 +80,7 @@ class _Maker:
             rungs = _find_rungs(run, store, sweep)
         if path.exists() and not (path / "identity.json").is_file():
             raise BadInput(f"{path} is there, and is no run (it has no identity.json): remove it")
-        steps = len(store.train) // run.train.batch
-        return SweptRun(name, combination, point, seed, words, run, path, steps, rungs)
+        return SweptRun(name, combination, point, seed, words, run, path, len(store.train), rungs)
 
     def _check_parts(self, run: Run) -> Store:
         """Open its data set, build its model; refuse what does not go together."""
@@ -92,7 +95,7 @@ class _Maker:
             check_imagenet(run)
         data, model = repr(run.data), repr((run.data, run.model))
         store = self._stores[data] = self._stores.get(data) or open_data(run)
-        check_batch(store, run.train.batch)
+        check_batch(store, run.train)
         check_augment(run, store)
         if model not in self._built:
             make_model(run, store, None, {}, [])

@@ -86,13 +86,12 @@ class Progress:
                 self._finish(event)
 
     def _start(self, event: Started) -> None:
-        run = event.run
         self._started = event
         self._last_line = time.monotonic()
         if not event.takes_over:
             self._introduce(event)
         if self._console.is_terminal:
-            self._bar.update(self._task, total=run.train.epochs * event.steps_per_epoch, visible=True)
+            self._bar.update(self._task, total=_count_steps(event), visible=True)
             self._bar.start()
 
     def _introduce(self, event: Started) -> None:
@@ -101,9 +100,10 @@ class Progress:
             f"{event.model} ({event.num_params:,} parameters) on {event.data} "
             f"({' + '.join(f'{count:,}' for count in counts if count)} images), {event.device}"
         )
+        word, steps = ("and", _count_steps(event)) if run.train.growth else ("of", event.steps_per_epoch)
         self._print(
-            f"batch {run.train.batch} in {run.train.lanes} lanes, {_count(run.train.epochs, 'epoch')} of "
-            f"{_count(event.steps_per_epoch, 'step')}, {run.train.precision}, "
+            f"batch {run.train.batches} in {run.train.lanes} lanes, {_count(run.train.epochs, 'epoch')} "
+            f"{word} {_count(steps, 'step')}, {run.train.precision}, "
             f"{event.kernels} kernels, {_count(event.num_workers, 'worker')}; identity {event.identity[:12]}"
         )
         where = f", from step {event.resumed_step}" if event.resumed_step else ""
@@ -112,7 +112,7 @@ class Progress:
     def _step(self, event: StepDone) -> None:
         assert self._started
         self._img_s = 0.9 * self._img_s + 0.1 * event.img_s if self._img_s else event.img_s
-        share = min(event.data_wait_s * event.img_s / self._started.run.train.batch, 1.0)
+        share = min(event.data_wait_s * event.img_s / self._started.run.train.batch_of(event.epoch), 1.0)
         self._wait_share = 0.9 * self._wait_share + 0.1 * share
         data = f"data {100 * self._wait_share:.0f} %  " if self._wait_share > _SOME else ""
         text = (
@@ -185,11 +185,12 @@ class Progress:
 
     def _time_left(self, event: StepDone) -> str:
         assert self._started
-        run = self._started.run
-        steps = run.train.epochs * self._started.steps_per_epoch - event.step
-        seconds = round(steps * run.train.batch / self._img_s)
-        hours, rest = divmod(seconds, 3600)
-        return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
+        train, images = self._started.run.train, self._started.num_train
+        rest = range(event.epoch, train.epochs)
+        left = sum(stage.steps(images, rest) * stage.batch for stage in train.stages)
+        seconds = round((left - event.step_in_epoch * train.batch_of(event.epoch)) / self._img_s)
+        hours, left = divmod(seconds, 3600)
+        return f"{hours}:{left // 60:02}:{left % 60:02}" if hours else f"{left // 60}:{left % 60:02}"
 
     def _print(self, text: str, style: str | None = None) -> None:
         """Print a line, above the bar if there is one; it is never wrapped or parsed as markup."""
@@ -236,6 +237,12 @@ def _percent(accuracy: float | None, width: str = "6.2") -> str:
 
 def _list(metrics: dict[str, float], end: str = "  ") -> str:
     return "".join(f"{name} {value:.4g}{end}" for name, value in metrics.items())
+
+
+def _count_steps(event: Started) -> int:
+    """The steps of the whole run."""
+    train = event.run.train
+    return sum(stage.steps(event.num_train, range(train.epochs)) for stage in train.stages)
 
 
 def _count(number: int, noun: str) -> str:

@@ -25,6 +25,11 @@ def split_values(key: str, text: str) -> list[str]:
         raise SpecError(
             f"-o {key}={text}: there is nothing between two commas, or after the last: remove one"
         )
+    if len(found) > 1 and any(re.fullmatch(r"\d+@\d+", part) for part in found):
+        raise SpecError(
+            f"-o {key}={text}: what depends on the epoch is one value, so it needs quotes of its own: "
+            f"-o '{key}=\"{text}\"'"
+        )
     return found
 
 
