@@ -178,6 +178,10 @@ class DeviceLowering:
         """One that is there and executes so many lanes or more; else a new one."""
         return next((n for n in self._networks.values() if n.lanes >= lanes), None) or self.network(lanes)
 
+    def forget_networks(self) -> None:
+        """Let go of networks that no step needs any more; evaluation keeps its own."""
+        self._networks.clear()
+
     def eval_network(self, lanes: int) -> tuple[EvalNetwork, Load]:
         """A network that evaluates up to `lanes` blocks at once, and the function that sets its weights."""
         return self.program.make_eval(self, lanes)

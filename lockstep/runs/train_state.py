@@ -149,6 +149,14 @@ class TrainState:
         for name, target in targets.items():
             target.copy_(tensors[name])
 
+    def note(self, loss: float, accuracy: float | None, metrics: dict[str, float]) -> bool:
+        """Keep what an evaluation found; returns whether it is the best so far."""
+        self.evaluation, self.metrics = (loss, accuracy), metrics
+        score = -loss if accuracy is None else accuracy
+        if best := self.best_score is None or score > self.best_score:
+            self.best_score, self.best_step = score, self.step
+        return best
+
     def cursor(self) -> dict[str, Any]:
         """Everything in the state that is not a tensor, for a checkpoint's manifest."""
         return {

@@ -98,7 +98,11 @@ class Loop:
                 self._pause()
                 self._train_epoch(engine)
                 self._end_epoch()
-            return self._test() | engine.tell(self._dealt.plan) if stop == train.epochs else None
+            if stop == train.epochs:
+                return self._test() | engine.tell(self._dealt.plan)
+        if dealt.setup.lowering:
+            dealt.setup.lowering.forget_networks()
+        return None
 
     def _train_epoch(self, engine: Engine) -> None:
         state, run, journal = self._state, self._setup.run, self._journal
@@ -147,10 +151,7 @@ class Loop:
         state, totals = self._state, self._state.totals
         with self._dealt.averaged(state):
             evaluation = self._evaluate(state.model)
-        state.evaluation, state.metrics = (evaluation.loss, evaluation.accuracy), evaluation.metrics
-        score = -evaluation.loss if evaluation.accuracy is None else evaluation.accuracy
-        if best := state.best_score is None or score > state.best_score:
-            state.best_score, state.best_step = score, state.step
+        best = state.note(evaluation.loss, evaluation.accuracy, evaluation.metrics)
         done = EpochDone(
             state.epoch,
             state.step,

@@ -83,8 +83,7 @@ class Setup:
         """The same with the batch that begins in epoch `first`: one of `later`, or its own."""
         if first not in self.later:
             return self
-        parts = self.later[first]
-        found = {name: getattr(parts, name) for name in ("run", "lowering", "grid", "batched")}
+        found = {name: getattr(self.later[first], name) for name in ("run", "lowering", "grid", "batched")}
         return replace(self, **found, later={})
 
     @property

@@ -16,7 +16,7 @@ from lockstep.cli.main import run
 from lockstep.cli.search import run_pool
 
 GRID = ["-o", "train.batch=16,32", "-o", "optimizer.lr=0.02,0.1"]
-
+MORE = ["-o", "optimizer.lr=0.1,0.02", "-o", 'train.batch=16,32,"16@0,32@1"']
 
 start_process = run_pool.start_training
 
@@ -76,8 +76,7 @@ def test_what_is_finished_is_taken_as_it_is_and_values_are_added(undisturbed, tm
     before = hashes(undisturbed)
     times = {path: path.stat().st_mtime_ns for path in undisturbed.glob("s/*/summary.json")}
     picture = tmp_path / "sweep.png"
-    more = ["-o", "optimizer.lr=0.1,0.02,0.3", "-o", "train.batch=16,32", "--picture", str(picture)]
-    assert sweep(undisturbed, *more) == 0
+    assert sweep(undisturbed, *MORE, "--picture", str(picture)) == 0
     said = capsys.readouterr()
     assert "6 runs in" in said.err and "4 finished already; 2 at once" in said.err
     table = said.out.splitlines()
@@ -90,7 +89,7 @@ def test_what_is_finished_is_taken_as_it_is_and_values_are_added(undisturbed, tm
 
 
 def test_records(undisturbed, capsys):
-    assert sweep(undisturbed, "-o", "train.batch=16,32", "-o", "optimizer.lr=0.02,0.1,0.3", "--json") == 0
+    assert sweep(undisturbed, *MORE, "--json") == 0
     records = json.loads(capsys.readouterr().out)
     assert len(records) == 6 and [r["value"] for r in records] == sorted(
         (r["value"] for r in records), reverse=True
@@ -179,6 +178,7 @@ BAD = {
     "nothing": ([], "nothing to sweep"),
     "batch": (["-o", "train.batch=16,18"], "combination batch=18: train.batch=18 is not divisible"),
     "too many": (["-o", "train.batch=32,512"], "combination batch=512: train.batch=512 is more than the 330"),
+    "by epoch": (["-o", "train.batch=16@0,32@1"], "-o 'train.batch=\"16@0,32@1\"'"),
     "key": (["-o", "optimizer.lrr=1,2"], "did you mean 'lr'?"),
     "value": (["-o", "model.name=lenet5,lenet"], "combination name=lenet: unknown model 'lenet'"),
     "data": (["mnist", "-o", "data.dir=nowhere,gone"], "combination dir=nowhere: data.dir=nowhere: no such"),
