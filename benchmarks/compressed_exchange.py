@@ -55,7 +55,7 @@ def main() -> None:
                 stdout=subprocess.PIPE,
                 text=True,
             )
-            for rank, node in enumerate(nodes)
+            for rank, node in enumerate(nodes.names)
         ]
         texts = [process.communicate()[0] for process in started]
     if any(process.returncode for process in started):
