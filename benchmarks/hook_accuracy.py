@@ -12,7 +12,6 @@ step: what travels of all gradients, times 2 · 3/4.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import socket
@@ -29,6 +28,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from ddp_peer import HOOKS, START, make_ddp, sent_bytes
+from many_runs import ManyRuns
 from measure import RESULTS, make_parser, make_record
 
 import lockstep
@@ -54,26 +54,32 @@ def main() -> None:
     parser.add_argument("recipe")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=max((os.cpu_count() or 2) // 2, 1), help="side by side")
-    parser.add_argument("--device", default="auto")
     parser.add_argument("--schemes", nargs="+", default=[*SCHEMES, *HOOKS])
     parser.add_argument("-o", "--override", action="append", default=[])
-    parser.add_argument("--work", help=argparse.SUPPRESS)  # of one of the processes
+    parser.add_argument("--work", help=argparse.SUPPRESS)  # of a process of a peer
     options = parser.parse_args()
     if options.work:
-        return print(json.dumps(work(options, **json.loads(options.work))), flush=True)
-    own = [scheme for scheme in options.schemes if scheme not in HOOKS]
-    todo = list(itertools.product(own, range(options.seeds)))
-    found: dict[str, list[float]] = {}
-    with ThreadPoolExecutor(options.jobs) as pool:
-        parts = [todo[place :: options.jobs] for place in range(min(options.jobs, len(todo)))]
-        rows = list(itertools.chain(*pool.map(lambda part: run_apart([{"own": part}]), parts)))
-    for scheme, _, percent in sorted(rows):
-        found.setdefault(scheme, []).append(percent)
+        return print(json.dumps(train_here(options, **json.loads(options.work))), flush=True)
+    peers = [scheme for scheme in options.schemes if scheme in HOOKS]
+    found = train_own(options, [scheme for scheme in options.schemes if scheme not in HOOKS])
     with ThreadPoolExecutor(len(HOOKS)) as pool:  # each has as many processes as there are workers
-        peers = [hook for hook in options.schemes if hook in HOOKS]
         found |= dict(zip(peers, pool.map(train_apart, peers), strict=True))
     records = make_records(options, found)
     write_records(options.output or RESULTS / f"hook-accuracy-{options.recipe}.json", records)
+
+
+def train_own(options: argparse.Namespace, schemes: Sequence[str]) -> dict[str, list[float]]:
+    """Percents of our runs by scheme, in the order of seeds."""
+    keys = {
+        scheme: [(options.recipe, *settings(options, seed, scheme)) for seed in range(options.seeds)]
+        for scheme in schemes
+    }
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ManyRuns(Path(folder, "kept"), options.jobs, float("inf")) as runs,
+    ):
+        runs.train(key for row in keys.values() for key in row)
+        return {scheme: [100 * each for each in runs.known(row, "accuracy")] for scheme, row in keys.items()}
 
 
 def make_records(options: argparse.Namespace, found: dict[str, list[float]]) -> list[Any]:
@@ -108,52 +114,41 @@ def own_bytes(shapes: Sequence[tuple[int, ...]], scheme: str, workers: int) -> f
     return 2 * (workers - 1) / workers * total
 
 
-def run_apart(tasks: Sequence[dict[str, Any]]) -> Any:
-    """Processes of this script; gives what the first one prints last."""
-    commands = [[sys.executable, __file__, *sys.argv[1:], "--work", json.dumps(task)] for task in tasks]
+def train_apart(hook: str) -> list[float]:
+    """Percents of a hook, in the order of seeds, trained by as many processes as there are workers."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    tasks = [json.dumps({"hook": hook, "rank": rank, "port": port}) for rank in range(WORKERS)]
+    commands = [[sys.executable, __file__, *sys.argv[1:], "--work", task] for task in tasks]
     started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
     texts = [process.communicate()[0] for process in started]
     if any(process.returncode for process in started):
         raise SystemExit("a process failed: see the error above")
-    return json.loads(texts[0].splitlines()[-1])
+    found: list[float] = json.loads(texts[0].splitlines()[-1])
+    return found
 
 
-def train_apart(hook: str) -> list[float]:
-    """Percents of a hook, by seed."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    return run_apart([{"hook": hook, "rank": rank, "port": port} for rank in range(WORKERS)])
-
-
-def work(
-    options: argparse.Namespace, own: Sequence[Any] = (), hook: str = "", rank: int = 0, port: int = 0
-) -> Any:
-    """In one of the processes: some runs of ours, or one worker of all runs with a hook."""
-    os.environ["OMP_NUM_THREADS"] = "1"
-    if own:
-        return [[scheme, seed, train_own(options, scheme, seed)] for scheme, seed in own]
+def train_here(options: argparse.Namespace, hook: str, rank: int, port: int) -> list[float]:
+    """One worker of a hook's runs."""
     store = dist.TCPStore("127.0.0.1", port, WORKERS, is_master=rank == 0)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=WORKERS)
     with plain_torch():
-        device = prepare_device(options.device, 1)
+        device = prepare_device("auto", 1)
         found = [train_peer(find_run(options, seed), hook, rank, device) for seed in range(options.seeds)]
     dist.destroy_process_group()
     return found
 
 
-def find_run(options: argparse.Namespace, seed: int = 0, scheme: str = "none") -> Run:
-    """The recipe with its overrides."""
-    fixed = [f"train.lanes={WORKERS}", f"train.compress={scheme}", f"seed={seed}"]
-    words = argparse.Namespace(recipe=options.recipe, config=None, override=[*options.override, *fixed])
+def settings(options: argparse.Namespace, seed: int = 0, scheme: str = "none") -> list[str]:
+    """What is set over the recipe."""
+    own = (f"train.lanes={WORKERS}", f"train.compress={scheme}", f"seed={seed}")
+    return [*options.override, *own]
+
+
+def find_run(options: argparse.Namespace, seed: int = 0) -> Run:
+    """The run of a seed, without compression."""
+    words = argparse.Namespace(recipe=options.recipe, config=None, override=settings(options, seed))
     return resolve(words, lockstep.Launch(quiet=True))[0]
-
-
-def train_own(options: argparse.Namespace, scheme: str, seed: int) -> float:
-    """Percent of a run of ours."""
-    with tempfile.TemporaryDirectory() as folder:
-        launch = lockstep.Launch(name="run", runs_dir=Path(folder), device=options.device, quiet=True)
-        result = lockstep.train(find_run(options, seed, scheme), on_event=lambda event: None, launch=launch)
-    return 100 * result.summary["accuracy"]
 
 
 def train_peer(run: Run, hook: str, rank: int, device: torch.device) -> float:

@@ -7,8 +7,9 @@ lane of few images and one thread. An exchange begins with the gradients of all 
 means, compressing included; what compressing takes without a link is told apart, and so is a step without the
 others, timed while all workers do the same. All workers share this machine's cores. Needs root and iproute2.
 
-A shaped rate is reached or not: see the records of the links. `planned_s` is what `lockstep plan` computes
-for such a network, once its cores compute as fast as was measured.
+A shaped rate is reached or not: see the records of the links. With --cluster, what `lockstep probe` wrote of
+this machine, `planned_s` is what the planner gives for it with such a network, its cores slowed down until a
+step without the others takes as long as was measured.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,9 @@ from slow_worker import CLASSES, SHAPE, Task
 
 from lockstep.planner.cost import predict
 from lockstep.planner.deal_work import deal_work
-from lockstep.spec import Record
-from lockstep.spec.cluster import Cluster, NetworkRate, NodeShape, WorkerSpeed
+from lockstep.spec import Record, Run
+from lockstep.spec.cluster import Cluster, NetworkRate, NodeShape
+from lockstep.spec.cluster_file import read_cluster
 from lockstep.spec.plan import Plan
 from lockstep.spec.record import read_records, write_records
 from lockstep.train.foresight.own_prediction import count_profile
@@ -49,11 +51,13 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=2, help="of each worker's lane")
     parser.add_argument("--rates", nargs="+", choices=RATES, default=list(RATES), help="the first warms up")
     parser.add_argument("--schemes", nargs="+", default=[*SCHEMES, *HOOKS])
+    parser.add_argument("--cluster", type=Path, help="what `lockstep probe` wrote, for predictions")
     options = parser.parse_args()
     task = Task(options.model, options.workers, options.images, tuple(options.rates), tuple(options.schemes))
     with shaped_nodes(task.workers, task.rates[0]) as nodes:
         found = talk(nodes, start(nodes, task))
-    records = make_records(task, found)
+    cluster = read_cluster(options.cluster) if options.cluster else None
+    records = make_records(task, found, cluster)
     for record in records:
         print(f"{record.name}: {record.value:.3f} {record.unit} n={record.n} {json.dumps(record.details)}")
     before = read_records(options.output) if options.output.exists() else []
@@ -94,7 +98,7 @@ def talk(nodes: ShapedNodes, workers: list[subprocess.Popen[str]]) -> dict[str, 
     return found
 
 
-def make_records(task: Task, found: Mapping[str, Any]) -> list[Record]:
+def make_records(task: Task, found: Mapping[str, Any], cluster: Cluster | None) -> list[Record]:
     """Of links, and of each scheme at each rate its exchange and its step."""
     records = [
         make_record(f"links of {rate}, {task.workers} nodes: each sends to the next at once", speeds, "Gb/s")
@@ -110,7 +114,10 @@ def make_records(task: Task, found: Mapping[str, Any]) -> list[Record]:
                 details = {"codec_s": row["codec_s"], "times_faster": _faster(plain, rate, row, "exchange")}
                 records.append(make_record(f"{title}: exchange", row["exchange"], "s", **details))
                 details = {"exchange_s": statistics.median(row["exchange"]), "codec_s": row["codec_s"]}
-                details |= {"waited_s": row["waited_s"], "planned_s": plan_s(task, scheme, rate, compute_s)}
+                details["waited_s"] = row["waited_s"]
+                if cluster:
+                    network = NetworkRate(LATENCY_US, RATES[rate] / 8)
+                    details["planned_s"] = plan_s(task, scheme, replace(cluster, network=network), compute_s)
             details |= {"compute_s": compute_s, "sent_mb": row["sent_mb"], "images": task.images}
             details["times_faster"] = _faster(plain, rate, row, "step")
             records.append(make_record(f"{title}: step", row["step"], "s", **details))
@@ -121,20 +128,17 @@ def _faster(plain: Mapping[str, Any], rate: str, row: Mapping[str, Any], key: st
     return round(statistics.median(plain[rate][key]) / statistics.median(row[key]), 3)
 
 
-def plan_s(task: Task, scheme: str, rate: str, compute_s: float) -> float | None:
-    """What the planner gives for a step, its cores as fast as one step without the others was."""
-    if scheme != "none":
-        return None  # it does not know compressed exchanges yet
-    run, network = task.run(task.workers, scheme), NetworkRate(LATENCY_US, RATES[rate] / 8)
-    profile = count_profile(run, SHAPE, CLASSES, 1)
+def plan_s(task: Task, scheme: str, cluster: Cluster, compute_s: float) -> float:
+    """Seconds of a step by the planner, one worker a node."""
+    profile = count_profile(task.run(1), SHAPE, CLASSES, task.images)
 
-    def step_s(slowdown: float, workers: int) -> float:
-        worker = WorkerSpeed("cpu", "a core", 4.0, 1e3, {"fp32": 1e4}, slowdown=(slowdown,))
-        cluster = Cluster("slow links", worker, NodeShape(1), network)
-        of = task.run(workers, scheme)
-        return predict(deal_work(of, profile, cluster, Plan(data=workers))).total_s
+    def step_s(run: Run, slowdown: float) -> float:
+        worker = replace(cluster.worker, slowdown=(slowdown,))
+        nodes = replace(cluster, worker=worker, node=NodeShape(1), exchange=())
+        return predict(deal_work(run, profile, nodes, Plan(data=run.train.lanes))).total_s
 
-    return step_s(compute_s / step_s(1.0, 1), task.workers)
+    slowdown = max(compute_s / step_s(task.run(1), 1.0), 1.0)
+    return step_s(task.run(task.workers, scheme), slowdown)
 
 
 if __name__ == "__main__":
