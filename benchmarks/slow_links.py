@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -54,6 +55,7 @@ def main() -> None:
     parser.add_argument("--cluster", type=Path, help="what `lockstep probe` wrote, for predictions")
     options = parser.parse_args()
     task = Task(options.model, options.workers, options.images, tuple(options.rates), tuple(options.schemes))
+    signal.signal(signal.SIGTERM, leave)
     with shaped_nodes(task.workers, task.rates[0]) as nodes:
         found = talk(nodes, start(nodes, task))
     cluster = read_cluster(options.cluster) if options.cluster else None
@@ -63,6 +65,12 @@ def main() -> None:
     before = read_records(options.output) if options.output.exists() else []
     names = {record.name for record in records}
     write_records(options.output, [*(each for each in before if each.name not in names), *records])
+
+
+def leave(number: int, frame: object) -> None:
+    """End, but leave no node behind; a second signal does not end that."""
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 def start(nodes: ShapedNodes, task: Task) -> list[subprocess.Popen[str]]:
@@ -85,6 +93,8 @@ def talk(nodes: ShapedNodes, workers: list[subprocess.Popen[str]]) -> dict[str, 
         for line in stdout:
             message = json.loads(line)
             found = message.get("found", found)
+            if note := message.get("note"):
+                print(note, file=sys.stderr, flush=True)
             if rate := message.get("rate"):
                 nodes.reshape(rate)
                 stdin.write("done\n")

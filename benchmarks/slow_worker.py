@@ -77,10 +77,15 @@ class Worker:
     def reshape(self, rate: str) -> None:
         """Have all links at a rate."""
         self.group.barrier()
+        self.tell(rate=rate)
         if self.group.rank == 0:
-            print(json.dumps({"rate": rate}), flush=True)
             sys.stdin.readline()
         self.group.barrier()
+
+    def tell(self, **message: Any) -> None:
+        """Tell the parent something, as worker 0."""
+        if self.group.rank == 0:
+            print(json.dumps(message), flush=True)
 
     def repeat(self, work: Callable[[], Any]) -> Times:
         """Seconds by the slowest worker: the first time is left out if it is short."""
@@ -88,8 +93,9 @@ class Worker:
         times, more = ([first], 1) if first >= LONG_S else ([], 5 if first < SHORT_S else 3)
         return times + [slowest(self.group, work) for _ in range(more)]
 
-    def at_rates(self, key: str, work: Callable[[], float | None], warm_up: int = 0) -> Rows:
+    def at_rates(self, what: str, work: Callable[[], float | None], warm_up: int = 0) -> Rows:
         """By rate: the times, the megabytes that this worker sent each time, and what `work` tells."""
+        key = what.rpartition(" ")[2]
         found = Rows()
         for rate in self.task.rates:
             self.reshape(rate)
@@ -98,6 +104,7 @@ class Worker:
             warm_up, told, sent = 0, list[float | None](), _sent_bytes()
             times = self.repeat(lambda told=told: told.append(work()))
             found[rate] = {key: times, "sent_mb": round((_sent_bytes() - sent) / len(told) / 1e6, 3)}
+            self.tell(note=f"{rate}, {what}: {statistics.median(times):.3f} s")
             if waited := [each for each in told[-len(times) :] if each is not None]:
                 found[rate]["waited_s"] = statistics.median(waited)
         return found
@@ -162,9 +169,9 @@ class OwnSteps:
         with self.exchange(Group(), scheme) as work:
             codec_s = statistics.median(worker.repeat(work)) if scheme != "none" else 0.0
         with self.exchange(worker.group, scheme) as work:
-            exchanges = worker.at_rates("exchange", work)
+            exchanges = worker.at_rates(f"{scheme} exchange", work)
         with self.step(worker.group, scheme) as step:
-            steps = worker.at_rates("step", lambda: step().exchange_s)
+            steps = worker.at_rates(f"{scheme} step", lambda: step().exchange_s)
         return {rate: {**exchanges[rate], **row, "codec_s": codec_s} for rate, row in steps.items()}
 
 
@@ -180,7 +187,7 @@ def measure_ddp(worker: Worker, model: torch.nn.Module, hook: str) -> dict[str, 
         heads_loss(F.cross_entropy, outputs, worker.labels, getattr(model, "aux_weight", 0.0)).backward()
         optimizer.step()
 
-    return worker.at_rates("step", step, START) if hook else {"step": worker.repeat(step)}
+    return worker.at_rates(f"{hook} step", step, START) if hook else {"step": worker.repeat(step)}
 
 
 def _sent_bytes() -> int:
@@ -207,8 +214,7 @@ def main() -> None:
             found[hook] = measure_ddp(worker, own.model, hook)
             gc.collect()
         dist.destroy_process_group()
-    if rank == 0:
-        print(json.dumps({"found": found}), flush=True)
+    worker.tell(found=found)
     worker.group.barrier()
     worker.group.close()
 
