@@ -134,6 +134,7 @@ def train_here(options: argparse.Namespace, hook: str, rank: int, port: int) -> 
     dist.init_process_group("gloo", store=store, rank=rank, world_size=WORKERS)
     with plain_torch():
         device = prepare_device("auto", 1)
+        torch.set_deterministic_debug_mode("default")  # as PyTorch is used
         found = [train_peer(find_run(options, seed), hook, rank, device) for seed in range(options.seeds)]
     dist.destroy_process_group()
     return found
