@@ -79,14 +79,14 @@ def real_steps(plan: str) -> list[dict[str, Any]]:
 def time_exchange(rounds: int) -> Record:
     """The exchange of a step under both plans, one after the other, over shaped links."""
     script = str(Path(__file__).with_name("channel_exchange.py"))
-    with shaped_nodes(WORKERS, RATE) as names:
+    with shaped_nodes(WORKERS, RATE) as nodes:
         jobs = [
             subprocess.Popen(
                 inside(name, [sys.executable, script, str(rank), str(rounds)]),
                 stdout=subprocess.PIPE,
                 text=True,
             )
-            for rank, name in enumerate(names)
+            for rank, name in enumerate(nodes.names)
         ]
         outputs = [job.communicate()[0] for job in jobs]
     times: dict[str, list[float]] = json.loads(outputs[0].splitlines()[-1])

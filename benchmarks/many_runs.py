@@ -40,7 +40,8 @@ class ManyRuns:
         running: dict[Future[dict[str, Any]], Key] = {}
         while waiting or running:
             while waiting and len(running) < self._jobs and time.monotonic() < self._end:
-                running[self._pool.submit(train_one, waiting[0])] = waiting.pop(0)
+                key = waiting.pop(0)
+                running[self._pool.submit(train_one, key)] = key
             if not running:
                 print(f"no time for {len(waiting)} runs", flush=True)
                 return

@@ -79,6 +79,11 @@ DEPENDS_ON: dict[str, tuple[list[str], list[str]]] = {
     "reduction-*": (["comm"], ["reduction"]),
     "tree-reduce-*": (["comm"], ["tree_reduce", "reduction"]),
     "lightning-*": (["lightning", "lanes", "comm"], ["lightning_overhead"]),
+    "slow-links-*": (
+        ["comm", "train/step.py", "lanes/step_reduction.py", "lower/lane_by_lane.py"],
+        ["slow_links", "slow_worker", "shaped_link", "ddp_peer"],
+    ),
+    "hook-accuracy-*": (TRAINING, ["hook_accuracy", "ddp_peer", "many_runs"]),
     "lanes-*": (["lower", "kernels/stock", "comm/tree.py", "train/step.py"], ["lanes"]),
     "gpu-inference-*": (["kernels", "lower", "models", "runs/predictor.py"], ["gpu_inference"]),
     "roofline-*": (["kernels/triton", "lower/fused", "lower/flat_table.py"], ["roofline"]),
