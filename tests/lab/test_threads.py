@@ -14,7 +14,7 @@ from lockstep.cli.lab import threads, worker_runs
 from lockstep.cli.lab.threads import tell_scaled
 from lockstep.cli.main import run
 from lockstep.errors import LockstepError
-from lockstep.lab.native.nvrtc import NoCompiler, compile_cuda
+from lockstep.native.nvrtc import NoCompiler, compile_cuda
 from lockstep.lab.threads import threads_bench
 from lockstep.lab.threads.cuda_network import CudaNetwork
 from lockstep.lab.threads.grid_kernel import KERNELS, GridKernel, kernel_source
