@@ -3,8 +3,9 @@
 python benchmarks/compressed_exchange.py --model alexnet --rate 1gbit --workers 4 --rounds 5
 
 Every worker is in a network namespace of its own, whose link has this rate, and has one lane. Its time begins
-with the gradients and ends with their means; what compressing itself takes is told apart: the same done by
-one worker alone, while the others wait. Needs root and iproute2.
+with the gradients and ends with their means, and with what was left out remembered. `cpu_s` is told apart:
+what all workers' processes computed for one exchange, codecs and network together, on the cores that they
+share. Needs root and iproute2.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import subprocess
 import sys
 import time
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,6 +28,7 @@ from reduction import slowest
 from shaped_link import address, inside, shaped_nodes
 
 from lockstep.comm.bucket import ReducedTensor
+from lockstep.comm.compress.codec_library import compresses_by
 from lockstep.comm.compress.feedback import Feedback
 from lockstep.comm.group import Group
 from lockstep.comm.reducer import Reducer
@@ -34,7 +38,7 @@ from lockstep.spec import Model, Run
 from lockstep.spec.record import read_records, write_records
 from lockstep.spec.rule.compression import read_compression
 
-SCHEMES, PORT = ("none", "bf16", "int8", "top:0.01", "rank:4"), 29633
+SCHEMES, PORT = ("none", "bf16", "int8", "fp8", "top:0.01", "rank:4"), 29633
 SHAPES = {"alexnet": (3, 224, 224), "googlenet": (3, 224, 224), "resnet18": (3, 224, 224)}
 
 
@@ -69,7 +73,9 @@ def main() -> None:
             row["exchange"],
             "s",
             sent_mb=row["sent_mb"],
-            alone_s=statistics.median(row["alone"]),
+            cpu_s=round(statistics.median(row["cpu"]), 3),
+            codecs=row["codecs"],
+            cores=os.cpu_count(),
             times_faster=round(plain / statistics.median(row["exchange"]), 3),
         )
         for scheme, row in found.items()
@@ -92,36 +98,40 @@ def work(rank: int, name: str, workers: int, rounds: int) -> None:
     maker = torch.Generator().manual_seed(rank)
     grads = [torch.randn(p.shape, generator=maker) * 1e-3 for p in params.values()][::-1]
     entries = [ReducedTensor(p, None, n) for n, p in reversed(params.items())]
-    found = {}
-    for scheme in SCHEMES:
-        row: dict[str, object] = {"exchange": [], "alone": []}
-        for members, key in ((Group(), "alone"), (group, "exchange")):
-            if members.size == 1 and rank:
-                group.barrier()
-                continue
-            compression = read_compression(scheme)
-            feedback = Feedback(compression, params, members.size, members) if compression else None
-            reducer = Reducer(members, members.size, entries, overlap=False, feedback=feedback)
-
-            def step(reducer: Reducer = reducer) -> None:
-                reducer.begin()
-                reducer.add(grads)
-                reducer.finish()
-                reducer.commit()
-
-            for number in range(rounds + 1):
-                clock = time.perf_counter()
-                seconds = slowest(group, step) if members is group else step() or time.perf_counter() - clock
-                if number:  # not the first, in which memory is touched
-                    row[key].append(seconds)  # type: ignore[attr-defined]
-            row["sent_mb"] = round(reducer.sent_bytes / 1e6, 3)
-            reducer.close()
-            if members.size == 1:
-                group.barrier()
-        found[scheme] = row
+    found: dict[str, dict[str, Any]] = {}
+    for scheme in SCHEMES:  # one after another: together they would not fit into memory
+        compression = read_compression(scheme)
+        feedback = Feedback(compression, params, workers, group) if compression else None
+        reducer = Reducer(group, workers, entries, overlap=False, feedback=feedback)
+        seconds, cpu = list[float](), list[float]()
+        for _ in range(rounds + 1):
+            before = time.process_time()
+            seconds.append(slowest(group, partial(exchange, reducer, grads)))
+            cpu.append(sum(json.loads(each) for each in group.all_gather_bytes(spent(before))))
+        sent = group.all_gather_bytes(json.dumps(reducer.sent_bytes).encode())
+        found[scheme] = {
+            "exchange": seconds[1:],  # not the first, in which memory is touched
+            "cpu": cpu[1:],
+            "codecs": compresses_by(torch.device("cpu")) if compression else "none",
+            "sent_mb": round(max(map(json.loads, sent)) / 1e6, 3),
+        }
+        reducer.close()
     if rank == 0:
         print(json.dumps(found), flush=True)
     group.close()
+
+
+def exchange(reducer: Reducer, grads: list[torch.Tensor]) -> None:
+    """From the gradients to their means, committed."""
+    reducer.begin()
+    reducer.add(grads)
+    reducer.finish()
+    reducer.commit()
+
+
+def spent(before: float) -> bytes:
+    """The CPU seconds of this process since then."""
+    return json.dumps(time.process_time() - before).encode()
 
 
 if __name__ == "__main__":

@@ -31,9 +31,9 @@ def compile_c(source: str, language: str = "c") -> ctypes.CDLL:
 
 
 def keep_library(source: str, flags: Sequence[str]) -> ctypes.CDLL:
-    """A library of C, compiled with more flags where this machine has not done so before.
+    """A library of C, compiled with more flags if this machine has not done so before.
 
-    Of several processes that ask at once one compiles, and the others wait. If nothing can be kept, each does.
+    Of several processes that ask at once one compiles, and the others wait. If nothing can be kept, all do.
     """
     compiler = Path(find_compiler())
     facts = [source, *flags, str(compiler), str(compiler.stat().st_mtime_ns), _processor()]

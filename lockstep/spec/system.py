@@ -19,7 +19,7 @@ def check_system() -> None:
 
 
 def cache_folder() -> Path:
-    """Where files are kept that would be made again if they were not there: $LOCKSTEP_CACHE, ~/.cache/lockstep."""
+    """Where files are kept that can be made again: $LOCKSTEP_CACHE, else ~/.cache/lockstep."""
     if own := os.environ.get("LOCKSTEP_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lockstep"

@@ -17,9 +17,9 @@ from lockstep.lab.gemm import gemm_bench
 from lockstep.lab.gemm.c_ladder import C_RUNGS, multiply_on_cpu
 from lockstep.lab.gemm.cuda_ladder import CUDA_RUNGS, CannotRun, multiply_on_gpu, source_of
 from lockstep.lab.gemm.gemm_bench import GemmTime, GemmWay, measure_gemm
-from lockstep.native.nvrtc import CompileFailed, NoCompiler, compile_cuda
 from lockstep.lab.timing import time_call
 from lockstep.measure.probe_device import TimedRounds
+from lockstep.native.nvrtc import CompileFailed, NoCompiler, compile_cuda
 
 SHAPES = [
     (1, 1, 1),

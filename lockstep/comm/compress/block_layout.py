@@ -62,8 +62,7 @@ class BlockLayout:
 
     def shaped(self, found: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
         """Flat parameters with the shape and the memory format of an example each."""
-        pairs = zip(found, like, strict=True)
-        return [flat.view(p.shape) if p.is_contiguous() else _as(p, flat.view(p.shape)) for flat, p in pairs]
+        return [shape_as(p, flat) for flat, p in zip(found, like, strict=True)]
 
     def views(self, table: Tensor, blocks: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
         """Rows of the table beside the blocks [N, BLOCK] of each parameter that they hold."""
@@ -81,5 +80,7 @@ class BlockLayout:
         return [(rows[p.row - first : p.row - first + p.stop - p.start], means[p.index]) for p in places]
 
 
-def _as(like: Tensor, values: Tensor) -> Tensor:
-    return torch.empty_like(like).copy_(values)
+def shape_as(like: Tensor, found: Tensor) -> Tensor:
+    """All elements of a parameter, in their logical order, with the memory format of an example."""
+    found = found.view(like.shape)
+    return found if like.is_contiguous() else torch.empty_like(like).copy_(found)

@@ -9,12 +9,14 @@ import ctypes
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lockstep.errors import LockstepError
 from lockstep.native.c_library import keep_library
+from lockstep.spec.rule.compression import read_compression
 
 _EXACT = ("-ffp-contract=off", "-fno-trapping-math", "-fno-math-errno", "-Wno-psabi")  # each sum as written
 
@@ -34,7 +36,22 @@ def compresses_by(device: torch.device) -> str:
     return "c" if device.type == "cpu" and codec_library() else "torch"
 
 
-def call_codec(name: str, numbers: Sequence[int], *places: Tensor | int | ctypes.Array[ctypes.c_void_p]) -> None:
+def codec_numerics(text: str, device: torch.device) -> dict[str, str]:
+    """What of it a run's identity needs: by rank the order of sums differs, else all give the same bits."""
+    compression = read_compression(text)
+    return {"factors": compresses_by(device)} if compression and compression.rank else {}
+
+
+def explain_codecs(text: str, device: torch.device) -> list[str]:
+    """A notice, if C would serve and cannot be compiled."""
+    if text == "none" or device.type != "cpu" or codec_library():
+        return []
+    return [
+        "no C compiler is found, so torch compresses gradients, which is far slower: install gcc or clang"
+    ]
+
+
+def call_codec(name: str, numbers: Sequence[int], *places: Tensor | int | ctypes.Array[Any]) -> None:
     """Call a function that takes numbers, and then where something lies: contiguous tensors, or addresses."""
     library = codec_library()
     assert library is not None

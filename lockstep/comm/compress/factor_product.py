@@ -1,4 +1,4 @@
-"""Products of a gradient, as a matrix, with thin factors: by C on a CPU, where there is a compiler, else by torch.
+"""Products of a gradient, as a matrix, with thin factors: by C on a CPU with a compiler, else by torch.
 
 C sums in one order on every processor, torch in its own: which of them runs is part of a run's identity.
 """
@@ -35,9 +35,9 @@ class NativeProducts(TorchProducts):
     """The same, each in one pass over the matrix."""
 
     def add_project(self, grad: Tensor, kept: Tensor, q: Tensor, matrix: Tensor) -> Tensor:
-        wide = _widen(q)
-        found = torch.empty(len(matrix), wide.shape[1])
-        call_codec("add_project", [*matrix.shape, wide.shape[1]], grad, kept, wide.t().contiguous(), matrix, found)
+        side = _widen(q).t().contiguous()
+        found = torch.empty(len(matrix), len(side))
+        call_codec("add_project", [*matrix.shape, len(side)], grad, kept, side, matrix, found)
         return found[:, : q.shape[1]].contiguous()
 
     def find_along(self, matrix: Tensor, p: Tensor) -> Tensor:

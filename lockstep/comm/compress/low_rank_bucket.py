@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lockstep.comm.bucket import ReducedTensor
+from lockstep.comm.compress.block_layout import shape_as
 from lockstep.comm.compress.codec_library import compresses_by
 from lockstep.comm.compress.factor_product import NativeProducts, TorchProducts
 from lockstep.comm.compress.feedback import Feedback
@@ -58,7 +59,7 @@ class LowRankBucket(FeedbackBucket):
         room = self._left_over.beside(lane, kept, self._names)
         for name, grad in zip(self._names, grads, strict=True):
             flat = grad.contiguous().view(len(grad), -1)
-            before, matrix = (blocks[name].view(-1)[: flat.numel()].view(flat.shape) for blocks in (kept, room))
+            before, matrix = (each[name].view(-1)[: flat.numel()].view(flat.shape) for each in (kept, room))
             projected.append(self._products.add_project(flat, before, self._feedback.factors[name], matrix))
             found.append(matrix)
         self._matrices[lane] = found
@@ -76,10 +77,7 @@ class LowRankBucket(FeedbackBucket):
         self._next = self._mean(tree, 1)
         for mean, p, q in zip(self._means, common, self._next, strict=True):
             products.multiply(p, q, mean)
-        return [
-            mean.view(like.shape) if like.is_contiguous() else torch.empty_like(like).copy_(mean.view(like.shape))
-            for mean, like in zip(self._means, (entry.like for entry in self._entries), strict=True)
-        ]
+        return [shape_as(entry.like, mean) for entry, mean in zip(self._entries, self._means, strict=True)]
 
     def _mean(self, tree: LaneTree, number: int) -> Leaf:
         return tree.mean() if self._alone else self._exchanges[number].mean(tree)

@@ -18,7 +18,7 @@ class UnfinishedFeedback:
         self._free: dict[tuple[object, ...], Tensor] = {}
 
     def beside(self, what: object, kept: dict[str, Tensor], names: list[str]) -> dict[str, Tensor]:
-        """Tensors to be written in this step, shaped as the remembered ones; the same again if a step failed."""
+        """Tensors to write in this step, shaped as the remembered ones; the same again if a step failed."""
         if what not in self._next:
             self._next[what] = kept, {name: self._take(name, kept[name]) for name in names}
         return self._next[what][1]
