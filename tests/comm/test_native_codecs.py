@@ -46,6 +46,7 @@ def odd_blocks():
         "very few": torch.where(torch.arange(BLOCK) % 1000 == 7, plain, 0.0),
         "denormals": torch.arange(-BLOCK // 2, BLOCK // 2, dtype=torch.float32) * 1e-45,
         "hardly above zero": plain * 1e-44,
+        "a scale too small": (torch.arange(BLOCK) % 601).float() * 1e-45,
         "small and large": plain * 10.0 ** torch.linspace(-40, 37, BLOCK),
         "huge": plain.clamp(-0.9, 0.9) * 3.4e38,
         "halves": torch.arange(BLOCK) / 2 * signs,
