@@ -38,7 +38,7 @@ from lockstep.spec import Model, Run
 from lockstep.spec.record import read_records, write_records
 from lockstep.spec.rule.compression import read_compression
 
-SCHEMES, PORT = ("none", "bf16", "int8", "fp8", "top:0.01", "rank:4"), 29633
+SCHEMES, PORT = ("bf16", "int8", "fp8", "top:0.01", "rank:4"), 29633
 SHAPES = {"alexnet": (3, 224, 224), "googlenet": (3, 224, 224), "resnet18": (3, 224, 224)}
 
 
@@ -48,8 +48,10 @@ def main() -> None:
     parser.add_argument("--rate", default="1gbit")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--schemes", nargs="+", default=SCHEMES, help="beside none")
     options = parser.parse_args()
     words = [str(Path(__file__).absolute()), options.model, str(options.workers), str(options.rounds)]
+    words += ["none", *(scheme for scheme in options.schemes if scheme != "none")]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "EXCHANGE_RANK": ""}
     with shaped_nodes(options.workers, options.rate) as nodes:
         started = [
@@ -87,7 +89,7 @@ def main() -> None:
     write_records(options.output, [*(each for each in before if each.name not in names), *records])
 
 
-def work(rank: int, name: str, workers: int, rounds: int) -> None:
+def work(rank: int, name: str, workers: int, rounds: int, schemes: list[str]) -> None:
     """One worker; worker 0 prints what was found."""
     torch.set_num_threads(1)
     wait = timedelta(minutes=5)
@@ -99,7 +101,7 @@ def work(rank: int, name: str, workers: int, rounds: int) -> None:
     grads = [torch.randn(p.shape, generator=maker) * 1e-3 for p in params.values()][::-1]
     entries = [ReducedTensor(p, None, n) for n, p in reversed(params.items())]
     found: dict[str, dict[str, Any]] = {}
-    for scheme in SCHEMES:  # one after another: together they would not fit into memory
+    for scheme in schemes:  # one after another: together they would not fit into memory
         compression = read_compression(scheme)
         feedback = Feedback(compression, params, workers, group) if compression else None
         reducer = Reducer(group, workers, entries, overlap=False, feedback=feedback)
@@ -136,6 +138,6 @@ def spent(before: float) -> bytes:
 
 if __name__ == "__main__":
     if os.environ.get("EXCHANGE_RANK"):
-        work(int(os.environ["EXCHANGE_RANK"]), sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+        work(int(os.environ["EXCHANGE_RANK"]), sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
     else:
         main()
