@@ -145,6 +145,11 @@ class Bucket:
         arrived = self._exchange.slice_result(self.watched)
         return self.watched, arrived, self._exchange.sum_slice(roots)
 
+    def close(self) -> None:
+        """Give back what the group keeps for it, once it is used no more."""
+        if exchange := vars(self).get("_exchange"):
+            exchange.close()
+
     def arrive(self) -> None:
         """Make later kernels of the current CUDA stream wait for the result."""
         if not self._alone and self._on_gpu:

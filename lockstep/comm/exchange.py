@@ -97,6 +97,9 @@ class Exchange:
         self._swap(Round())
         return self._mine
 
+    def close(self) -> None:
+        """Give back what the group keeps for it."""
+
     def slice_roots(self, rank: int) -> Tensor:
         """[roots, elements]: this worker's part of the slice that `rank` sums; valid only before `run`."""
         return torch.stack([self._part(root, rank) for root in self.roots]).cpu()
@@ -212,3 +215,6 @@ class SharedExchange(Exchange):
         for rank, mean in enumerate(self._mean_parts):
             self._part(self.result, rank).copy_(mean, non_blocking=True)
         self._wait_for_gpu()
+
+    def close(self) -> None:
+        self._memory.close()

@@ -61,6 +61,8 @@ class Reducer:
         """Make the buckets: of shards, of what is compressed, of the rest."""
         group, lanes, entries, feedback = self._group, self._lanes, self._entries, self._feedback
         self._compresses = compresses
+        for bucket in self._buckets:
+            bucket.close()
         self._compressed: list[FeedbackBucket] = []
         self._buckets = [
             ScatteredBucket(group, lanes, [entries[i] for i in indices], list(indices), block)

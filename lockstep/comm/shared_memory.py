@@ -71,6 +71,11 @@ class Shared:
         for turn in self._turns:
             _futex(turn, _WAKE, 2**31 - 1)
 
+    def close(self) -> None:
+        """Be told of no loss any more; the memory is free when no tensor of it is left."""
+        self._group.on_abort.remove(self.leave)
+        self._group.on_cut.remove(self.cut)
+
     def _lives(self, rank: int) -> bool:
         """Whether a worker's process exists and is not a zombie."""
         try:

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from lockstep.errors import LockstepError
-from lockstep.lab.native.c_library import compile_c
-from lockstep.lab.native.cuda_kernel import call_driver
+from lockstep.native.c_library import compile_c
+from lockstep.native.cuda_kernel import call_driver
 
 _CLOCK_KHZ = 13  # CU_DEVICE_ATTRIBUTE_CLOCK_RATE
 # operations that a multiprocessor ends in a clock, by compute capability: fp32, and bf16 by tensor cores

@@ -17,6 +17,7 @@ from lockstep.spec.cluster import Cluster
 from lockstep.spec.cluster_file import read_cluster, write_cluster
 from lockstep.spec.profile import Profile, read_profile, write_profile
 from lockstep.spec.run import Run
+from lockstep.spec.system import cache_folder
 
 
 def remember_cluster(cluster: Cluster) -> None:
@@ -39,7 +40,7 @@ def recall_cluster(device: str) -> Cluster | None:
 def recall_latest() -> Cluster | None:
     """The machine that was probed last with this cache; None if none was."""
     try:
-        files = sorted((_folder() / "clusters").glob("*.toml"), key=lambda path: path.stat().st_mtime)
+        files = sorted((cache_folder() / "clusters").glob("*.toml"), key=lambda path: path.stat().st_mtime)
         return read_cluster(files[-1]) if files else None
     except (OSError, RuntimeError, SpecError):
         return None
@@ -64,21 +65,15 @@ def recall_profile(run: Run, shape: tuple[int, ...], device: str) -> Profile | N
         return None
 
 
-def _folder() -> Path:
-    if own := os.environ.get("LOCKSTEP_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lockstep"
-
-
 def _cluster_path(device: str) -> Path:
-    return _folder() / "clusters" / f"{re.sub(r'[^A-Za-z0-9]+', '-', device)}.toml"
+    return cache_folder() / "clusters" / f"{re.sub(r'[^A-Za-z0-9]+', '-', device)}.toml"
 
 
 def _profile_path(run: Run, shape: tuple[int, ...], device: str) -> Path:
     """By all that a step's seconds depend on."""
     what = run.model, replace(run.train, epochs=1), run.kernels, run.optimizer.name, tuple(shape), device
     name = hashlib.sha256(repr(what).encode()).hexdigest()[:16]
-    return _folder() / "profiles" / f"{run.model.name.replace(':', '-').replace('/', '-')}-{name}.json"
+    return cache_folder() / "profiles" / f"{run.model.name.replace(':', '-').replace('/', '-')}-{name}.json"
 
 
 def _replace(path: Path, text: str) -> None:

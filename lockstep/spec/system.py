@@ -1,8 +1,10 @@
-"""The systems that Lockstep runs on."""
+"""The systems that Lockstep runs on, and where it keeps there what it has found or made."""
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 
 from lockstep.errors import SpecError
 
@@ -14,3 +16,10 @@ def check_system() -> None:
             f"Lockstep runs on Linux only, and this is {sys.platform}: "
             "use a Linux machine, a container or WSL 2"
         )
+
+
+def cache_folder() -> Path:
+    """Where files are kept that can be made again: $LOCKSTEP_CACHE, else ~/.cache/lockstep."""
+    if own := os.environ.get("LOCKSTEP_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lockstep"

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lockstep.comm.compress.codec_library import codec_numerics, explain_codecs
 from lockstep.comm.group import Group
 from lockstep.data import Store, open_data
 from lockstep.data.augment import Augment, check_augment, make_augment
@@ -225,11 +226,17 @@ def set_up(
         source["outputs"] = "of any shape"
     shapes = [p.shape for p in model.parameters() if p.requires_grad and p.dtype == torch.float32]
     notices += explain_compression(run.train.compress, shapes, run.train.lanes)
+    notices += explain_codecs(run.train.compress, device)
     identity = make_identity(
         run,
         data=store.facts(),
         model=source,
-        fingerprint={**fingerprint(device), **parts[0].numerics, **later_facts(parts)},
+        fingerprint={
+            **fingerprint(device),
+            **parts[0].numerics,
+            **later_facts(parts),
+            **codec_numerics(run.train.compress, device),
+        },
         kernels=lowering.facts() if lowering else {"set": "stock"},
     )
     warnings += [*store.warnings, *warnings_of(run, model, len(store.train), device)]

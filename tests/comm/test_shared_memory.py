@@ -4,15 +4,20 @@ import random
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
 from world import in_threads
 
 from lockstep.comm import shared_memory as shared
+from lockstep.comm.bucket import ReducedTensor
+from lockstep.comm.compress.feedback import Feedback
 from lockstep.comm.exchange import Exchange, ExchangeShape, SharedExchange, make_exchange
+from lockstep.comm.reducer import Reducer
 from lockstep.comm.shared_memory import share
 from lockstep.errors import GroupLost
+from lockstep.spec.rule.compression import read_compression
 
 pytestmark = pytest.mark.gloo
 
@@ -105,3 +110,37 @@ def test_if_one_cannot_share_none_does(monkeypatch):
         return type(make_exchange(group, shape(3)))
 
     assert in_threads(3, work) == [Exchange] * 3
+
+
+def test_what_plain_buckets_shared_is_given_back_when_compression_begins():
+    params = {"weight": torch.zeros(300, 4096), "bias": torch.zeros(7)}
+    plain = 2 * 4 * 300 * 4096  # bytes at the least: roots and means
+
+    def shared_bytes():
+        rows = [
+            line.split()
+            for line in Path("/proc/self/maps").read_text().splitlines()
+            if "memfd:lockstep" in line
+        ]
+        return sum(int(end, 16) - int(start, 16) for start, end in (row[0].split("-") for row in rows))
+
+    def work(group):
+        group.on_one_host = True
+        feedback = Feedback(read_compression("int8"), params, 2, group)
+        entries = [ReducedTensor(p, None, name) for name, p in params.items()]
+        reducer, found = Reducer(group, 2, entries, overlap=False, feedback=feedback), []
+        for compresses in (False, True, True):
+            reducer.begin(compresses)
+            reducer.add([torch.ones_like(p) for p in params.values()])
+            means = reducer.finish()
+            assert all(torch.equal(mean, torch.ones_like(mean)) for mean in means)
+            reducer.commit()
+            del means
+            group.barrier()
+            found.append(shared_bytes())
+            group.barrier()
+        assert len(group.on_abort) == len(group.on_cut) == 1  # of the bias
+        return found
+
+    for before, *after in in_threads(2, work):
+        assert before > plain > 1e5 > max(after) > 0

@@ -18,9 +18,9 @@ from lockstep.lab.conv.conv_map import MapCell
 from lockstep.lab.conv.conv_shape import ConvPass, ConvShape
 from lockstep.lab.conv.conv_work import count_operations, depth_of, work_of
 from lockstep.lab.conv.toeplitz import toeplitz_taps
-from lockstep.lab.native.c_library import compile_c
 from lockstep.measure.probe_device import TimedRounds
 from lockstep.models.registry import build
+from lockstep.native.c_library import compile_c
 from lockstep.report.conv_map_picture import DrawnCell, draw_conv_map
 
 CPU = torch.device("cpu")

@@ -17,7 +17,7 @@ from lockstep.lab.conv.conv_on_gpu import (
 )
 from lockstep.lab.conv.conv_shape import ConvPass, ConvShape
 from lockstep.lab.conv.launch_on_gpu import conv_cuda_source, macros_of
-from lockstep.lab.native.nvrtc import NoCompiler, compile_cuda
+from lockstep.native.nvrtc import NoCompiler, compile_cuda
 
 ANY_SHAPE = {"direct": direct_on_gpu, "im2col": im2col_on_gpu, "implicit GEMM": implicit_gemm_on_gpu}
 WINOGRAD = {f"F({tile}×{tile})": partial(winograd_on_gpu, tile) for tile in (2, 4)}

@@ -17,9 +17,9 @@ from lockstep.lab.gemm import gemm_bench
 from lockstep.lab.gemm.c_ladder import C_RUNGS, multiply_on_cpu
 from lockstep.lab.gemm.cuda_ladder import CUDA_RUNGS, CannotRun, multiply_on_gpu, source_of
 from lockstep.lab.gemm.gemm_bench import GemmTime, GemmWay, measure_gemm
-from lockstep.lab.native.nvrtc import CompileFailed, NoCompiler, compile_cuda
 from lockstep.lab.timing import time_call
 from lockstep.measure.probe_device import TimedRounds
+from lockstep.native.nvrtc import CompileFailed, NoCompiler, compile_cuda
 
 SHAPES = [
     (1, 1, 1),
@@ -160,7 +160,7 @@ def test_the_triton_kernel_against_float64():
 def test_without_a_compiler_the_others_run(monkeypatch, capsys):
     monkeypatch.setenv("CC", "no-such-compiler")
     monkeypatch.setenv("PATH", "")
-    from lockstep.lab.native.c_library import compile_c
+    from lockstep.native.c_library import compile_c
 
     compile_c.cache_clear()
     assert run(["bench", "gemm", "--device", "cpu", "--sizes", "16"]) == 0

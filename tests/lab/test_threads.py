@@ -14,7 +14,6 @@ from lockstep.cli.lab import threads, worker_runs
 from lockstep.cli.lab.threads import tell_scaled
 from lockstep.cli.main import run
 from lockstep.errors import LockstepError
-from lockstep.lab.native.nvrtc import NoCompiler, compile_cuda
 from lockstep.lab.threads import threads_bench
 from lockstep.lab.threads.cuda_network import CudaNetwork
 from lockstep.lab.threads.grid_kernel import KERNELS, GridKernel, kernel_source
@@ -27,6 +26,7 @@ from lockstep.lab.threads.threads_bench import (
     ThreadWork,
     measure_threads,
 )
+from lockstep.native.nvrtc import NoCompiler, compile_cuda
 
 CPU = torch.device("cpu")
 CONVOLUTION = {"CI": 8, "CO": 16, "H": 4, "W": 4}

@@ -15,7 +15,8 @@ MAY_IMPORT = {
     "errors": set(),
     "spec": set(),
     "recipes": {"spec"},
-    "comm": {"spec"},
+    "native": {"spec"},
+    "comm": {"spec", "native"},
     "kernels": {"spec", "comm"},
     "data": {"spec", "kernels"},
     "models": {"spec", "kernels"},
@@ -29,7 +30,7 @@ MAY_IMPORT = {
     "lightning": {"spec", "comm", "kernels", "models", "measure", "lanes"},
     "report": {"spec"},
     "planner": {"spec"},
-    "lab": {"spec", "kernels", "measure"},
+    "lab": {"spec", "native", "kernels", "measure"},
 }
 MAY_IMPORT["train"] |= {"planner"}  # for the prediction in a run's summary
 MAY_IMPORT["cli"] = set(MAY_IMPORT) - {"errors", "lightning"}  # alone has report, and elastic with train

@@ -13,7 +13,9 @@ from lockstep.spec.rule.compression import BLOCK
 
 
 @dataclass(frozen=True)
-class _Place:
+class Place:
+    """Neighbouring blocks of a parameter in neighbouring rows."""
+
     index: int  # of the parameter
     start: int  # its first block here
     stop: int
@@ -26,15 +28,15 @@ class BlockLayout:
     def __init__(self, feedback: Feedback, names: Sequence[str], workers: int) -> None:
         self.names, self.rank_rows = list(names), list[range]()
         number = {name: place for place, name in enumerate(feedback.shapes)}
-        self._shapes = [feedback.shapes[name] for name in names]
-        self._places, row = list[_Place](), 0
+        self.shapes = [feedback.shapes[name] for name in names]
+        self.places, row = list[Place](), 0
         for rank in range(workers):
             first = row
-            for index, (name, shape) in enumerate(zip(names, self._shapes, strict=True)):
+            for index, (name, shape) in enumerate(zip(names, self.shapes, strict=True)):
                 count = -(-shape.numel() // BLOCK)
                 own = own_blocks(count, number[name], workers, rank)
                 if own:
-                    self._places.append(_Place(index, own.start, own.stop, row))
+                    self.places.append(Place(index, own.start, own.stop, row))
                     row += len(own)
             self.rank_rows.append(range(first, row))
         self.num_rows = row
@@ -46,34 +48,39 @@ class BlockLayout:
     def fill(self, table: Tensor, tensors: Sequence[Tensor]) -> None:
         """Copy parameters' elements, in their logical order, into the table."""
         flats = [tensor.contiguous().view(-1) for tensor in tensors]
-        for place in self._places:
+        for place in self.places:
             source = flats[place.index][place.start * BLOCK : place.stop * BLOCK]
             table.view(-1)[place.row * BLOCK : place.row * BLOCK + len(source)] = source
 
     def read(self, table: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
         """The parameters that a table holds, each with the memory format of its example."""
-        found = [torch.empty(shape.numel(), device=table.device) for shape in self._shapes]
-        for place in self._places:
+        found = [torch.empty(shape.numel(), device=table.device) for shape in self.shapes]
+        for place in self.places:
             target = found[place.index][place.start * BLOCK : place.stop * BLOCK]
             target.copy_(table.view(-1)[place.row * BLOCK : place.row * BLOCK + len(target)])
-        pairs = zip(found, like, strict=True)
-        return [flat.view(p.shape) if p.is_contiguous() else _as(p, flat.view(p.shape)) for flat, p in pairs]
+        return self.shaped(found, like)
+
+    def shaped(self, found: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
+        """Flat parameters with the shape and the memory format of an example each."""
+        return [shape_as(p, flat) for flat, p in zip(found, like, strict=True)]
 
     def views(self, table: Tensor, blocks: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
         """Rows of the table beside the blocks [N, BLOCK] of each parameter that they hold."""
         return [
-            (table[p.row : p.row + p.stop - p.start], blocks[p.index][p.start : p.stop]) for p in self._places
+            (table[p.row : p.row + p.stop - p.start], blocks[p.index][p.start : p.stop]) for p in self.places
         ]
+
+    def own_places(self, rank: int) -> list[Place]:
+        """Those that a worker sums."""
+        return [place for place in self.places if place.row in self.rank_rows[rank]]
 
     def own_views(self, rows: Tensor, rank: int, means: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
         """A worker's rows beside its blocks of the means."""
-        own = self.rank_rows[rank]
-        return [
-            (rows[p.row - own.start : p.row - own.start + p.stop - p.start], means[p.index])
-            for p in self._places
-            if p.row in own
-        ]
+        first, places = self.rank_rows[rank].start, self.own_places(rank)
+        return [(rows[p.row - first : p.row - first + p.stop - p.start], means[p.index]) for p in places]
 
 
-def _as(like: Tensor, values: Tensor) -> Tensor:
-    return torch.empty_like(like).copy_(values)
+def shape_as(like: Tensor, found: Tensor) -> Tensor:
+    """All elements of a parameter, in their logical order, with the memory format of an example."""
+    found = found.view(like.shape)
+    return found if like.is_contiguous() else torch.empty_like(like).copy_(found)

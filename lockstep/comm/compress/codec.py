@@ -1,4 +1,6 @@
-"""Codecs: blocks of fp32 become rows of bytes, all of one length, and come back.
+"""Codecs in PyTorch: blocks of fp32 become rows of bytes, all of one length, and come back.
+
+`c/codec.c` has the same; rows of either may be read by the other, and say the same numbers.
 
 What a block becomes depends on its own elements only. So a codec gives the same bytes wherever its block is
 computed, and however many others are computed with it.
@@ -19,6 +21,7 @@ class Codec(Protocol):
     """Blocks [N, BLOCK] in fp32 ↔ rows [N, row_bytes] of bytes."""
 
     row_bytes: int
+    count: int  # of elements that a row keeps, where it keeps some; else 0
 
     def encode(self, blocks: Tensor) -> Tensor: ...
     def decode(self, rows: Tensor) -> Tensor: ...
@@ -38,7 +41,7 @@ def make_codec(compression: Compression) -> Codec:
 class Bf16Codec:
     """Every element rounded to bf16."""
 
-    row_bytes = 2 * BLOCK
+    row_bytes, count = 2 * BLOCK, 0
 
     def encode(self, blocks: Tensor) -> Tensor:
         return blocks.to(torch.bfloat16).view(torch.uint8)
@@ -50,7 +53,7 @@ class Bf16Codec:
 class ScaledCodec:
     """A scale for each block, by which its largest element becomes the type's largest number."""
 
-    row_bytes = 4 + BLOCK
+    row_bytes, count = 4 + BLOCK, 0
 
     def __init__(self, kind: torch.dtype, largest: float) -> None:
         self._kind, self._largest = kind, largest
@@ -71,8 +74,8 @@ class TopCodec:
     """The largest elements of each block, with their places; of equal ones those that come first."""
 
     def __init__(self, share: float) -> None:
-        self._count = max(1, ceil(share * BLOCK - 1e-9))
-        self.row_bytes = (2 + 4) * self._count
+        self.count = max(1, ceil(share * BLOCK - 1e-9))
+        self.row_bytes = (2 + 4) * self.count
 
     def encode(self, blocks: Tensor) -> Tensor:
         places = self._places(blocks)
@@ -80,15 +83,15 @@ class TopCodec:
         return torch.cat([places.to(torch.int16).view(torch.uint8), values.view(torch.uint8)], 1)
 
     def decode(self, rows: Tensor) -> Tensor:
-        places = _numbers(rows[:, : 2 * self._count], torch.int16).long()
-        values = _numbers(rows[:, 2 * self._count :], torch.float32)
+        places = _numbers(rows[:, : 2 * self.count], torch.int16).long()
+        values = _numbers(rows[:, 2 * self.count :], torch.float32)
         return torch.zeros(len(rows), BLOCK, device=rows.device).scatter_(1, places, values)
 
     def _places(self, blocks: Tensor) -> Tensor:
         """[N, count]: by size, then from the first on, so that no two elements are equal."""
         sizes = blocks.view(torch.int32).bitwise_and(0x7FFFFFFF).long()
         order = torch.arange(BLOCK - 1, -1, -1, device=blocks.device)
-        return sizes.mul_(BLOCK).add_(order).topk(self._count, dim=1, sorted=False).indices
+        return sizes.mul_(BLOCK).add_(order).topk(self.count, dim=1, sorted=False).indices
 
 
 def _numbers(columns: Tensor, kind: torch.dtype) -> Tensor:

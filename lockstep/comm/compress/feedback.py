@@ -60,7 +60,7 @@ class Feedback:
         }
         by_rank = bool(compression.rank)
         self.means = {} if by_rank else {n: _blocks(p, len(self.blocks[n])) for n, p in taken.items()}
-        self._device = next((p.device for p in taken.values()), torch.device("cpu"))
+        self.device = next((p.device for p in taken.values()), torch.device("cpu"))
         self.factors = {name: self.first_factor(name) for name in taken} if by_rank else {}
 
     @classmethod
@@ -75,7 +75,7 @@ class Feedback:
         shape, key = self.shapes[name], hashlib.sha256(name.encode()).digest()[:7]
         maker = torch.Generator().manual_seed(int.from_bytes(key, "little"))
         columns = shape.numel() // shape[0]
-        return torch.randn(columns, self.compression.rank, generator=maker).to(self._device)
+        return torch.randn(columns, self.compression.rank, generator=maker).to(self.device)
 
     def pieces(self) -> Iterator[FeedbackPiece]:
         """All of it, as pieces of tensors that are named by lane and parameter."""

@@ -10,7 +10,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lockstep.comm.bucket import ReducedTensor
+from lockstep.comm.compress.block_layout import shape_as
+from lockstep.comm.compress.codec_library import compresses_by
+from lockstep.comm.compress.factor_product import NativeProducts, TorchProducts
+from lockstep.comm.compress.feedback import Feedback
 from lockstep.comm.compress.feedback_bucket import FeedbackBucket
+from lockstep.comm.compress.unfinished_feedback import UnfinishedFeedback
 from lockstep.comm.exchange import ExchangeShape, exchange_over
 from lockstep.comm.group import Group
 from lockstep.comm.tree import LaneTree, Leaf, all_heights, tree_sum
@@ -20,6 +26,20 @@ _LEAST = 1e-6  # what is left of a direction beside those before it; less is rou
 
 class LowRankBucket(FeedbackBucket):
     """Entries that are exchanged as factors of a fixed rank."""
+
+    def __init__(
+        self,
+        group: Group,
+        lanes: int,
+        entries: list[ReducedTensor],
+        indices: list[int],
+        feedback: Feedback,
+    ) -> None:
+        super().__init__(group, lanes, entries, indices, feedback)
+        self._left_over = UnfinishedFeedback()
+        self._products = NativeProducts() if compresses_by(self._device) == "c" else TorchProducts()
+        like = [entry.like for entry in entries]
+        self._means = [torch.empty(len(p), p.numel() // len(p), device=self._device) for p in like]
 
     def _prepare(self, group: Group, lanes: int) -> None:
         """Room for what travels: P, and then Q."""
@@ -32,33 +52,32 @@ class LowRankBucket(FeedbackBucket):
 
     def begin(self) -> None:
         super().begin()
-        self._left_over: dict[int, Leaf] = {}  # by lane: its gradients, then what is not along P
+        self._matrices: dict[int, Leaf] = {}  # by lane: its gradients, then what is not along P
 
     def _add_lane(self, lane: int, grads: list[Tensor]) -> None:
-        found = Leaf()
+        kept, found, projected = self._feedback.lanes[lane], Leaf(), Leaf()
+        room = self._left_over.beside(lane, kept, self._names)
         for name, grad in zip(self._names, grads, strict=True):
-            flat = grad.contiguous().view(-1)
-            whole = flat + self._feedback.lanes[lane][name].view(-1)[: len(flat)]
-            found.append(whole.view(len(grad), -1))
-        self._left_over[lane] = found
-        factors = [self._feedback.factors[name] for name in self._names]
-        self._tree.add([matrix @ factor for matrix, factor in zip(found, factors, strict=True)])
+            flat = grad.contiguous().view(len(grad), -1)
+            before, matrix = (each[name].view(-1)[: flat.numel()].view(flat.shape) for each in (kept, room))
+            projected.append(self._products.add_project(flat, before, self._feedback.factors[name], matrix))
+            found.append(matrix)
+        self._matrices[lane] = found
+        self._tree.add(projected)
 
     def _exchange_means(self) -> Leaf:
         """The means of all lanes, of the rank that travels."""
-        common = [make_orthogonal(p) for p in self._mean(self._tree, 0)]
+        products, common = self._products, [make_orthogonal(p) for p in self._mean(self._tree, 0)]
         tree = LaneTree(self._own.start)
-        for matrices in self._left_over.values():
-            own = [m.t() @ p for m, p in zip(matrices, common, strict=True)]
+        for matrices in self._matrices.values():
+            own = [products.find_along(m, p) for m, p in zip(matrices, common, strict=True)]
             for m, p, q in zip(matrices, common, own, strict=True):
-                m.sub_(p @ q.t())  # in place: what another stream still reads is not given back
+                products.take_away(m, p, q)
             tree.add(own)
         self._next = self._mean(tree, 1)
-        found = [p @ q.t() for p, q in zip(common, self._next, strict=True)]
-        return [
-            torch.empty_like(entry.like).copy_(mean.view(entry.like.shape))
-            for entry, mean in zip(self._entries, found, strict=True)
-        ]
+        for mean, p, q in zip(self._means, common, self._next, strict=True):
+            products.multiply(p, q, mean)
+        return [shape_as(entry.like, mean) for entry, mean in zip(self._entries, self._means, strict=True)]
 
     def _mean(self, tree: LaneTree, number: int) -> Leaf:
         return tree.mean() if self._alone else self._exchanges[number].mean(tree)
@@ -69,10 +88,7 @@ class LowRankBucket(FeedbackBucket):
             if not (alive := factor.any(0)).all():  # where a direction has come to nothing
                 factor = torch.where(alive, factor, self._feedback.first_factor(name))  # noqa: PLW2901
             self._feedback.factors[name].copy_(factor)
-        for lane, matrices in self._left_over.items():
-            for name, matrix in zip(self._names, matrices, strict=True):
-                self._feedback.lanes[lane][name].view(-1)[: matrix.numel()] = matrix.view(-1)
-        self._left_over.clear()
+        self._left_over.commit()
 
 
 class _Factors:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from lockstep.lab.baselines.baseline_task import CLASSES, Array
-from lockstep.lab.native.c_library import build_library, compile_c
+from lockstep.native.c_library import build_library, compile_c
 
 _FOLDER = Path(__file__).with_name("cpp")
 OPERATIONS = 2 * (

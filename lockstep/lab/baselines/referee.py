@@ -18,8 +18,8 @@ from pathlib import Path
 
 from lockstep.lab.baselines.baseline_task import BaselineTask
 from lockstep.lab.baselines.contest import Outcome
-from lockstep.lab.native.c_library import find_compiler
-from lockstep.lab.native.nvrtc import NoCompiler
+from lockstep.native.c_library import find_compiler
+from lockstep.native.nvrtc import NoCompiler
 
 _PATIENCE_S = 1800.0
 _END_S = 5.0

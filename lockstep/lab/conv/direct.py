@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lockstep.lab.conv.conv_input import need_fp32, pad_images
 from lockstep.lab.conv.conv_shape import ConvPass, ConvShape
-from lockstep.lab.native.c_library import compile_c
+from lockstep.native.c_library import compile_c
 
 _SOURCE = Path(__file__).with_name("c") / "direct.c"
 

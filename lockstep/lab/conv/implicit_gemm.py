@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from lockstep.lab.conv.conv_input import need_fp32, pad_images, split_groups
 from lockstep.lab.conv.conv_shape import ConvPass, ConvShape
-from lockstep.lab.native.c_library import compile_c
+from lockstep.native.c_library import compile_c
 
 _SOURCES = (
     Path(__file__).parents[1] / "gemm" / "c" / "panel.h",

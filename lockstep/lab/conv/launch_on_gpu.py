@@ -10,8 +10,8 @@ from torch import Tensor
 
 from lockstep.errors import LockstepError
 from lockstep.lab.conv.conv_shape import ConvPass, ConvShape
-from lockstep.lab.native.cuda_kernel import CudaKernel, Size3
-from lockstep.lab.native.nvrtc import compile_cuda
+from lockstep.native.cuda_kernel import CudaKernel, Size3
+from lockstep.native.nvrtc import compile_cuda
 
 CONV_THREADS = 256  # of a block; THREADS in conv.cuh
 _FOLDER = Path(__file__).with_name("cuda")

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lockstep.lab.native.c_library import compile_c
+from lockstep.native.c_library import compile_c
 
 _FOLDER = Path(__file__).with_name("c")
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from lockstep.errors import LockstepError
-from lockstep.lab.native.cuda_kernel import CudaKernel
-from lockstep.lab.native.nvrtc import compile_cuda
-from lockstep.lab.native.tensor_map import describe_matrix
+from lockstep.native.cuda_kernel import CudaKernel
+from lockstep.native.nvrtc import compile_cuda
+from lockstep.native.tensor_map import describe_matrix
 
 _FOLDER = Path(__file__).with_name("cuda")
 _BOX = 64  # rows and columns that the copy engine moves at once

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lockstep.lab.native.cuda_kernel import CudaKernel, Size3
-from lockstep.lab.native.nvrtc import compile_cuda
+from lockstep.native.cuda_kernel import CudaKernel, Size3
+from lockstep.native.nvrtc import compile_cuda
 
 Start = Callable[[Size3, Size3, Sequence[Tensor | bytes]], None]  # grid, block, arguments
 Load = Callable[[torch.device, str, str, Mapping[str, int]], Start]  # device, source, kernel's name, macros

@@ -6,7 +6,7 @@ import ctypes
 
 from torch import Tensor
 
-from lockstep.lab.native.cuda_kernel import call_driver
+from lockstep.native.cuda_kernel import call_driver
 
 _BYTES = 128
 _BF16, _NO_INTERLEAVE, _SWIZZLE_128, _PROMOTE_256, _ZEROS = 9, 0, 3, 3, 0  # values of the driver's enums

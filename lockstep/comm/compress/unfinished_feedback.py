@@ -1,0 +1,36 @@
+"""What a step leaves out, until all of the step is committed: then it takes the place of what was remembered.
+
+Both are written whole, so they are exchanged and nothing is copied. Of what is free then, one of each shape
+is kept for the next step.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class UnfinishedFeedback:
+    """Tensors beside those that a Feedback has, by the lane or whatever else they are of."""
+
+    def __init__(self) -> None:
+        self._next: dict[object, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
+        self._free: dict[tuple[object, ...], Tensor] = {}
+
+    def beside(self, what: object, kept: dict[str, Tensor], names: list[str]) -> dict[str, Tensor]:
+        """Tensors to write in this step, shaped as the remembered ones; the same again if a step failed."""
+        if what not in self._next:
+            self._next[what] = kept, {name: self._take(name, kept[name]) for name in names}
+        return self._next[what][1]
+
+    def commit(self) -> None:
+        """Let what was written be what is remembered."""
+        for kept, written in self._next.values():
+            for name, tensor in written.items():
+                self._free.setdefault((name, kept[name].shape), kept[name])
+                kept[name] = tensor
+        self._next.clear()
+
+    def _take(self, name: str, like: Tensor) -> Tensor:
+        found = self._free.pop((name, like.shape), None)
+        return torch.zeros_like(like) if found is None else found
