@@ -26,6 +26,7 @@ from lockstep.kernels.loss import Loss, WholeLoss
 from lockstep.kernels.numerics import memory_format, to_device
 from lockstep.lower.choose import Sample, explain_stock, lower_for_device, lower_for_host
 from lockstep.lower.lane_by_lane import LaneByLane
+from lockstep.lower.local_lanes import LocalLanes
 from lockstep.lower.program import DeviceLowering
 from lockstep.measure.machine_fingerprint import fingerprint
 from lockstep.models.source_hash import describe_loss
@@ -34,6 +35,7 @@ from lockstep.runs.about import About
 from lockstep.spec import Run
 from lockstep.spec.identity import Identity, is_scripted, make_identity
 from lockstep.spec.rule.compression import explain_compression
+from lockstep.spec.rule.local_steps import explain_local_steps
 from lockstep.spec.rule.optimizer_rule import RULES
 from lockstep.train.evaluation.eval_shape import check_eval_shape, check_sizes, lower_for_evaluation
 from lockstep.train.evaluation.evaluate import place_evaluator
@@ -73,9 +75,7 @@ class Setup:
     identity: Identity
     warnings: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
-    lowering: DeviceLowering | None = (
-        None  # of whole steps on the device; None: stock kernels through the host
-    )
+    lowering: DeviceLowering | None = None  # of whole steps on the device; None: through the host
     batched: dict[tuple[int, ...], bool] = field(default_factory=dict)  # see `Sample.known`
     grid: SplitGraph | None = None  # if sums over pixels or outputs follow train.bands, train.slices
     metrics: Metrics = field(default_factory=dict)
@@ -116,6 +116,8 @@ class Setup:
             from lockstep.lower.device_lanes import DeviceLanes
 
             return DeviceLanes(self.model, self.lowering, run.seed, group)
+        if run.train.local_steps > 1:
+            return LocalLanes(self.model, self.loss, run.seed, self.bf16, self.grid)
         if self.grid:
             return LaneByLane(self.model, self.loss, run.seed, self.bf16, self.grid)
         return lower_for_host(
@@ -232,6 +234,7 @@ def set_up(
         kernels=lowering.facts() if lowering else {"set": "stock"},
     )
     warnings += [*store.warnings, *warnings_of(run, model, len(store.train), device)]
+    warnings += explain_local_steps(run.train, len(store.train))
     return Setup(
         run,
         device,

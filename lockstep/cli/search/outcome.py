@@ -61,7 +61,8 @@ def read_outcome(swept: SweptRun, failure: str = "") -> Outcome:
     split = "test"
     for row in _rows(swept.path / "metrics.jsonl"):
         if row["kind"] == "step":
-            seconds, steps = seconds + batch / row["img_s"], steps + 1
+            count = row.get("steps", 1)  # of a round
+            seconds, steps = seconds + count * batch / row["img_s"], steps + count
         elif row["kind"] == "epoch":
             split = row["split"]
             loss, accuracy = row[f"{split}_loss"], row.get(f"{split}_accuracy", math.nan)
