@@ -32,6 +32,19 @@ class LocalLanes(LaneByLane):
         by_name = {name: rate for group, rate in zip(groups, rates, strict=True) for name in group.names}
         self._steps, self._rates = steps, [by_name[name] for name in self.params]
 
+    def first_bad(self, lanes: Lanes, step: int) -> str | None:
+        """Where a value is first not finite: of each lane in the order of its steps."""
+        steps, self._steps = self._steps, 1
+        for lane in range(lanes.num_lanes):
+            batches = Lanes(*lanes.lane(lane), steps)
+            with self._weights_kept():
+                for number in range(steps):
+                    one = Lanes(*batches.lane(number), 1, lanes.first + lane)
+                    if found := super().first_bad(one, step + number):
+                        return f"{found} in step {step + number}" if number else found
+                    self._move(next(self.run(one, step + number)).grads)
+        return None
+
     def _run_lane(
         self, images: Tensor, labels: Any, step: int, lane: int, early: OnGradient | None
     ) -> LaneOutput:
@@ -62,12 +75,11 @@ class LocalLanes(LaneByLane):
     def _weights_kept(self) -> Iterator[None]:
         """Give the parameters their values back at the end, whatever happens before."""
         params = [p.detach() for p in self.params.values()]
-        before = [p.clone() for p in params] if self._steps > 1 else []
+        before = [p.clone() for p in params]
         try:
             yield
         finally:
-            if before:
-                torch._foreach_copy_(params, before)
+            torch._foreach_copy_(params, before)
 
 
 class _Sums:
