@@ -42,7 +42,8 @@ def worker_memory(run: Run, profile: Profile, plan: Plan, at_once: bool) -> Work
     in_flight = lanes if at_once else in_flight if plan.pipeline > 1 else 1
     width = _VALUE[profile.precision]
     activations = sum(map(kept_values, profile.layers)) * width * images * in_flight / plan.pipeline
-    activations += (steps > 1) * 4.0 * prod(profile.shape) * images * lanes * steps  # a round's images
+    if steps > 1:  # the images of a round, twice while its batches are joined
+        activations += 8.0 * prod(profile.shape) * images * lanes * steps
     return WorkerMemory(
         weights_gb=values * kept,
         gradients_gb=values * (waiting / shares if plan.shards_gradients else waiting),

@@ -72,12 +72,13 @@ class Engine:
             return
         state, before = self._state, self._loader.waited_s
         batches = self._loader.epoch(state.epoch, state.step_in_epoch)
-        while taken := list(islice(batches, self._loader.at_once)):
-            lanes = join_batches(taken)
+        rounds = iter(lambda: list(islice(batches, self._loader.at_once)), [])
+        for lanes in map(join_batches, rounds):
             waited_s, before = self._loader.waited_s - before, self._loader.waited_s
             start = time.perf_counter()
             result = replace(self._through_host(lanes, requests), waited_s=waited_s)
             self._parts.add(time.perf_counter() - start + waited_s, result)
+            del lanes  # before the next ones are read
             yield result
 
     def _on_device(

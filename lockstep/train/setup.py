@@ -234,7 +234,7 @@ def set_up(
         kernels=lowering.facts() if lowering else {"set": "stock"},
     )
     warnings += [*store.warnings, *warnings_of(run, model, len(store.train), device)]
-    warnings += explain_local_steps(run.train, len(store.train))
+    warnings += explain_local_steps(run.train.local_steps, len(store.train) // run.train.batch)
     return Setup(
         run,
         device,

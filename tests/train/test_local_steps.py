@@ -3,6 +3,7 @@
 import copy
 import json
 import signal
+from dataclasses import replace
 
 import forked
 import pytest
@@ -131,6 +132,18 @@ def test_sgd_is_local_sgd():
     for name, tensor in model.state_dict().items():
         mean = torch.stack([each.state_dict()[name].double() for each in copies]).mean(0)
         torch.testing.assert_close(tensor.double(), mean, rtol=1e-12, atol=1e-13)
+
+
+def test_batches_of_any_targets_are_joined_lane_by_lane():
+    given = [replace(each, labels={"a": each.labels, "b": each.images.sum(1)}) for each in batches(STEPS)]
+    joined = join_batches(given)
+    assert (joined.steps, joined.lane_size) == (STEPS, STEPS * IN_LANE)
+    for lane in range(LANES):
+        walk = Lanes(*joined.lane(lane), STEPS)
+        for number, each in enumerate(given):
+            (images, labels), (own, targets) = walk.lane(number), each.lane(lane)
+            assert torch.equal(images, own)
+            assert torch.equal(labels["a"], targets["a"]) and torch.equal(labels["b"], targets["b"])
 
 
 def test_an_optimizer_counts_rounds_and_so_do_averages():

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from lockstep.errors import SpecError
-
-if TYPE_CHECKING:
-    from lockstep.spec.run import Train
 
 _MOST_SAMPLES = 1 << 24  # of a round: what counts as correct is exact in fp32 up to here
 
@@ -33,9 +28,8 @@ def check_local_steps(steps: int, batch: int, sync_norm: bool, kernels: str) -> 
         )
 
 
-def explain_local_steps(train: Train, images: int) -> list[str]:
+def explain_local_steps(steps: int, in_epoch: int) -> list[str]:
     """A warning if a round never has as many steps as it might."""
-    steps = images // train.batch
-    if train.local_steps <= max(steps, 1):
+    if steps <= max(in_epoch, 1):
         return []
-    return [f"train.local_steps={train.local_steps}: no round is longer than the {steps} steps of an epoch"]
+    return [f"train.local_steps={steps}: no round is longer than the {in_epoch} steps of an epoch"]
