@@ -185,8 +185,7 @@ class Loop:
         """Whether a checkpoint is due after the step that was committed last, or one of its round."""
         state, most = self._state, self._setup.run.train.local_steps
         last = (state.step_in_epoch - 1) % most + 1  # steps of the last round: an epoch begins with one
-        steps = range(state.step - last + 1, state.step + 1)
-        return state.step_in_epoch == 0 or any(map(self._is_due_at, steps))
+        return state.step_in_epoch == 0 or any(self._is_due_at(state.step - n) for n in range(last))
 
     def _is_due_at(self, step: int) -> bool:
         return step % self._setup.run.checkpoint.every_steps == 0

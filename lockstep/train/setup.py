@@ -35,7 +35,6 @@ from lockstep.runs.about import About
 from lockstep.spec import Run
 from lockstep.spec.identity import Identity, is_scripted, make_identity
 from lockstep.spec.rule.compression import explain_compression
-from lockstep.spec.rule.local_steps import explain_local_steps
 from lockstep.spec.rule.optimizer_rule import RULES
 from lockstep.train.evaluation.eval_shape import check_eval_shape, check_sizes, lower_for_evaluation
 from lockstep.train.evaluation.evaluate import place_evaluator
@@ -234,7 +233,6 @@ def set_up(
         kernels=lowering.facts() if lowering else {"set": "stock"},
     )
     warnings += [*store.warnings, *warnings_of(run, model, len(store.train), device)]
-    warnings += explain_local_steps(run.train.local_steps, len(store.train) // run.train.batch)
     return Setup(
         run,
         device,
