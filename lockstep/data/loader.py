@@ -32,6 +32,7 @@ class Lanes:
     labels: Any  # int64 [k · n]; or a structure of tensors [k · n, …], if targets are not class numbers
     num_lanes: int  # k
     first: int = 0  # number of the first lane, among all lanes of the step
+    steps: int = 1  # whose parts each lane has, one after another: those of a round
 
     @property
     def numbers(self) -> range:
@@ -81,6 +82,7 @@ class TrainLoader:
     ) -> None:
         self._memory_format, self.needs = memory_format, Needs()
         self.stages: Callable[[int], tuple[Split, Augment]] | None = None  # if both depend on the epoch
+        self.at_once = 1  # batches that are taken together, and read together before
         self.waited_s = 0.0  # for batches that were not read yet when their step came
         self._split, self._augment, self._device = split, augment, device
         self._batch, self._lanes, self._own = batch, lanes, range(lanes) if own is None else own
@@ -100,7 +102,7 @@ class TrainLoader:
         with ThreadPoolExecutor(1, "lockstep-read", self._choose_gpu) as pool, _interruptible(pool):
             ahead: deque[Future[tuple[Tensor, Tensor, Any]]] = deque()
             for step in steps:
-                while len(ahead) <= feeding().ahead and step + len(ahead) < len(self):
+                while len(ahead) < feeding().ahead + self.at_once and step + len(ahead) < len(self):
                     ahead.append(pool.submit(self._read, epoch, step + len(ahead)))
                 clock = time.perf_counter()
                 batch = ahead.popleft().result()

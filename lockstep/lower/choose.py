@@ -102,6 +102,8 @@ def explain_stock(run: Run, loss: Loss, device: torch.device) -> str:
     """What to choose where `auto` found only stock kernels on a GPU; empty where nothing is faster."""
     if device.type != "cuda" or run.kernels.set != "auto" or not isinstance(loss, CrossEntropy):
         return ""
+    if (steps := run.train.local_steps) > 1:
+        return f"train.local_steps={steps} runs lane by lane with stock kernels here: each step takes longer"
     if mixed := mixes(run.data.augment):
         return f"data.augment={mixed} runs lane by lane with stock kernels here: without it, far faster"
     if sizes := run.data.options.get("sizes"):
@@ -117,7 +119,7 @@ def explain_stock(run: Run, loss: Loss, device: torch.device) -> str:
 
 def _auto_sets(run: Run, device: torch.device) -> tuple[str, ...]:
     """The kernel sets that `auto` tries, in order, by device and precision."""
-    if device.type != "cuda" or run.train.precision == "fp32":
+    if device.type != "cuda" or run.train.precision == "fp32" or run.train.local_steps > 1:
         return ()
     return ("fused", "compiled") if run.train.precision == "bf16" else ("fused",)
 

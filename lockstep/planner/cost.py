@@ -48,7 +48,7 @@ class StepCost:
 
 
 def predict(work: StepWork) -> StepCost:
-    """A step of all workers; the slowest of each part counts."""
+    """A step of all workers; the slowest of each part counts, and of a round the mean of its steps."""
     plan, cluster = work.plan, work.cluster
     stage_time = [_lane_s(stage) for stage in work.stages]
     longest = max(range(len(stage_time)), key=stage_time.__getitem__)
@@ -57,15 +57,15 @@ def predict(work: StepWork) -> StepCost:
     inside = lanes * stage.inside_s
     bubble = sum(stage_time) - stage_time[longest] + 2 * sum(send_times(work)) + _held_up_s(work, stage)
     ring = Ring(plan.data, plan.cells)
-    exchange = max(sum(_bucket_times(work, one, ring)) for one in work.stages)
+    exchange = max(sum(_bucket_times(work, one, ring)) for one in work.stages) / work.local_steps
     exposed = max(
-        max(_exposed_s(work, one, ring) - after, 0.0)
+        max(_exposed_s(work, one, ring) - after, 0.0) / work.local_steps
         for one, after in zip(work.stages, _after_last_lane(work), strict=True)
     )
     gather = max(
         gather_s(cluster, ring, one.gather_bytes) if one.gather_bytes else 0.0 for one in work.stages
     )
-    update = max(one.update_s for one in work.stages)
+    update = max(one.update_s for one in work.stages) / work.local_steps
     busy = compute + inside + bubble + exposed + gather + update + work.host_s
     data = max(work.data_s - busy, 0.0)
     return StepCost(

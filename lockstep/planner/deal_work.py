@@ -22,6 +22,7 @@ from lockstep.spec.run import Run
 BUCKET_BYTES = 25e6
 _VALUE = {"fp32": 4, "tf32": 4, "bf16": 2}  # bytes of an activation
 _FEW_ROWS = 4  # of a band: fewer are not cut
+_WALK_BYTES, _KEPT_BYTES = 32, 16  # of a weight: a step by itself and its sum; a copy, made and put back
 _SMALL = 4096.0  # bytes of statistics, which a batch norm exchanges
 
 
@@ -48,7 +49,8 @@ class Dealer:
     @property
     def _at_once(self) -> int:
         """Lanes that one operation computes: by fused and compiled kernels all, but in a pipeline."""
-        if self.cluster.worker.kind != "gpu" or self.run.kernels.set == "stock" or self.plan.pipeline > 1:
+        is_stock = self.run.kernels.set == "stock" or self.run.train.local_steps > 1
+        if self.cluster.worker.kind != "gpu" or is_stock or self.plan.pipeline > 1:
             return 1
         return -(-self.run.train.lanes // self.plan.data)
 
@@ -64,7 +66,14 @@ class Dealer:
         cuts = cut_stages([one.both_s for one in passes], plan.pipeline)
         stages = tuple(self._stage(own, passes, lane, lanes, slow) for own in cuts)
         return StepWork(
-            cluster, plan, stages, lane.host_s, self._data_s(), run.train.batch, cluster.worker.kind == "gpu"
+            cluster,
+            plan,
+            stages,
+            lane.host_s,
+            self._data_s(),
+            run.train.batch,
+            cluster.worker.kind == "gpu",
+            run.train.local_steps,
         )
 
     def _part(self, place: int, lane: LaneTime, slow: float) -> Pass:
@@ -105,13 +114,21 @@ class Dealer:
         return StageWork(
             lanes=lanes,
             forward_s=forward,
-            backward_s=backward,
+            backward_s=backward + self._walk_s(count) * slow,
             inside_s=self._inside(layers) + self._mix(split) + self._given_away(count, lanes),
             send_bytes=0.0 if is_last else width * self.images * layers[-1].outputs,
             buckets=self._buckets(own, passes, {layer.name for layer in split}),
             update_s=lane.update_s * slow * share * updated,
             gather_bytes=4.0 * count if self.plan.shard in ("optimizer", "gradients") else 0.0,
         )
+
+    def _walk_s(self, parameters: int) -> float:
+        """Seconds of a lane and step in which its own weights go on, and are kept and restored by round."""
+        steps = self.run.train.local_steps
+        if steps == 1:
+            return 0.0
+        num_bytes = (_WALK_BYTES * (steps - 1) + _KEPT_BYTES) / steps
+        return parameters * num_bytes / (self.cluster.worker.memory_gb_s * 1e9)
 
     def _by_layer(self, layer: LayerProfile) -> bool:
         """Whether `layers` of the plan deals this one out by channel."""

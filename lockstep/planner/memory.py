@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from lockstep.spec.plan import Plan
 from lockstep.spec.profile import LayerProfile, Profile
@@ -28,17 +29,21 @@ class WorkerMemory:
 
 def worker_memory(run: Run, profile: Profile, plan: Plan, at_once: bool) -> WorkerMemory:
     """Of the busiest worker; `at_once`: all its lanes are computed together, as kernels on a GPU do."""
-    lanes = -(-run.train.lanes // plan.data)
+    lanes, steps = -(-run.train.lanes // plan.data), run.train.local_steps
+    at_once = at_once and steps == 1
     images = run.train.batch // run.train.lanes
     values = 4e-9 * profile.parameters / plan.pipeline
     shares = plan.data // plan.replicas if plan.shard != "none" else 1
     kept = 1 / shares if plan.shard == "parameters" else 1.0
     waiting = lanes.bit_length() if not at_once else 1  # sums of gradients that wait for other lanes
+    waiting += 2 * (steps > 1)  # a lane's sum over the steps of a round, and the weights that it goes back to
     states = len(RULES[run.optimizer.name].memory) + (run.train.ema > 0)
     in_flight = min(plan.pipeline, lanes) if plan.schedule == "1f1b" else lanes
     in_flight = lanes if at_once else in_flight if plan.pipeline > 1 else 1
     width = _VALUE[profile.precision]
     activations = sum(map(kept_values, profile.layers)) * width * images * in_flight / plan.pipeline
+    if steps > 1:  # the images of a round, twice while its batches are joined
+        activations += 8.0 * prod(profile.shape) * images * lanes * steps
     return WorkerMemory(
         weights_gb=values * kept,
         gradients_gb=values * (waiting / shares if plan.shards_gradients else waiting),

@@ -65,12 +65,21 @@ def recall_profile(run: Run, shape: tuple[int, ...], device: str) -> Profile | N
         return None
 
 
+def as_profiled(run: Run) -> Run:
+    """The run whose profile serves for this one: with the same kernels, and lanes that meet in every step."""
+    if run.train.local_steps == 1:
+        return run
+    kernels, train = replace(run.kernels, set="stock"), replace(run.train, local_steps=1)
+    return replace(run, kernels=kernels, train=train)
+
+
 def _cluster_path(device: str) -> Path:
     return cache_folder() / "clusters" / f"{re.sub(r'[^A-Za-z0-9]+', '-', device)}.toml"
 
 
 def _profile_path(run: Run, shape: tuple[int, ...], device: str) -> Path:
     """By all that a step's seconds depend on."""
+    run = as_profiled(run)
     what = run.model, replace(run.train, epochs=1), run.kernels, run.optimizer.name, tuple(shape), device
     name = hashlib.sha256(repr(what).encode()).hexdigest()[:16]
     return cache_folder() / "profiles" / f"{run.model.name.replace(':', '-').replace('/', '-')}-{name}.json"

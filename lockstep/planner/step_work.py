@@ -44,6 +44,7 @@ class StepWork:
     data_s: float  # to read and decode a worker's images, beside computing
     images: int  # of the step, over all workers
     overlaps: bool  # whether a bucket travels while the rest is computed: not on a CPU, whose cores are busy
+    local_steps: int = 1  # which share an exchange and an update
 
     @property
     def workers(self) -> int:

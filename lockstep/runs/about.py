@@ -22,9 +22,9 @@ class Pace:
     waited_s: float = 0.0
     steps: int = 0
 
-    def add(self, images: int, seconds: float, waited_s: float) -> None:
+    def add(self, images: int, seconds: float, waited_s: float, steps: int) -> None:
         self.images, self.seconds = self.images + images, self.seconds + seconds
-        self.waited_s, self.steps = self.waited_s + waited_s, self.steps + 1
+        self.waited_s, self.steps = self.waited_s + waited_s, self.steps + steps
 
     @property
     def img_s(self) -> float:

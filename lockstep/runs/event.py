@@ -43,6 +43,7 @@ class StepDone:
     lr: float
     img_s: float
     data_wait_s: float = 0.0  # how long this worker waited for its images
+    steps: int = 1  # how many were committed together, the last of which is `step` (train.local_steps)
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ class HeldParts:
         every = [json.loads(text) for text in self.group.all_gather_bytes(json.dumps(told).encode())]
         self.source = max(range(len(every)), key=lambda rank: (every[rank][0], -rank))
         step, norm = every[self.source]
-        if mine and mine.finish and mine.cursor["step"] == step - 1 and norm is not None:
+        if mine and mine.finish and mine.cursor["step"] < step and norm is not None:
             mine.finish(torch.tensor(norm, dtype=torch.float32, device=mine.pieces[0].tensor.device))
             return replace(mine, cursor={**mine.cursor, "step": step}, finish=None)
         return mine

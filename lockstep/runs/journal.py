@@ -167,12 +167,12 @@ class Journal:
 
     def step(self, done: StepDone, state: TrainState) -> None:
         """Record a committed step."""
-        batch = self._about.run.train.batch_of(done.epoch)
+        batch, steps = self._about.run.train.batch_of(done.epoch), done.steps
+        images, end = batch * steps, batch * done.step_in_epoch
         for pace in (self._pace, self.epoch_pace):
-            pace.add(batch, batch / done.img_s, done.data_wait_s)
-        first = (done.step_in_epoch - 1) * batch
-        row = {"kind": "step", **vars(done), "positions": [first, first + batch]}
-        self._add(_METRICS, {key: value for key, value in row.items() if value is not None})
+            pace.add(images, images / done.img_s, done.data_wait_s, steps)
+        told = {**vars(done), "steps": steps if steps > 1 else None, "positions": [end - images, end]}
+        self._add(_METRICS, {"kind": "step", **{k: value for k, value in told.items() if value is not None}})
         self.trace(state)
         if self._directory:
             self._emit(done)

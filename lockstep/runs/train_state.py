@@ -50,6 +50,7 @@ class TrainState:
     epoch: int = 0
     step_in_epoch: int = 0
     step: int = 0
+    inner_steps: int = 0  # how many of these were followed by no update: all but the last of each round
     totals: Totals = field(default_factory=Totals)
     best_score: float | None = None  # the accuracy; of a model that is no classifier, minus the loss
     best_step: int = -1
@@ -86,6 +87,11 @@ class TrainState:
         elif ema:
             state.ema = float_state(model, copy=True)
         return state
+
+    @property
+    def updates(self) -> int:
+        """How many times the weights were updated: once a step, or once a round of local steps."""
+        return self.step - self.inner_steps
 
     def trained(self) -> dict[str, Tensor]:
         """What is updated here: the trained parameters of the model, or this worker's pieces of them."""
@@ -163,6 +169,7 @@ class TrainState:
             "epoch": self.epoch,
             "step_in_epoch": self.step_in_epoch,
             "step": self.step,
+            "inner_steps": self.inner_steps,
             "totals": vars(self.totals),
             "best_score": self.best_score,
             "best_step": self.best_step,
@@ -173,7 +180,7 @@ class TrainState:
     def load_cursor(self, numbers: Mapping[str, Any]) -> None:
         """Restore the numbers that `cursor` returned."""
         self.epoch, self.step = int(numbers["epoch"]), int(numbers["step"])
-        self.step_in_epoch = int(numbers["step_in_epoch"])
+        self.step_in_epoch, self.inner_steps = int(numbers["step_in_epoch"]), numbers.get("inner_steps", 0)
         self.totals = Totals(**numbers["totals"])
         self.best_score = numbers.get("best_score", numbers.get("best_accuracy"))  # its name until 2026-11
         self.best_step, last = int(numbers["best_step"]), numbers["evaluation"]

@@ -26,6 +26,7 @@ _ADDED: dict[str, object] = {
     "train.slices": 1,
     "train.compress": "none",
     "train.compress_after": 0,
+    "train.local_steps": 1,
     "data.order": "shuffled",
     "data.repeats": 1,
     "optimizer.decay_norms": True,

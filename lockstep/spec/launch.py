@@ -232,11 +232,12 @@ class Launch:
                 f"use at most {most} workers, or more lanes (a power of two), which is another run"
             )
         self._check_plan(run, size)
-        if self.audit and run.train.sync_norm:
-            raise SpecError(
-                "--audit computes a lane a second time by itself, and with train.sync_norm=true its batch "
-                "norms need all lanes: leave one of the two out"
-            )
+        alone = "sync_norm=true its batch norms need all lanes" if run.train.sync_norm else ""
+        if run.train.local_steps > 1:
+            alone = f"local_steps={run.train.local_steps} a lane has weights of its own"
+        if self.audit and alone:
+            again = "--audit computes a lane a second time by itself, and with train."
+            raise SpecError(f"{again}{alone}: leave one of the two out")
         if world is None and isinstance(workers, int) and not self.rdzv and self.min_workers > workers:
             raise SpecError(
                 f"--min-workers {self.min_workers} is more than --workers {workers}: it would never start"

@@ -30,13 +30,19 @@ def check_plans(plans: Sequence[Plan], run: Run, size: int | str | None) -> None
 def check_layers(plan: Plan, flag: str, run: Run) -> None:
     """Refuse rows or channels over workers where the run's bits would not be the same, or nothing does it.
 
-    And every plan beside compression, which needs whole gradients.
+    And every plan beside compression and local steps, which need whole gradients and weights.
     """
     if plan.splits and run.train.compress != "none":
         raise SpecError(
             f"{flag} {plan}: not with train.compress={run.train.compress}, which needs all of a lane's "
             "gradients at one worker: deal the data alone (--workers), or set train.compress=none, "
             "which is another run"
+        )
+    if plan.splits and run.train.local_steps > 1:
+        raise SpecError(
+            f"{flag} {plan}: not with train.local_steps={run.train.local_steps}, in which each lane has "
+            "whole weights of its own for some steps: deal the data alone (--workers), or set "
+            "train.local_steps=1, which is another run"
         )
     if (plan.spatial > 1 or plan.layers) and run.kernels.set in ("fused", "compiled"):
         raise SpecError(explain_kernels(plan, run.kernels.set, flag))

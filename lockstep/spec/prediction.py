@@ -10,7 +10,7 @@ from lockstep.spec.field import accept_number
 from lockstep.spec.run_file import read_toml
 
 PARTS = ("step_s", "compute_s", "exchange_s", "hidden_s", "host_s", "data_s")
-OF = ("batch", "lanes")  # of the run that was predicted
+OF = ("batch", "lanes", "local_steps")  # of the run that was predicted
 
 
 def read_prediction(text: str) -> dict[str, float]:

@@ -15,6 +15,7 @@ from lockstep.spec.rule.augmentation import check_item
 from lockstep.spec.rule.batch_growth import BatchStage, find_stages, join_batches, split_batches
 from lockstep.spec.rule.compression import check_compression
 from lockstep.spec.rule.learning_rate import CURVES, find_rate
+from lockstep.spec.rule.local_steps import check_local_steps
 from lockstep.spec.rule.optimizer_rule import RESTS, RULES
 from lockstep.spec.rule.sample_order import check_repeats, find_block
 
@@ -73,6 +74,7 @@ class Train:
     wire: str = "fp32"
     compress: str = "none"  # or bf16, fp8, int8, top:SHARE, rank:NUMBER
     compress_after: int = 0  # epochs that are not compressed, before
+    local_steps: int = 1  # that a lane takes on weights of its own, before the lanes meet
     loss: str = "cross_entropy"
     label_smoothing: float = 0.0
     clip: float = 0.0
@@ -86,7 +88,7 @@ class Train:
         for name, value in zip(("batch", "growth"), split_batches(self.batch, self.growth), strict=True):
             object.__setattr__(self, name, value)
         check_fields(self, "train")
-        for name in ("epochs", "batch", "lanes", "bands", "slices", "threads"):
+        for name in ("epochs", "batch", "lanes", "bands", "slices", "local_steps", "threads"):
             require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "must be at least 1")
         require(self.threads <= 1024, "train.threads", self.threads, "must be at most 1024")
         for name in ("lanes", "bands", "slices"):
@@ -227,6 +229,8 @@ class Run:
     def __post_init__(self) -> None:
         check_fields(self, "")
         require(0 <= self.seed < 2**63, "seed", self.seed, "must be from 0 to 2^63-1")
+        train = self.train
+        check_local_steps(train.local_steps, train.batch, train.sync_norm, self.kernels.set)
         require(
             self.schedule.warmup_epochs <= self.train.epochs,
             "schedule.warmup_epochs",

@@ -11,10 +11,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from lockstep.comm.tree import worker_lanes
 from lockstep.data.loader import Lanes, TrainLoader
+from lockstep.lower.local_lanes import join_batches
 from lockstep.parallel.mix.mixed_lanes import MixedLanes
 from lockstep.parallel.pipelined_lanes import PipelinedLanes
 from lockstep.parallel.split.layer_clock import STEP
@@ -58,7 +60,7 @@ class Engine:
         self._parts = StepParts()
 
     def epoch(self, is_due: Callable[[int], bool], requests: Requests) -> Iterator[StepResult]:
-        """Run the steps that are left of the current epoch.
+        """Run the steps that are left of the current epoch; those of a round (train.local_steps) together.
 
         The state's tensors are up to date only after a step that `is_due`, after the last one, and after one
         whose result says to stop or to move.
@@ -70,11 +72,14 @@ class Engine:
                 raise self._step.not_finite(error.loss, self._read(self._loader)) from None
             return
         state, before = self._state, self._loader.waited_s
-        for lanes in self._loader.epoch(state.epoch, state.step_in_epoch):
+        batches = self._loader.epoch(state.epoch, state.step_in_epoch)
+        rounds = iter(lambda: list(islice(batches, self._loader.at_once)), [])
+        for lanes in map(join_batches, rounds):
             waited_s, before = self._loader.waited_s - before, self._loader.waited_s
             start = time.perf_counter()
             result = replace(self._through_host(lanes, requests), waited_s=waited_s)
             self._parts.add(time.perf_counter() - start + waited_s, result)
+            del lanes  # before the next ones are read
             yield result
 
     def _on_device(
@@ -153,10 +158,11 @@ class Engine:
         ]
 
     def sent(self) -> dict[str, float]:
-        """The most that a worker sent in a step. A collective."""
+        """The most that a worker sent in a step; those of a round share its exchange. A collective."""
         sent = max(self._step.sent_bytes(), self._device_epochs.sent_bytes if self._device_epochs else 0)
         told = self._world.all_gather_bytes(str(sent).encode())
-        most = max(map(int, told))
+        rounds, steps = -(-len(self._loader) // self._loader.at_once), len(self._loader)
+        most = max(map(int, told)) * rounds / steps
         return {"sent_mb_step": round(1e-6 * most, 6)} if most else {}
 
     def predicted(self) -> dict[str, Any]:
@@ -189,7 +195,7 @@ class Engine:
             device=setup.device,
             memory_format=setup.memory_format,
         )
-        loader.needs, loader.stages = self._needs, setup.stages()
+        loader.needs, loader.stages, loader.at_once = self._needs, setup.stages(), train.local_steps
         return loader
 
     def _read(self, loader: TrainLoader) -> Lanes:

@@ -108,9 +108,10 @@ class Loop:
         state, run, journal = self._state, self._setup.run, self._journal
         last, batch = time.perf_counter(), run.train.batch_of(state.epoch)
         for result in engine.epoch(self._is_due_at, self._requests):
-            state.totals.loss += result.loss
+            images = batch * result.steps
+            state.totals.loss += result.loss * result.steps
             state.totals.correct += result.correct
-            state.totals.samples += batch
+            state.totals.samples += images
             now = time.perf_counter()
             seconds, last = result.seconds or now - last, now
             done = StepDone(
@@ -118,10 +119,11 @@ class Loop:
                 state.step_in_epoch,
                 state.step,
                 result.loss,
-                result.correct / batch if self._setup.is_classifier else None,
+                result.correct / images if self._setup.is_classifier else None,
                 result.lr,
-                batch / seconds,
+                images / seconds,
                 round(result.waited_s, 6),
+                result.steps,
             )
             journal.step(done, state)
             self._report_generation()
@@ -185,8 +187,10 @@ class Loop:
         return not self._group.broadcast_bytes(saved)
 
     def _is_due(self) -> bool:
-        """Whether a checkpoint is due after the step that was committed last."""
-        return self._state.step_in_epoch == 0 or self._is_due_at(self._state.step)
+        """Whether a checkpoint is due after the step that was committed last, or one of its round."""
+        state, most = self._state, self._setup.run.train.local_steps
+        last = (state.step_in_epoch - 1) % most + 1  # steps of the last round: an epoch begins with one
+        return state.step_in_epoch == 0 or any(self._is_due_at(state.step - n) for n in range(last))
 
     def _is_due_at(self, step: int) -> bool:
         return step % self._setup.run.checkpoint.every_steps == 0

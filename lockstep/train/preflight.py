@@ -18,6 +18,7 @@ from lockstep.kernels.structure import describe, leaves, place
 from lockstep.lower.lane_by_lane import LaneByLane
 from lockstep.models.tensors import buffers_kept
 from lockstep.spec import Launch, Run, Train
+from lockstep.spec.rule.local_steps import explain_local_steps
 
 _NAMED = 4  # parameters that a message names
 
@@ -206,7 +207,7 @@ def explain_memory(train: Train, device: torch.device, at_once: bool) -> Iterato
 
 def warnings_of(run: Run, model: nn.Module, length: int, device: torch.device) -> list[str]:
     """Warnings about settings that train, but probably not as the user wants."""
-    found = []
+    found = explain_local_steps(run.train.local_steps, length // run.train.batch)
     if run.train.precision == "bf16" and device.type == "cpu":
         found.append(
             "bf16 is slow on most CPUs, and very slow on one without native bf16: use "

@@ -27,6 +27,7 @@ from lockstep.kernels.loss import Loss, WholeLoss
 from lockstep.kernels.numerics import memory_format, to_device
 from lockstep.lower.choose import Sample, explain_stock, lower_for_host
 from lockstep.lower.lane_by_lane import LaneByLane
+from lockstep.lower.local_lanes import LocalLanes
 from lockstep.lower.program import DeviceLowering
 from lockstep.measure.machine_fingerprint import fingerprint
 from lockstep.models.source_hash import describe_loss
@@ -122,6 +123,8 @@ class Setup:
             from lockstep.lower.device_lanes import DeviceLanes
 
             return DeviceLanes(self.model, self.lowering, run.seed, group)
+        if run.train.local_steps > 1:
+            return LocalLanes(self.model, self.loss, run.seed, self.bf16, self.grid)
         if self.grid:
             return LaneByLane(self.model, self.loss, run.seed, self.bf16, self.grid)
         return lower_for_host(

@@ -23,6 +23,7 @@ from lockstep.kernels.loss import WholeLoss, main_labels
 from lockstep.kernels.numerics import check_allocations, failed_allocations
 from lockstep.lanes.step_reduction import Buckets, Means, StepReduction, read_finite
 from lockstep.lower.lane_by_lane import LaneByLane, OnGradient
+from lockstep.lower.local_lanes import LocalLanes
 from lockstep.parallel.shard.sharded_model import ShardedModel
 from lockstep.parallel.stage_numbers import StageNumbers, merge_stages
 from lockstep.runs.train_state import TrainState
@@ -30,7 +31,7 @@ from lockstep.spec import Run
 from lockstep.train.audit import Audit
 from lockstep.train.clip import chunk_sums, clip_gradients, norm_of_chunks
 from lockstep.train.update.matrix_deal import Moves, exchange_moves
-from lockstep.train.update.state_update import update_state
+from lockstep.train.update.state_update import find_rates, update_state
 from lockstep.train.update.weight_average import average_weights
 
 Requests = Callable[[], tuple[bool, bool]]  # this worker's: (stop, move to another generation)
@@ -50,6 +51,7 @@ class StepResult:
     compute_s: float = field(default=0.0, compare=False)  # and until its lanes were done; 0: not known
     exchange_s: float = 0.0  # and then waiting for gradients of other workers; not known on the device
     hidden_s: float = field(default=0.0, compare=False)  # what their exchange took beside computing
+    steps: int = 1  # of the run, which every lane took by itself: the seconds are those of all of them
 
 
 class NotFinite(Exception):
@@ -82,14 +84,10 @@ class Step:
         self.audit: Audit | None = None
 
     def __call__(self, lanes: Lanes, stop: bool = False, move: bool = False) -> StepResult:
-        """Compute and commit one step; `stop` and `move` ask all workers to leave after it."""
-        self._device = lanes.images.device
+        """Compute and commit one step, or one round; `stop` and `move` ask all workers to leave after it."""
+        self._device, self._steps = lanes.images.device, lanes.steps
         reduction, audit, start = self._reduction, self.audit, time.perf_counter()
-        if self.sharded:
-            self.sharded.prepare()
-        reduction.begin(self._state.step_in_epoch == 0, self._state.epoch >= self._run.train.compress_after)
-        if audit:
-            audit.begin(self._state.step, reduction.reducer)
+        self._begin()
         seen, lane, failed = 0, lanes.first, failed_allocations(self._device)
         requests = [torch.tensor(float(request), device=lanes.images.device) for request in (stop, move)]
         early: OnGradient | None = reduction.put if reduction.overlaps else None
@@ -144,7 +142,19 @@ class Step:
             compute_s=computed - start if self._device.type == "cpu" else 0.0,
             exchange_s=exchange_s,
             hidden_s=max(reduction.reducer.exchange_s - exchange_s, 0.0),
+            steps=lanes.steps,
         )
+
+    def _begin(self) -> None:
+        state = self._state
+        self._rates = find_rates(self._run, state, self._steps_per_epoch, self._total_steps)
+        if self.sharded:
+            self.sharded.prepare()
+        self._reduction.begin(state.step_in_epoch == 0, state.epoch >= self._run.train.compress_after)
+        if self.audit:
+            self.audit.begin(state.step, self._reduction.reducer)
+        if isinstance(self._lowered, LocalLanes):
+            self._lowered.begin_round(self._steps, state.groups, self._rates[1:])
 
     def _finish_reduction(self, reduction: StepReduction) -> tuple[Means, float]:
         """The means over all lanes, and the seconds until the other workers' were there."""
@@ -208,15 +218,8 @@ class Step:
 
     @torch.no_grad()
     def _commit(self, grads: list[Tensor], buffers: list[Tensor], moves: Moves | None = None) -> float:
-        run, state = self._run, self._state
-        steps = self._steps_per_epoch
-        # not `state.step`: epochs may have been longer before the data was changed
-        done = state.epoch * steps + state.step_in_epoch
-        rates = [
-            run.schedule.rate(run.rate_factor * base, done, self._total_steps, steps)
-            for base in (run.optimizer.lr, *(group.optimizer.lr for group in state.groups))
-        ]
-        update_state(state, state.step, rates[1:], dict(zip(state.trained(), grads, strict=True)), moves)
+        run, state, rates = self._run, self._state, self._rates
+        update_state(state, state.updates, rates[1:], dict(zip(state.trained(), grads, strict=True)), moves)
         for buffer, value in zip(self._lowered.buffers(), buffers, strict=True):
             buffer.copy_(value)
         if run.train.ema:
@@ -224,21 +227,18 @@ class Step:
         self._reduction.reducer.commit()
         if self.sharded:
             self.sharded.is_published = False  # not now: until all is committed here nothing may fail
-        state.step += 1
-        state.step_in_epoch += 1
+        state.step += self._steps
+        state.step_in_epoch += self._steps
+        state.inner_steps += self._steps - 1
         return rates[0]
 
     def not_finite(self, loss: float, lanes: Lanes) -> NumericsError:
-        """The error of a step that was not taken because a value is not finite."""
-        where = self._first_bad(lanes)
+        """The error of a step that was not taken because a value is not finite, on any worker."""
+        found = self._lowered.first_bad(lanes, self._state.step) or ""
+        everywhere = [text.decode() for text in self._mesh.world.all_gather_bytes(found.encode())]
+        where = next(filter(None, everywhere), "the sum over lanes")
         return NumericsError(
             f"step {self._state.step}: not finite: {where} (loss {loss:g}); the step was not applied: "
             f"lower optimizer.lr={self._run.optimizer.lr:g}, set train.clip=1 or lengthen "
             "schedule.warmup_epochs"
         )
-
-    def _first_bad(self, lanes: Lanes) -> str:
-        """Where a value first stops being finite, on any worker."""
-        found = self._lowered.first_bad(lanes, self._state.step) or ""
-        everywhere = [text.decode() for text in self._mesh.world.all_gather_bytes(found.encode())]
-        return next(filter(None, everywhere), "the sum over lanes")

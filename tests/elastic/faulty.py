@@ -60,7 +60,7 @@ def around(owner, name, before="", after=""):
 
 def note_step(self, lanes, stop, move):
     here["step"], here["rank"] = self._state.step, self._mesh.world.rank
-    if any(step == here["step"] + 1 for _, step, _ in FAULTS):
+    if any(step == here["step"] + lanes.steps for _, step, _ in FAULTS):
         move = wait_for_all()
     maybe_die("a worker raises")
     maybe_die("before the step")

@@ -35,6 +35,18 @@ def test_one_worker_takes_what_was_measured():
     assert found.exposed_s == found.bubble_s == found.inside_s == 0
 
 
+def test_steps_of_a_round_share_its_exchange_and_update():
+    run, plan = run_of(), read_plan("data=4")
+    alone, local = run, replace(run, train=replace(run.train, local_steps=4))
+    one, four = (cost_of(plan, each, chain(fixed_s=0.04)) for each in (alone, local))
+    assert four.exposed_s == pytest.approx(one.exposed_s / 4)
+    assert four.update_s == pytest.approx(one.update_s / 4)
+    walked = 2 * chain().parameters * (3 * 32 + 16) / 4 / (cluster().worker.memory_gb_s * 1e9)
+    assert four.compute_s == pytest.approx(one.compute_s + walked)
+    kept, more = (worker_memory(each, chain(), plan, True) for each in (alone, local))
+    assert more.gradients_gb > kept.gradients_gb and more.weights_gb == kept.weights_gb
+
+
 @pytest.mark.parametrize(("workers", "lanes"), [(2, 4), (3, 3), (4, 2), (8, 1)])
 def test_data_deals_lanes_and_exchanges_gradients(workers, lanes):
     """Each sends (W − 1)/W of the gradients, twice; on a CPU nothing is beside it."""

@@ -64,6 +64,10 @@ def test_a_profile_is_of_one_run(cache):
     assert recall_profile(longer, SHAPE, "cpu") == profile
     other = replace(own, train=replace(own.train, lanes=2 * own.train.lanes))
     assert recall_profile(other, SHAPE, "cpu") is None is recall_profile(own, SHAPE, "gpu")
+    local = replace(own, train=replace(own.train, local_steps=4))  # whose lanes have stock kernels
+    assert recall_profile(local, SHAPE, "cpu") is None
+    remember_profile(replace(own, kernels=replace(own.kernels, set="stock")), profile)
+    assert recall_profile(local, SHAPE, "cpu") == profile
 
 
 def test_a_run_on_a_probed_machine_is_predicted(cache, tmp_path):

@@ -15,6 +15,7 @@ from lockstep.cli.foresight.profile import check_new
 from lockstep.cli.train import named_file, resolve_steps
 from lockstep.errors import BadInput, unknown
 from lockstep.spec import Launch, Run
+from lockstep.spec.prediction import OF
 
 if TYPE_CHECKING:
     from lockstep.planner.search import RankedPlan
@@ -234,7 +235,6 @@ def _plan_file(best: RankedPlan) -> str:
     if best.plan.layers:
         lines = [line for line in lines if not line.startswith("layers")]
         lines += [f"layers = {json.dumps(list(best.plan.layers))}"]
-    train = best.run.train
-    parts = {"batch": train.batch, "lanes": train.lanes, **best.cost.segments()}
+    parts = {**{key: getattr(best.run.train, key) for key in OF}, **best.cost.segments()}
     lines += ["", "[predicted]  # seconds; a run by this plan tells in its summary.json how wrong they were"]
     return "\n".join([*lines, *(f"{key} = {value:.6g}" for key, value in parts.items())]) + "\n"

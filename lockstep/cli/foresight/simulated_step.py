@@ -63,6 +63,11 @@ def simulate_recipe(options: argparse.Namespace, cluster: Cluster) -> dict[str, 
     from lockstep.planner.simulation.step_events import simulate_step
 
     run = resolve_steps(options, Launch())
+    if run.train.local_steps > 1:
+        raise BadInput(
+            f"simulate: train.local_steps={run.train.local_steps}: steps are simulated one by one, each with "
+            "an exchange: use `lockstep plan`, or train.local_steps=1"
+        )
     plan = read_plan(options.plan).for_workers(options.nodes * cluster.node.workers)
     if plan.data > run.train.lanes:
         raise BadInput(

@@ -61,8 +61,8 @@ def read_outcome(swept: SweptRun, failure: str = "") -> Outcome:
     split = "test"
     for row in _rows(swept.path / "metrics.jsonl"):
         if row["kind"] == "step":
-            batch = train.batch_of(row["epoch"])
-            seconds, images = seconds + batch / row["img_s"], images + batch
+            taken = train.batch_of(row["epoch"]) * row.get("steps", 1)  # of a round
+            seconds, images = seconds + taken / row["img_s"], images + taken
         elif row["kind"] == "epoch":
             split = row["split"]
             loss, accuracy = row[f"{split}_loss"], row.get(f"{split}_accuracy", math.nan)

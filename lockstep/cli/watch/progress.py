@@ -112,7 +112,8 @@ class Progress:
     def _step(self, event: StepDone) -> None:
         assert self._started
         self._img_s = 0.9 * self._img_s + 0.1 * event.img_s if self._img_s else event.img_s
-        share = min(event.data_wait_s * event.img_s / self._started.run.train.batch_of(event.epoch), 1.0)
+        images = self._started.run.train.batch_of(event.epoch) * event.steps
+        share = min(event.data_wait_s * event.img_s / images, 1.0)
         self._wait_share = 0.9 * self._wait_share + 0.1 * share
         data = f"data {100 * self._wait_share:.0f} %  " if self._wait_share > _SOME else ""
         text = (

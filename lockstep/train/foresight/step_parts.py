@@ -22,7 +22,7 @@ class StepParts:
         self._count = 0
 
     def add(self, seconds: float, result: StepResult) -> None:
-        """Note one step that took so long in all."""
+        """Note one step that took so long in all; of a round, the mean of its steps."""
         self._count += 1
         if self._count == _FIRST + 1:
             self._steps.clear()
@@ -33,7 +33,7 @@ class StepParts:
             found["host_s"] = max(seconds - data_s - exchange_s - compute_s, 0.0)
         else:  # whole steps on the device
             found["compute_s"] = max(seconds - data_s - exchange_s, 0.0)
-        self._steps.append(found)
+        self._steps.append({key: value / result.steps for key, value in found.items()})
 
     def compare(self, predicted: Mapping[str, float]) -> dict[str, list[float]]:
         """[predicted, measured] seconds of every part that was predicted and can be measured."""

@@ -11,9 +11,20 @@ from torch import Tensor
 
 from lockstep.comm.group import Group
 from lockstep.runs.train_state import TrainState
+from lockstep.spec import Run
 from lockstep.train import optimizer as rules
 from lockstep.train.update.matrix_deal import Moves, exchange_moves
 from lockstep.train.update.muon import update_matrices
+
+
+def find_rates(run: Run, state: TrainState, steps_per_epoch: int, total_steps: int) -> list[float]:
+    """The rate of the step or round that comes next, and that of each group of parameters."""
+    # not `state.step`: epochs may have been longer before the data was changed
+    done = state.epoch * steps_per_epoch + state.step_in_epoch
+    return [
+        run.schedule.rate(run.rate_factor * base, done, total_steps, steps_per_epoch)
+        for base in (run.optimizer.lr, *(group.optimizer.lr for group in state.groups))
+    ]
 
 
 def update_state(

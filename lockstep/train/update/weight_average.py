@@ -10,7 +10,7 @@ from lockstep.runs.train_state import TrainState
 @torch.no_grad()
 def average_weights(state: TrainState, decay: float) -> None:
     """Change the averages in place: d·a + (1−d)·w, with a smaller d in the first steps."""
-    decay = averaging(decay, state.step)
+    decay = averaging(decay, state.updates)
     averages = list(state.ema.values())
     if not averages:  # a stage of a pipeline may have no tensors
         return
@@ -18,6 +18,6 @@ def average_weights(state: TrainState, decay: float) -> None:
     torch._foreach_add_(averages, torch._foreach_mul(list(state.floats().values()), 1.0 - decay))
 
 
-def averaging(decay: float, step: int) -> float:
-    """The share of the averaged weights that a step keeps: less in the first steps."""
-    return min(decay, (1 + step) / (10 + step)) if decay else 0.0
+def averaging(decay: float, updates: int) -> float:
+    """The share of the averaged weights that an update keeps: less in the first ones."""
+    return min(decay, (1 + updates) / (10 + updates)) if decay else 0.0
