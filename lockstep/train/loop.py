@@ -65,7 +65,7 @@ class Loop:
         halts = bool(self._generation and self._generation.halt)
         tells = self._launch.is_bound or self._setup.run.train.compress != "none"
         if changes and tells and not halts:
-            journal.notice(self._dealt.explain_state(state))
+            journal.notice(self._dealt.explain_state(state, journal.undone))
         for line in self._dealt.told:
             journal.notice(line)
         if self._is_due() and self._is_unsaved():
@@ -96,7 +96,7 @@ class Loop:
     def _train_epoch(self, engine: Engine) -> None:
         state, run, journal = self._state, self._setup.run, self._journal
         last = time.perf_counter()
-        for result in engine.epoch(self._is_due_at, self._requests):
+        for result in engine.epoch(self._is_read_at, self._requests):
             state.totals.loss += result.loss
             state.totals.correct += result.correct
             state.totals.samples += run.train.batch
@@ -121,6 +121,8 @@ class Loop:
                 last = time.perf_counter()
             if result.move:
                 raise Moved
+            if self._dealt.kept.is_due(state.step):
+                self._dealt.kept.take(state)
         if state.step_in_epoch < self._steps:  # asked to leave before a step was begun
             if self._interrupt.signal:
                 self._stop(self._interrupt.signal)
@@ -185,6 +187,9 @@ class Loop:
 
     def _is_due_at(self, step: int) -> bool:
         return step % self._setup.run.checkpoint.every_steps == 0
+
+    def _is_read_at(self, step: int) -> bool:
+        return self._is_due_at(step) or self._dealt.kept.is_due(step)
 
     @property
     def _generation(self) -> Generation | None:

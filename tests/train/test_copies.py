@@ -1,0 +1,121 @@
+"""A worker is lost with what its lanes remembered: all go back to the last copy of it, to the same bits."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from job import Job, assert_no_step_lost
+from small import small_run, summary, train_command
+
+from lockstep.comm.group import Group
+from lockstep.errors import LockstepError, SpecError
+from lockstep.runs.held_state import HeldParts, HeldState
+from lockstep.runs.kept_state import choose_keepers
+from lockstep.runs.state_parts import StatePiece
+from lockstep.spec import Launch
+from lockstep.train.handshake import begin_parts
+from lockstep.train.setup import Given, set_up
+
+RUN = ("train.lanes=8", "train.epochs=1", "train.ema=0.9", "train.clip=1.0", "checkpoint.every_steps=4")
+HASHES = ("weights_sha256", "optimizer_sha256", "ema_sha256", "feedback_sha256", "loss", "identity")
+COPY, DISK = (
+    "a part of the state is lost, and all go back {} to the copy of step {}",
+    "the checkpoint of step",
+)
+ALL = "the workers have all of the state, and go on from step"
+
+
+def hurt(folder, kind, workers, **variables):
+    """Train while workers are killed; gives what was printed."""
+    flags = ["--workers", str(workers), "--copy-every", "3", "--restarts", "0"]
+    command = train_command(folder, *flags, overrides=(*RUN, f"train.compress={kind}"))
+    place = command.index("-m")
+    command[place : place + 2] = [str(Path(__file__).parent / "killed_copier.py")]
+    with Job(folder, command=command, env=variables) as job:
+        output, _ = job.finish()
+    assert_no_step_lost(folder / "run")
+    return output
+
+
+def same_bits(folder, expected):
+    found = summary(folder / "run")
+    return all(found[key] == expected[key] for key in HASHES)
+
+
+@pytest.mark.gloo
+@pytest.mark.parametrize(("kind", "workers"), [("int8", 2), ("top:0.05", 3), ("rank:2", 4)])
+def test_all_go_back_to_the_copy_and_no_file_is_read(kind, workers, by_one_worker, tmp_path):
+    output = hurt(tmp_path, kind, workers, WHEN="before", AT="5", NAMES="1")
+    assert COPY.format("2 steps", 3) in output and DISK not in output, output
+    told = summary(tmp_path / "run")["generations"][-1]
+    assert (told["step"], told["undone"], told["workers"]) == (3, 2, workers - 1)
+    assert "went on from step 3" in output and ", 2 steps to do again" in output, output
+    assert "every 3 steps (--copy-every) the workers copy their state" in output, output
+    assert same_bits(tmp_path, by_one_worker(*RUN, f"train.compress={kind}"))
+
+
+@pytest.mark.gloo
+def test_a_kill_while_all_copy_leaves_the_copy_before(by_one_worker, tmp_path):
+    output = hurt(tmp_path, "top:0.05", 3, WHEN="within", AT="6", NAMES="0")
+    assert COPY.format("3 steps", 3) in output and DISK not in output, output
+    assert same_bits(tmp_path, by_one_worker(*RUN, "train.compress=top:0.05"))
+
+
+@pytest.mark.gloo
+def test_with_its_neighbour_the_copy_is_lost_and_the_disk_serves(by_one_worker, tmp_path):
+    output = hurt(tmp_path, "top:0.05", 4, WHEN="before", AT="7", NAMES="1 2", READS="yes")
+    assert f"all go back 3 steps to {DISK} 4" in output, output
+    assert same_bits(tmp_path, by_one_worker(*RUN, "train.compress=top:0.05"))
+
+
+@pytest.mark.gloo
+def test_a_worker_that_joins_costs_no_step(by_one_worker, tmp_path):
+    overrides = (*RUN, "train.epochs=2", "train.compress=top:0.05")
+    with Job(tmp_path, "--workers", "3", overrides=overrides, paced=True) as job:
+        job.wait_for_steps(5)
+        job.kill("1")
+        lost, joined = job.wait_for(lambda: len(g := job.generations()) == 2 and g, "the one in its place")
+        job.hurry()
+        output, _ = job.finish()
+    assert "to the copy of step 0" in output and lost["undone"] >= 5, output
+    assert f"{ALL} {joined['step']}" in output and joined["undone"] == 0, output
+    assert_no_step_lost(tmp_path / "run")
+    assert same_bits(tmp_path, by_one_worker(*overrides))
+
+
+def test_a_copy_is_kept_on_another_node_if_there_is_one():
+    assert choose_keepers([0, 0, 0]) == [1, 2, 0]
+    assert choose_keepers([0, 0, 1, 1]) == [2, 3, 0, 1]
+    assert choose_keepers([0, 0, 1, 1, 2, 2]) == [2, 3, 4, 5, 0, 1]
+    assert choose_keepers([0, 0, 0, 1]) == [3, 3, 3, 0]
+
+
+def held(step, *names):
+    """What one worker holds of a state of two tensors."""
+    pieces = [StatePiece(name, (2,), 0, torch.full((2,), float(step))) for name in names]
+    return HeldState({"step": step}, pieces, {"a": (2,), "b": (2,)}, None, None)
+
+
+def test_the_latest_step_of_which_nothing_is_missing():
+    found = HeldParts(Group(), held(5, "a"), [held(2, "a", "b"), held(4, "a"), held(4, "b")])
+    assert (found.step, found.latest, found.live, found.is_lost) == (4, 5, None, False)
+    own = [StatePiece(name, (2,), 0, torch.zeros(2)) for name in "ab"]
+    found.move(own)
+    assert all(piece.tensor.tolist() == [4.0, 4.0] for piece in own)
+    assert HeldParts(Group(), held(5, "a"), [held(5, "b")]).live.cursor == {"step": 5}
+
+
+def test_a_module_that_was_trained_cannot_begin_again(tmp_path):
+    run = small_run("train.compress=int8")
+    setup = set_up(run, torch.device("cpu"), Given())
+    lost = HeldParts(Group(), held(5, "a"))
+    own = replace(setup, identity={**setup.identity, "source.model.class": "Own"})
+    with pytest.raises(LockstepError, match="no checkpoint was saved"):
+        begin_parts(Group(), own, lambda: None, lost, None, None)
+
+
+def test_bad_input_is_one_line():
+    with pytest.raises(SpecError, match=r"--copy-every -1 must be a whole number from 0"):
+        Launch(copy_every=-1)
+    assert "--copy-every 7" in Launch(copy_every=7).resume_command(Path("run"))
