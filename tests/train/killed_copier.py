@@ -8,7 +8,6 @@ import importlib
 import os
 import signal
 import time
-from pathlib import Path
 
 from lockstep.cli.main import main
 from lockstep.spec.world import read_world
