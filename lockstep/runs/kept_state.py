@@ -30,7 +30,7 @@ class KeptState:
         self._every = copy_every
         self._live: HeldState | None = None
         self._copies: list[HeldState] = []
-        self._group = Group()
+        self._group, self._copied = Group(), 0
         self.told: list[str] = []  # what copies take, before the first one
 
     def hold(self, state: TrainState | None) -> None:
@@ -74,9 +74,13 @@ class KeptState:
         self.take(state)
         self.told = [self._explain()] if is_first else []
 
+    def is_due_at(self, step: int) -> bool:
+        """Whether the state is to be copied after a step."""
+        return self._group.size > 1 and self._every > 0 and step % self._every == 0
+
     def is_due(self, step: int) -> bool:
-        """Whether the state is copied after a step."""
-        return self._every > 0 and self._group.size > 1 and step % self._every == 0
+        """Whether there was such a step since the last copy; several may be committed together."""
+        return self._group.size > 1 and self._every > 0 and step // self._every > self._copied // self._every
 
     def take(self, state: TrainState) -> None:
         """Copy the state; a collective. The copy before is kept until all workers have the new one."""
@@ -88,7 +92,7 @@ class KeptState:
         ]
         sent = [(self._to, known[place]) for place in self._sent]
         self._group.swap(Round([(r, piece.tensor) for r, piece in arrived], sent), lambda: None, Round())
-        pieces = [*own, *(piece for _, piece in arrived)]
+        self._copied, pieces = state.step, [*own, *(piece for _, piece in arrived)]
         shapes = state.parts.known if state.parts else {}
         self._copies.append(HeldState(deepcopy(state.cursor()), pieces, shapes, None, None))
         self._group.barrier()

@@ -177,9 +177,8 @@ class Launch:
         """The numbers of workers up to `most` that have a plan, the most wanted first; empty if all have."""
         if not self.is_bound:
             return ()
-        return tuple(
-            dict.fromkeys(n for plan in self.plans for n in range(most, 0, -1) if plan.fits(n, lanes))
-        )
+        found = (n for plan in self.plans for n in range(most, 0, -1) if plan.fits(n, lanes))
+        return tuple(dict.fromkeys(found))
 
     @property
     def num_workers(self) -> int | str | None:

@@ -189,7 +189,7 @@ class Loop:
         return step % self._setup.run.checkpoint.every_steps == 0
 
     def _is_read_at(self, step: int) -> bool:
-        return self._is_due_at(step) or self._dealt.kept.is_due(step)
+        return self._is_due_at(step) or self._dealt.kept.is_due_at(step)
 
     @property
     def _generation(self) -> Generation | None:

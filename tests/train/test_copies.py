@@ -7,13 +7,18 @@ import pytest
 import torch
 from job import Job, assert_no_step_lost
 from small import small_run, summary, train_command
+from torch import nn
+from world import in_threads
 
+from lockstep.comm.compress.feedback import Feedback
 from lockstep.comm.group import Group
 from lockstep.errors import LockstepError, SpecError
 from lockstep.runs.held_state import HeldParts, HeldState
-from lockstep.runs.kept_state import choose_keepers
-from lockstep.runs.state_parts import StatePiece
-from lockstep.spec import Launch
+from lockstep.runs.kept_state import KeptState, choose_keepers
+from lockstep.runs.state_parts import StateParts, StatePiece
+from lockstep.runs.train_state import TrainState
+from lockstep.spec import Launch, Optimizer
+from lockstep.spec.rule.compression import read_compression
 from lockstep.train.handshake import begin_parts
 from lockstep.train.setup import Given, set_up
 
@@ -23,6 +28,7 @@ COPY, DISK = (
     "a part of the state is lost, and all go back {} to the copy of step {}",
     "the checkpoint of step",
 )
+LANES = [f"feedback.lane{lane:05}.weight" for lane in range(4)]
 ALL = "the workers have all of the state, and go on from step"
 
 
@@ -89,6 +95,41 @@ def test_a_copy_is_kept_on_another_node_if_there_is_one():
     assert choose_keepers([0, 0, 1, 1]) == [2, 3, 0, 1]
     assert choose_keepers([0, 0, 1, 1, 2, 2]) == [2, 3, 4, 5, 0, 1]
     assert choose_keepers([0, 0, 0, 1]) == [3, 3, 3, 0]
+
+
+def test_who_is_left_of_the_other_node_has_all_of_it():
+    """Rank 3 is alone on its node, and keeps what the three of the other one have."""
+
+    def work(group):
+        model = nn.Linear(128, 128)
+        params = dict(model.named_parameters())
+        feedback = Feedback(read_compression("int8"), params, 4, group)
+        state = TrainState.begin(model, Optimizer("momentum"), 0.9, StateParts(group), None, feedback)
+        for piece in state.pieces():
+            piece.tensor.detach().fill_(float(len(piece.name) + piece.start + group.rank * (piece.start > 0)))
+        for lane, tensors in feedback.lanes.items():
+            tensors["weight"].fill_(lane)
+        state.step = 7
+        state.parts.shapes(state.pieces())
+        kept = KeptState(7)
+        kept.begin(group, [0, 0, 0, 1], state)
+        state.step = 8  # what comes after is no part of the copy
+        feedback.lanes[group.rank]["weight"].fill_(-1)
+        return kept, [(piece.name, piece.start, piece.tensor) for piece in feedback.pieces()]
+
+    *_, (last, _) = found = in_threads(4, work)
+    whole = last.find(Group())
+    assert whole.step == 7 and all(each.find(Group()).step == -1 for each, _ in found[:3])
+    targets = [StatePiece(name, (), 0, torch.empty(128 * 128)) for name in LANES]
+    means = [StatePiece(name, (), start, tensor.clone()) for _, own in found for name, start, tensor in own]
+    means = [piece for piece in means if "mean" in piece.name]
+    expected = [piece.tensor.clone() for piece in means]
+    for piece in means:
+        piece.tensor.zero_()
+    whole.move([*targets, *means])
+    assert [piece.tensor.unique().tolist() for piece in targets] == [[0.0], [1.0], [2.0], [3.0]]
+    assert len(means) == 4
+    assert all(torch.equal(piece.tensor, mean) for piece, mean in zip(means, expected, strict=True))
 
 
 def held(step, *names):
