@@ -55,7 +55,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keys", nargs="+", default=[], metavar="KEY=VALUE", help="of a compressed run, for `soak`")
+    parser.add_argument(
+        "--keys", nargs="+", default=[], metavar="KEY=VALUE", help="soak: of a compressed run"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         records = {"recovery": recovery, "soak": soak, "cost": cost}[options.what](options, Path(folder))

@@ -47,7 +47,13 @@ class HeldParts:
     They are of the latest step of which the workers have everything together, with their copies.
     """
 
-    def __init__(self, group: Group, live: HeldState | None, copies: Sequence[HeldState] = ()) -> None:
+    def __init__(
+        self,
+        group: Group,
+        live: HeldState | None,
+        copies: Sequence[HeldState] = (),
+        has_trained: bool = False,
+    ) -> None:
         self.group, self.source = group, 0  # a worker that has committed the latest step
         live = self._catch_up(live)
         mine = [*([live] if live else []), *copies]
@@ -59,11 +65,15 @@ class HeldParts:
             }
             for each in mine
         ]
-        every = [json.loads(text) for text in group.all_gather_bytes(json.dumps(told).encode())]
-        steps = sorted({found["cursor"]["step"] for rows in every for found in rows}, reverse=True)
+        found = [
+            json.loads(text) for text in group.all_gather_bytes(json.dumps([has_trained, told]).encode())
+        ]
+        every = [rows for _, rows in found]
+        steps = sorted({row["cursor"]["step"] for rows in every for row in rows}, reverse=True)
         self.cursor: dict[str, Any] | None = None  # if together they have all of a state
         self._held: dict[str, list[_Run]] = {}
         self.latest = steps[0] if steps else -1  # the last step that anybody has, or had a copy of
+        self.has_trained = self.latest > 0 or any(each for each, _ in found)  # since it has a model
         for step in steps:
             if self.cursor is None:
                 self.cursor = self._gather(every, step)
@@ -80,7 +90,7 @@ class HeldParts:
     @property
     def is_lost(self) -> bool:
         """Whether steps were done, and all of what the workers had is not enough to go on from any."""
-        return self.cursor is None and self.latest > 0
+        return self.cursor is None and self.has_trained
 
     def explain(self, step: int, undone: int) -> str:
         """From where the state of a step came, after workers were lost or joined, and what is done again."""

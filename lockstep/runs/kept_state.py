@@ -30,7 +30,7 @@ class KeptState:
         self._every = copy_every
         self._live: HeldState | None = None
         self._copies: list[HeldState] = []
-        self._group, self._copied = Group(), 0
+        self._group, self._copied, self._has_trained = Group(), 0, False
         self.told: list[str] = []  # what copies take, before the first one
 
     def hold(self, state: TrainState | None) -> None:
@@ -39,8 +39,8 @@ class KeptState:
 
     def find(self, group: Group) -> HeldParts:
         """What all workers of a new group kept; what they cannot go on from together is forgotten."""
-        found = HeldParts(group, self._live, self._copies)
-        self._live = found.live
+        found = HeldParts(group, self._live, self._copies, self._has_trained)
+        self._live, self._has_trained = found.live, found.has_trained
         self._copies = [each for each in self._copies if each.cursor["step"] <= found.step]
         return found
 

@@ -14,6 +14,7 @@ from lockstep.comm.compress.feedback import Feedback
 from lockstep.comm.group import Group
 from lockstep.errors import LockstepError, SpecError
 from lockstep.runs.held_state import HeldParts, HeldState
+from lockstep.runs.journal import Journal
 from lockstep.runs.kept_state import KeptState, choose_keepers
 from lockstep.runs.state_parts import StateParts, StatePiece
 from lockstep.runs.train_state import TrainState
@@ -147,10 +148,25 @@ def test_the_latest_step_of_which_nothing_is_missing():
     assert HeldParts(Group(), held(5, "a"), [held(5, "b")]).live.cursor == {"step": 5}
 
 
+def test_rows_of_steps_that_are_done_again_are_forgotten():
+    run = small_run("train.compress=int8")
+    setup = set_up(run, torch.device("cpu"), Given())
+    journal = Journal(lambda event: None, setup.about(), trace=False)
+    journal.noted += [("metrics.jsonl", {"kind": "step", "step": step}) for step in (1, 2, 3, 4, 5)]
+    state = TrainState.begin(setup.model, run.optimizer, 0.0)
+    for state.step, undone, rows in ((3, 2, [1, 2, 3]), (2, 3, [1, 2])):
+        journal.start(state, 10, 2, takes_over=True)
+        assert journal.undone == undone and [row["step"] for _, row in journal.noted] == rows
+    journal.regroup(None, 2, 2)
+    assert journal.noted.pop()[1]["undone"] == 3 and journal.undone == 0
+
+
 def test_a_module_that_was_trained_cannot_begin_again(tmp_path):
     run = small_run("train.compress=int8")
     setup = set_up(run, torch.device("cpu"), Given())
-    lost = HeldParts(Group(), held(5, "a"))
+    kept = KeptState(0)
+    kept._live = held(5, "a")
+    lost = [kept.find(Group()) for _ in range(2)][-1]  # also if a worker is lost while the others go back
     own = replace(setup, identity={**setup.identity, "source.model.class": "Own"})
     with pytest.raises(LockstepError, match="no checkpoint was saved"):
         begin_parts(Group(), own, lambda: None, lost, None, None)
