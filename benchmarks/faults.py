@@ -4,11 +4,12 @@ recovery: four workers; a worker is killed (n times), then frozen (n times); the
 next completed step, less the median step, beside torchrun's restart of the same run after a kill.
 soak: one run that suffers so many random faults (kill, freeze, two kills at once, kills right after another,
 the end of a worker that has just come) within ten minutes; the hash must be that of a calm run, every step
-in the metrics once, no process left.
+in the metrics once, no process left. With --keys a run that compresses, of which steps are done again.
 cost: two workers, emotion48, B = 256, watched by our launcher and with the launcher asleep, in turn.
 
 python benchmarks/faults.py recovery --rounds 20
 python benchmarks/faults.py soak --faults 200
+python benchmarks/faults.py soak --faults 60 --keys train.compress=top:0.01 checkpoint.every_steps=50
 python benchmarks/faults.py cost --rounds 40
 """
 
@@ -25,7 +26,7 @@ import sys
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from measure import RESULTS, make_parser, make_record
@@ -54,17 +55,21 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--keys", nargs="+", default=[], metavar="KEY=VALUE", help="soak: of a compressed run"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         records = {"recovery": recovery, "soak": soak, "cost": cost}[options.what](options, Path(folder))
     for record in records:
         print(f"{record.name}: {record.value:.4g} {record.unit} {record.spread} {record.details}", flush=True)
-    write_records(options.output or RESULTS / f"{options.what}-cpu.json", records)
+    name = f"{options.what}-cpu.json" if not options.keys else f"{options.what}-compress-cpu.json"
+    write_records(options.output or RESULTS / name, records)
 
 
-def train(folder: Path, *flags: str, epochs: int) -> list[str]:
+def train(folder: Path, *flags: str, epochs: int, more: Sequence[str] = ()) -> list[str]:
     """A command that trains LeNet-5 on small shapes, ten steps an epoch."""
-    keys = [*KEYS, f"train.epochs={epochs}", "checkpoint.every_steps=1000"]
+    keys = [*KEYS, f"train.epochs={epochs}", "checkpoint.every_steps=1000", *more]
     return [
         sys.executable, "-m", "lockstep", "train", "shapes", "--runs-dir", str(folder), "--name", "run",
         "--device", "cpu", *[part for key in keys for part in ("-o", key)], *flags,
@@ -170,12 +175,12 @@ def beside_torchrun(options: Namespace, folder: Path) -> Record:
 def soak(options: Namespace, folder: Path) -> list[Record]:
     rng, begin = random.Random(options.seed), time.monotonic()
     epochs = options.faults * 4
-    with Job(folder / "calm", command=train(folder / "calm", epochs=epochs)) as calm:
+    with Job(folder / "calm", command=train(folder / "calm", epochs=epochs, more=options.keys)) as calm:
         expected = wait_and_hash(calm, PATIENCE_S * 10)
     calm_s, begin = time.monotonic() - begin, time.monotonic()
     count: dict[str, int] = {}
-    command = train(folder, "--workers", "4", "--restarts", "100000", epochs=epochs)
-    with Job(folder, command=command) as job:
+    flags = ["--workers", "4", "--restarts", "100000", "--copy-every", "20"]
+    with Job(folder, command=train(folder, *flags, epochs=epochs, more=options.keys)) as job:
         job.wait_for_workers("0")
         while sum(count.values()) < options.faults:
             time.sleep(rng.choice([0.0, 0.02, 0.1, 0.5, 1.5, 2.5]))
@@ -199,8 +204,9 @@ def soak(options: Namespace, folder: Path) -> list[Record]:
         found = wait_and_hash(job, PATIENCE_S * 10)
     assert_no_step_lost(job.run)
     seconds = time.monotonic() - begin
-    generations = len(json.loads((job.run / "summary.json").read_text())["generations"])
-    facts = {"faults": count, "generations": generations, "calm_s": calm_s, "seconds": seconds}
+    told = json.loads((job.run / "summary.json").read_text())["generations"]
+    facts = {"faults": count, "generations": len(told), "calm_s": calm_s, "seconds": seconds}
+    facts |= {"keys": options.keys, "steps_done_again": sum(row["undone"] for row in told)}
     same = [0.0 if found == expected else 1.0]
     return [
         make_record("soak: hashes that differ", same, "runs", sha=found["weights_sha256"], **facts),

@@ -173,7 +173,7 @@ class Job:
             "best_step",
             "steps",
         )
-        return {key: found[key] for key in keys}
+        return {"feedback_sha256": found.get("feedback_sha256"), **{key: found[key] for key in keys}}
 
 
 def faulty_job(folder: Path, keys: tuple[str, ...], **variables: str) -> Job:

@@ -63,6 +63,14 @@ def add_parser(verbs: Verbs) -> None:
     add_elastic(parser)
     add_feeding(parser)
     parser.add_argument(
+        "--copy-every",
+        type=int,
+        default=100,
+        metavar="N",
+        help="with train.compress, steps between copies of the state in memory: if a worker is lost, all go "
+        "back to the last one; 0: to the last checkpoint; default: 100",
+    )
+    parser.add_argument(
         "--audit",
         type=int,
         default=0,
@@ -126,6 +134,7 @@ def run_train(options: argparse.Namespace) -> int:
         restarts=options.restarts,
         rdzv=options.rdzv,
         nodes=options.nodes,
+        copy_every=options.copy_every,
         audit=options.audit,
         data_changed=options.data_changed,
         stop_after_epochs=options.stop_after_epochs,

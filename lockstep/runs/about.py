@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
 from lockstep.comm.group import Group
 from lockstep.spec import Run
@@ -40,6 +41,11 @@ class Pace:
         mine = [self.waited_s, self.waited_s / max(self.steps, 1), self.wait_share]
         every = map(json.loads, group.all_gather_bytes(json.dumps(mine).encode()))
         return dict(zip(("data_wait_s", "data_wait_step_s", "data_wait_share"), max(every), strict=True))
+
+
+def about_row(row: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """The key that identifies a row in its file."""
+    return row.get("kind"), row["step"], row.get("generation")
 
 
 @dataclass(frozen=True)

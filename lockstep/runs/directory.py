@@ -157,13 +157,17 @@ class RunDirectory:
             raise BadInput(f"{self.path / name}: cannot be read, so the run is incomplete: {error}") from None
 
 
+def is_done(row: dict[str, Any], step: int, epoch: float) -> bool:
+    """Whether a row is of work that will not be done again, or of workers lost and joined."""
+    if row.get("kind") == "generation":
+        return "step" in row
+    again = row.get("kind") == "epoch" and row["epoch"] >= epoch  # it will be evaluated again
+    return bool(row["step"] <= step) and not again
+
+
 def _is_before(line: bytes, step: int, epoch: float) -> bool:
     """Whether a row is whole, and of work that will not be done again or of workers lost and joined."""
     try:
-        row = json.loads(line)
-        if row.get("kind") == "generation":
-            return "step" in row
-        again = row.get("kind") == "epoch" and row["epoch"] >= epoch  # it will be evaluated again
-        return bool(row["step"] <= step) and not again
+        return is_done(json.loads(line), step, epoch)
     except (ValueError, KeyError, TypeError, AttributeError):
         return False

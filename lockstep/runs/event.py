@@ -105,6 +105,7 @@ class Regrouped:
     since: float  # Unix time at which the first change was noticed
     seconds: float  # from then to the next completed step
     spares: int = 0  # workers that wait until one is lost
+    undone: int = 0  # steps after `step` that are done again, as a part of the state was lost
 
 
 Event = Started | StepDone | EpochDone | Notice | CheckpointSaved | Regrouped | Finished

@@ -1,4 +1,4 @@
-"""What the workers of a lost group still have of a state in parts: is it all, and how new parts get it."""
+"""What the workers of a lost group have of a state in parts, of which step, and how new parts get it."""
 
 from __future__ import annotations
 
@@ -42,27 +42,76 @@ class _Run:
 
 
 class HeldParts:
-    """The parts of all workers of a new group, as they were held; the same on every worker. A collective."""
+    """The parts of all workers of a new group, as they were held; the same on every worker. A collective.
 
-    def __init__(self, group: Group, mine: HeldState | None) -> None:
+    They are of the latest step of which the workers have everything together, with their copies.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        live: HeldState | None,
+        copies: Sequence[HeldState] = (),
+        has_trained: bool = False,
+    ) -> None:
         self.group, self.source = group, 0  # a worker that has committed the latest step
-        mine = self._catch_up(mine)
-        self._mine = {(piece.name, piece.start): piece.tensor for piece in mine.pieces} if mine else {}
-        places = [[piece.name, piece.start, piece.tensor.numel()] for piece in mine.pieces] if mine else []
-        told = {"cursor": mine.cursor, "places": places, "shapes": mine.shapes} if mine else None
-        every = [json.loads(text) for text in group.all_gather_bytes(json.dumps(told).encode())]
-        steps = [found["cursor"]["step"] if found else -1 for found in every]
-        self._held: dict[str, list[_Run]] = {}
+        live = self._catch_up(live)
+        mine = [*([live] if live else []), *copies]
+        told = [
+            {
+                "cursor": each.cursor,
+                "places": [[piece.name, piece.start, piece.tensor.numel()] for piece in each.pieces],
+                "shapes": each.shapes,
+            }
+            for each in mine
+        ]
+        found = [
+            json.loads(text) for text in group.all_gather_bytes(json.dumps([has_trained, told]).encode())
+        ]
+        every = [rows for _, rows in found]
+        steps = sorted({row["cursor"]["step"] for rows in every for row in rows}, reverse=True)
         self.cursor: dict[str, Any] | None = None  # if together they have all of a state
-        if max(steps) < 0:
-            return
-        for rank, found in enumerate(every):
-            for name, start, count in found["places"] if steps[rank] == max(steps) else ():
+        self._held: dict[str, list[_Run]] = {}
+        self.latest = steps[0] if steps else -1  # the last step that anybody has, or had a copy of
+        self.has_trained = self.latest > 0 or any(each for each, _ in found)  # since it has a model
+        for step in steps:
+            if self.cursor is None:
+                self.cursor = self._gather(every, step)
+        chosen = [each for each in reversed(mine) if each.cursor["step"] == self.step]
+        self._mine = {(piece.name, piece.start): piece.tensor for each in chosen for piece in each.pieces}
+        is_chosen = live is not None and live.cursor["step"] == self.step
+        self.live = replace(live, cursor=self.cursor) if live and self.cursor and is_chosen else None
+
+    @property
+    def step(self) -> int:
+        """The step that all go on from; -1 if they have all of none."""
+        return int(self.cursor["step"]) if self.cursor else -1
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether steps were done, and all of what the workers had is not enough to go on from any."""
+        return self.cursor is None and self.has_trained
+
+    def explain(self, step: int, undone: int) -> str:
+        """From where the state of a step came, after workers were lost or joined, and what is done again."""
+        if self.cursor and self.step == self.latest and not undone:
+            return f"the workers have all of the state, and go on from step {step}"
+        back = f"go back {undone} step{'s' * (undone != 1)} to" if undone else "go on from"
+        kind = "copy" if self.cursor else "checkpoint"
+        return f"a part of the state is lost, and all {back} the {kind} of step {step}"
+
+    def _gather(self, every: list[list[dict[str, Any]]], step: int) -> dict[str, Any] | None:
+        """Note who has what of the state of a step; gives its cursor if nothing is missing."""
+        found = [(rank, row) for rank, rows in enumerate(every) for row in rows]
+        found = [(rank, row) for rank, row in found if row["cursor"]["step"] == step]
+        self._held = {}
+        for rank, row in found:
+            for name, start, count in row["places"]:
                 self._held.setdefault(name, []).append(_Run(rank, start, start + count))
-        latest = every[self.source]
-        sizes = {name: torch.Size(shape).numel() for name, shape in latest["shapes"].items()}
-        if all(self._ways(name, 0, size) is not None for name, size in sizes.items()):
-            self.cursor = latest["cursor"]
+        _, first = min(found, key=lambda each: each[0] != self.source)
+        sizes = {name: torch.Size(shape).numel() for name, shape in first["shapes"].items()}
+        is_whole = all(self._ways(name, 0, size) is not None for name, size in sizes.items())
+        return dict(first["cursor"]) if is_whole else None
 
     def _catch_up(self, mine: HeldState | None) -> HeldState | None:
         """Commit a step that others have committed, if only the norm of its gradients was missing."""

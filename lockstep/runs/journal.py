@@ -14,8 +14,8 @@ from typing import Any
 from lockstep.comm.group import Group
 from lockstep.models.tensors import tensors_sha256
 from lockstep.runs import checkpoint
-from lockstep.runs.about import About, Pace
-from lockstep.runs.directory import RunDirectory
+from lockstep.runs.about import About, Pace, about_row
+from lockstep.runs.directory import RunDirectory, is_done
 from lockstep.runs.event import (
     CheckpointSaved,
     EpochDone,
@@ -42,6 +42,7 @@ class Journal:
         self._directory: RunDirectory | None = None
         self._emit, self._about, self._trace = on_event, about, trace
         self.noted: deque[tuple[str, dict[str, Any]]] = deque(maxlen=_NOTED)
+        self.undone = 0  # steps to be done again, since the last row of a generation
         self._started = False
         self._told: set[str] = set()
         self._pace, self.epoch_pace = Pace(), Pace()
@@ -71,6 +72,7 @@ class Journal:
 
     def start(self, state: TrainState, steps_per_epoch: int, num_workers: int, takes_over: bool) -> None:
         """Open the files and announce the run, if this worker has just become the one that writes them."""
+        self._go_back(state)
         if not self._directory or self._started:
             if self._trace and not self.noted:
                 self.trace(state)  # in case this worker takes over
@@ -102,6 +104,12 @@ class Journal:
             )
         )
 
+    def _go_back(self, state: TrainState) -> None:
+        """Count the steps that will be done again, and forget their rows."""
+        self.undone += max([state.step, *(row["step"] for _, row in self.noted)]) - state.step
+        kept = [(name, row) for name, row in self.noted if is_done(row, state.step, state.epoch)]
+        self.noted = deque(kept, self.noted.maxlen)
+
     def _open_logs(self, state: TrainState, takes_over: bool) -> None:
         assert self._directory
         names = [_METRICS, _TRACE] if self._trace else [_METRICS]
@@ -125,7 +133,9 @@ class Journal:
             round(found.since if found else now, 3),
             round(now - found.since, 3) if found and changes else 0.0,
             len(found.spares) if found else 0,
+            self.undone,
         )
+        self.undone = 0
         self._told |= set(changes)  # a generation repeats changes that may not have been reported
         self._add(_METRICS, {"kind": "generation", **vars(done)})
         if self._directory and done.changes:
@@ -154,11 +164,7 @@ class Journal:
     def _generations(self) -> list[dict[str, Any]]:
         """The timeline of lost and joined workers, from the metrics."""
         rows = self._directory.read_rows(_METRICS) if self._directory else []
-        return [
-            {key: value for key, value in row.items() if key != "kind"}
-            for row in rows
-            if row["kind"] == "generation"
-        ]
+        return [row for row in rows if row.pop("kind") == "generation"]
 
     def is_saved(self, state: TrainState) -> bool:
         """Whether there is a checkpoint of the state's step."""
@@ -242,8 +248,3 @@ class Journal:
         self.noted.append((name, row))
         if self._directory:
             self._directory.add_row(name, row, self.warn)
-
-
-def about_row(row: dict[str, Any]) -> tuple[Any, Any, Any]:
-    """The key that identifies a row in its file."""
-    return row.get("kind"), row["step"], row.get("generation")

@@ -47,6 +47,7 @@ class Launch:
     rdzv: str | None = None  # host:port of the launcher that holds the job's store
     nodes: str = "1"  # how many launchers: N, or MIN:MAX
     data_changed: bool = False  # resume although the data has changed; from there on it is another run
+    copy_every: int = 100  # steps between copies of what only one worker has, with compression; 0: none
     audit: int = 0  # check a lane and a slice by computing them twice, every N steps; 0: never
     stop_after_epochs: int = 0  # save and stop once so many epochs are trained; 0: at the end
     quiet: bool = False  # print only warnings; a listener still gets every event
@@ -92,6 +93,7 @@ class Launch:
         for flag, value, least in (
             ("--min-workers", self.min_workers, 1),
             ("--restarts", self.restarts, 0),
+            ("--copy-every", self.copy_every, 0),
             ("--audit", self.audit, 0),
             ("--stop-after-epochs", self.stop_after_epochs, 0),
             ("--decode-threads", self.decode_threads, 0),
@@ -141,6 +143,7 @@ class Launch:
             "--min-workers": self.min_workers if self.min_workers != plain.min_workers else None,
             "--wait": f"{self.wait_s:g}" if self.wait_s != plain.wait_s else None,
             "--restarts": self.restarts if self.restarts != plain.restarts else None,
+            "--copy-every": self.copy_every if self.copy_every != plain.copy_every else None,
             "--rdzv": self.rdzv,
             "--nodes": self.nodes if self.nodes != plain.nodes else None,
             "--audit": self.audit or None,
@@ -168,16 +171,14 @@ class Launch:
         """The first plan that comes out for so many workers and lanes, with its number along `data`."""
         if not self.is_bound:
             return self.plan
-        fits = [plan for plan in self.plans if plan.fits(workers, lanes)]
-        return (fits or [self.plan])[0].for_workers(workers)
+        return next((p for p in self.plans if p.fits(workers, lanes)), self.plan).for_workers(workers)
 
     def sizes(self, most: int, lanes: int) -> tuple[int, ...]:
         """The numbers of workers up to `most` that have a plan, the most wanted first; empty if all have."""
         if not self.is_bound:
             return ()
-        return tuple(
-            dict.fromkeys(n for plan in self.plans for n in range(most, 0, -1) if plan.fits(n, lanes))
-        )
+        found = (n for plan in self.plans for n in range(most, 0, -1) if plan.fits(n, lanes))
+        return tuple(dict.fromkeys(found))
 
     @property
     def num_workers(self) -> int | str | None:

@@ -26,6 +26,8 @@ from lockstep.parallel.shard.sharded_model import ShardedModel, blocks_by_size
 from lockstep.parallel.split.layer_report import tell_layers
 from lockstep.parallel.split.split_graph import SplitGraph
 from lockstep.parallel.stage_link import StageLink
+from lockstep.runs.held_state import HeldParts
+from lockstep.runs.kept_state import KeptState
 from lockstep.runs.state_parts import StateParts
 from lockstep.runs.train_state import TrainState
 from lockstep.spec import Launch
@@ -55,8 +57,8 @@ class Dealt:
     products: DealtProducts | None = None  # the same with fused or compiled kernels
     mix: Mix | None = None  # if some layers are over the workers along data
     sharded: ShardedModel | None = None  # once the state has begun
-    # whether the workers of the generation before had all of the state together; None: each of them had
-    is_restored: bool | None = None
+    held: HeldParts | None = None  # what workers of the generation before had; None: all had all of the state
+    kept: KeptState = field(default_factory=lambda: KeptState(0))  # copies the state between checkpoints
     later: dict[int, PlanParts] = field(default_factory=dict)  # by first epoch, if the batch grows
 
     def at(self, epoch: int) -> Dealt:
@@ -142,7 +144,7 @@ class Dealt:
         found = self.pipeline.told if self.pipeline and self.plan.pipeline > 1 else []
         found = [*found, tell_layers(self.split)] if self.split else found
         found = [*found, self.products.tell()] if self.products else found
-        found = [*found, *self.mix.told] if self.mix else found
+        found = [*found, *self.mix.told] if self.mix else [*found, *self.kept.told]
         if not self.sharded or self.mix:
             return found
         share, count = self.sharded.share, self.mesh.shard.size // self.plan.replicas
@@ -159,17 +161,11 @@ class Dealt:
             return self.sharded.averaged(state.averaged, state.ema)
         return averaged_weights(state.model, state.ema)
 
-    def explain_state(self, state: TrainState) -> str:
+    def explain_state(self, state: TrainState, undone: int) -> str:
         """The plan, and from where a state that was in parts came, after workers were lost or joined."""
-        if self.is_restored is None:
-            return f"the plan is now {self.plan}"
-        source = (
-            "the workers have all of the state, and go on from"
-            if self.is_restored
-            else "a part of the state is lost, and all go on from the checkpoint of"
-        )
-        plan = f"the plan is now {self.plan}: " if self.setup.run.train.compress == "none" else ""
-        return f"{plan}{source} step {state.step}"
+        plan = f"the plan is now {self.plan}" if self.setup.run.train.compress == "none" else ""
+        source = self.held.explain(state.step, undone) if self.held else ""
+        return ": ".join(filter(None, (plan, source)))
 
     def make_whole(self, state: TrainState) -> None:
         """Give every worker the whole model, at the end."""

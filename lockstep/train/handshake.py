@@ -13,20 +13,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 import lockstep
 from lockstep.comm.everywhere import everywhere
 from lockstep.comm.group import Group
-from lockstep.errors import WorkersDiffer
+from lockstep.errors import LockstepError, WorkersDiffer
 from lockstep.models.tensors import model_tensors
+from lockstep.runs.about import about_row
 from lockstep.runs.checkpoint import Saved
-from lockstep.runs.held_state import HeldParts, HeldState
-from lockstep.runs.journal import Journal, about_row
+from lockstep.runs.held_state import HeldParts
+from lockstep.runs.journal import Journal
 from lockstep.runs.state_parts import StateParts, StatePiece
 from lockstep.runs.train_state import TrainState, hash_state
 from lockstep.spec import Launch
 from lockstep.spec.identity import HISTORY, INITIAL_WEIGHTS, Identity, digest
+from lockstep.train.setup import Setup
 
 # Taken from worker 0 and not compared: each worker's copy of a user's module may start from other weights,
 # and only worker 0 knows which data a resumed run had before.
@@ -91,10 +92,11 @@ def call_roll(group: Group, mine: dict[str, Any]) -> RollCall:
 
 
 def answer_roll(
-    identity: Identity | None, launch: Launch, state: TrainState | None, keeps: bool, knows: bool
+    setup: Setup | None, launch: Launch, state: TrainState | None, journal: Journal | None
 ) -> dict[str, Any]:
     """What this worker has: a built run, a state, the run's directory open, and its path."""
-    built = digest(_told(identity, launch)) if identity else ""
+    keeps, knows = bool(journal and journal.is_open), bool(journal and journal.found)
+    built = digest(_told(setup.identity, launch)) if setup else ""
     return {"built": built, "cursor": state.cursor() if state else None, "keeps": keeps, "knows": knows}
 
 
@@ -119,7 +121,7 @@ def share_state(group: Group, state: TrainState, source: int) -> None:
 
 def begin_parts(
     group: Group,
-    model: nn.Module,
+    setup: Setup,
     begin: Callable[[], TrainState],
     held: HeldParts,
     saved: Saved | None,
@@ -132,7 +134,14 @@ def begin_parts(
     """
     cursor = json.loads(group.broadcast_bytes(json.dumps(saved and saved.manifest["cursor"]).encode()))
     if not held.cursor and not cursor:
-        for tensor in model_tensors(model).values():
+        if held.is_lost and setup.is_own_model:
+            error = LockstepError(
+                "a part of the state is lost, no checkpoint was saved, and the script's module cannot begin "
+                "again in its process: run the script again"
+            )
+            error.everywhere = True
+            raise error
+        for tensor in model_tensors(setup.model).values():
             group.broadcast(tensor.detach())
     state = begin()
     parts, own = state.parts or StateParts(group), state.pieces()
@@ -146,9 +155,8 @@ def begin_parts(
     return state
 
 
-def give_parts(group: Group, mine: HeldState | None, journal: Journal | None) -> None:
+def give_parts(held: HeldParts, journal: Journal | None) -> None:
     """Hand over what this worker has, as one that does not train on; the others call `begin_parts`."""
-    held = HeldParts(group, mine)
     if held.cursor:
         _hand_over(held, (), journal)
 

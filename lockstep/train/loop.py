@@ -64,7 +64,7 @@ class Loop:
         halts = bool(self._generation and self._generation.halt)
         tells = self._launch.is_bound or self._setup.run.train.compress != "none"
         if changes and tells and not halts:
-            journal.notice(self._dealt.explain_state(state))
+            journal.notice(self._dealt.explain_state(state, journal.undone))
         for line in self._dealt.told:
             journal.notice(line)
         if self._is_due() and self._is_unsaved():
@@ -107,7 +107,7 @@ class Loop:
     def _train_epoch(self, engine: Engine) -> None:
         state, run, journal = self._state, self._setup.run, self._journal
         last, batch = time.perf_counter(), run.train.batch_of(state.epoch)
-        for result in engine.epoch(self._is_due_at, self._requests):
+        for result in engine.epoch(self._is_read_at, self._requests):
             images = batch * result.steps
             state.totals.loss += result.loss * result.steps
             state.totals.correct += result.correct
@@ -134,6 +134,8 @@ class Loop:
                 last = time.perf_counter()
             if result.move:
                 raise Moved
+            if self._dealt.kept.is_due(state.step):
+                self._dealt.kept.take(state)
         if state.step_in_epoch < self._steps:  # asked to leave before a step was begun
             if self._interrupt.signal:
                 self._stop(self._interrupt.signal)
@@ -194,6 +196,9 @@ class Loop:
 
     def _is_due_at(self, step: int) -> bool:
         return step % self._setup.run.checkpoint.every_steps == 0
+
+    def _is_read_at(self, step: int) -> bool:
+        return self._is_due_at(step) or self._dealt.kept.is_due_at(step)
 
     @property
     def _generation(self) -> Generation | None:

@@ -24,8 +24,8 @@ from lockstep.errors import GroupLost, LockstepError, SpecError
 from lockstep.kernels.numerics import plain_torch, prepare_device
 from lockstep.runs.checkpoint import Saved
 from lockstep.runs.event import Event, Listener, Notice
-from lockstep.runs.held_state import HeldParts, HeldState, hold
 from lockstep.runs.journal import Journal
+from lockstep.runs.kept_state import KeptState
 from lockstep.runs.resume import continued_identity, open_directory, recorded_identity, reopen_directory
 from lockstep.runs.train_state import TrainState
 from lockstep.spec import Launch, Run
@@ -52,10 +52,7 @@ FindGroups = Callable[[World | None, str, torch.device], GroupSource]
 
 
 def fit(run: Run, launch: Launch, on_event: Listener, find_groups: FindGroups, given: Given) -> Result:
-    """Train a Run from its beginning or from where it stopped, to its end, as one of its workers.
-
-    `find_groups` makes the source of the worker's groups.
-    """
+    """Train a Run from where it stopped to its end, as one of its workers; `find_groups` gives its groups."""
     launch.check_run(run)
     with plain_torch():
         # the device first: preparing it sets the number of threads for everything else
@@ -70,7 +67,8 @@ def fit(run: Run, launch: Launch, on_event: Listener, find_groups: FindGroups, g
             raise
         # only this device: by default torch saves the state of every GPU of the host, and warns about it
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            return _Worker(run, launch, on_event, device, given, groups).work()
+            kept = KeptState(launch.copy_every)
+            return _Worker(run, launch, on_event, device, given, groups, kept).work()
 
 
 @dataclass
@@ -83,9 +81,9 @@ class _Worker:
     device: torch.device
     given: Given
     groups: GroupSource
+    kept: KeptState  # what is left of a state in parts in another generation, and copies of it
     setup: Setup | None = None
     state: TrainState | None = None  # None until it has been made or received
-    held: HeldState | None = None  # what is left of it in another generation, if it was in parts
     journal: Journal | None = None
     is_ended: bool = False  # whether an error in `on_event` ended the run for all workers
 
@@ -141,8 +139,10 @@ class _Worker:
         """Keep what this worker has of the state apart, if its part may be another in the next generation."""
         if not self.launch.splits_state(self.run):
             return
-        self.held = hold(self.state) if self.state else self.held
-        self.setup, self.state = forget_part(self.setup, self.given), None
+        self.kept.hold(self.state)
+        self.state = None
+        if self.run.train.compress == "none":  # a plan has taken the model apart
+            self.setup = forget_part(self.setup, self.given)
         if self.journal:
             self.journal.close()
 
@@ -158,31 +158,29 @@ class _Worker:
         """Agree with the other workers on run and state, then train on; a giver only hands over its part."""
         generation = self.groups.generation
         size = len(generation.workers) if generation else everyone.size
+        held = self.kept.find(everyone)
         if everyone.rank >= size:
-            give_parts(everyone, self.held, self.journal)
-            self.held = None
+            give_parts(held, self.journal)
+            self.kept.release()
             raise Moved
+        if held.is_lost and self.journal:  # it has trained the model, which must begin again
+            self.setup = forget_part(self.setup, self.given)
         group = part_of(everyone, "workers", range(size))
-        identity = self.setup.identity if self.setup else None
-        keeps = bool(self.journal and self.journal.is_open)
-        knows = bool(self.journal and self.journal.found)
-        roll = call_roll(group, answer_roll(identity, self.launch, self.state, keeps, knows))
+        roll = call_roll(group, answer_roll(self.setup, self.launch, self.state, self.journal))
         setup = self.setup if roll.agrees and self.setup else self._agree_on_setup(group)
         dealt = deal(setup, self.launch, group, generation)
         journal = self.journal = self.journal or Journal(self._tell, setup.about(), self.launch.trace)
-        held = HeldParts(everyone, self.held)
-        self.held = self.held if held.cursor else None
         saved = None if roll.has_directory else self._open(group, journal, roll, bool(held.cursor))
         if self.launch.splits_state(self.run):
-            self.state = begin_parts(group, setup.model, dealt.begin, held, saved, journal)
-            self.held = None
+            self.state = begin_parts(group, setup, dealt.begin, held, saved, journal)
+            self.kept.begin(group, generation.nodes[:size] if generation else (), self.state)
+            dealt.held, dealt.kept = held, self.kept
         else:
             state = self.state or dealt.begin()
             everywhere(group, lambda: saved.restore(state) if saved else None)
             if not roll.is_even:
                 share_state(group, state, roll.source or 0)
             self.state = state
-        dealt.is_restored = bool(held.cursor) if self.launch.splits_state(self.run) else None
         with closing(dealt):
             return Loop(dealt, self.state, self.launch, journal, interrupt, self.groups).run()
 

@@ -105,5 +105,6 @@ launch = lockstep.Launch(
     device="cpu",
     workers=WORKERS,
     restarts=100,
+    copy_every=3,
 )
 lockstep.train(run, launch=launch, on_event=lambda event: None)

@@ -43,6 +43,7 @@ def assert_same(found, expected):
         "identity",
     ):
         assert found[key] == expected[key], key
+    assert found.get("feedback_sha256") == expected.get("feedback_sha256")
 
 
 # Where a worker dies: in which step of eight of an epoch, from 0; a checkpoint is due after the fourth.
@@ -67,18 +68,29 @@ POINTS = {
     "a worker raises": 2,
     "at the end": 7,
 }
+COMPRESSED = (  # enough to lose what lanes remember, and its copies, before, within and after a commit
+    "before the commit",
+    "within the commit",
+    "after the commit",
+    "after the row",
+    "after the evaluation",
+    "in the recovery",
+    "in the recovery, after the roll call",
+)
 ONLY_WORKER_0 = ("between the checkpoint's files", "before the pruning")  # the others save nothing
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_death_at_every_point_of_a_step(rank, reference, tmp_path):
+@pytest.mark.parametrize(("rank", "compress"), [(0, "none"), (1, "none"), (0, "top:0.05")])
+def test_a_death_at_every_point_of_a_step(rank, compress, reference, tmp_path):
     points = [point for point in POINTS if rank == 0 or point not in ONLY_WORKER_0]
+    points = points if compress == "none" else list(COMPRESSED)
     faults = [(point, 8 * epoch + POINTS[point], rank) for epoch, point in enumerate(points)]
     recoveries = [step for point, step, _ in faults if "recovery" in point]
     faults += [("before the step", step, 2) for step in recoveries]  # another worker is lost first
     last = "before the picture" if rank else "after the summary"  # both are worker 0's
     faults.append((last, 8 * len(points) - 1, 0))
     keys = (f"train.epochs={len(points)}", "train.ema=0.9", "checkpoint.every_steps=4", "data.num_train=260")
+    keys = (*keys, f"train.compress={compress}")
     marks = tmp_path / "marks"
     marks.mkdir()
     with faulty_job(tmp_path, keys, FAULTS=json.dumps(faults), FAULT_DIR=str(marks)) as job:

@@ -208,3 +208,20 @@ def test_the_cable_is_cut_and_healed(expected, tmp_path):
     assert_same(summary(first.run), expected)
     assert_no_step_lost(first.run)
     assert not (tmp_path / "other").exists(), "the side without the store writes nothing"
+
+
+def test_a_lost_node_leaves_what_its_lanes_remembered_on_the_other(port, tmp_path):
+    keys = ("train.epochs=2", "train.compress=int8", "data.num_test=10")
+    expected = train(small_run(*keys), tmp_path / "calm")[0].summary
+    with paced(tmp_path, port, "--nodes", "1:2", "--restarts", "0", keys=keys) as first:
+        first.wait_for(lambda: is_listening(port), "the store")
+        with paced(tmp_path, port, "--nodes", "1:2", keys=keys) as second:
+            first.wait_for(lambda: "1.1 on" in str(first.generations()), "four workers")
+            second.process.kill()
+            first.wait_for(lambda: first.generations()[-1]["workers"] == 2, "the loss of two")
+            first.hurry()
+            output, _ = first.finish()
+    assert "to the copy of step" in output and "checkpoint of step" not in output, output
+    assert_same(summary(first.run), expected)
+    assert summary(first.run)["feedback_sha256"] == expected["feedback_sha256"]
+    assert_no_step_lost(first.run)

@@ -12,8 +12,8 @@ from lockstep.cli.main import FORESIGHT, VERBS, make_parser
 from lockstep.recipes import RECIPES
 
 FLAGS = {
-    "train": "RECIPE --audit --backend --bucket-mb --config --data-changed --decode-threads --device --fork "
-    "--min-workers --name --no-graph --no-overlap --nodes --or --override --pixel-cache "
+    "train": "RECIPE --audit --backend --bucket-mb --config --copy-every --data-changed --decode-threads "
+    "--device --fork --min-workers --name --no-graph --no-overlap --nodes --or --override --pixel-cache "
     "--pixel-cache-gb --plan --print-config --quiet --rdzv --read-ahead --replicas --restarts --resume "
     "--runs-dir --stop-after-epochs --tensorboard --trace --wait --workers -c -o",
     "launch": "SCRIPT … --min-workers --nodes --rdzv --restarts --wait --workers",
