@@ -9,7 +9,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 
+from lockstep.planner.step_work import BucketWork
 from lockstep.spec.cluster import Cluster, ExchangeTimes, LinkRate
+
+HOST_GB_S = 1.9  # of a GPU's worker through host memory: an assumption, as between two of cpu-1g
 
 
 @dataclass(frozen=True)
@@ -29,9 +32,37 @@ def reduce_s(cluster: Cluster, ring: Ring, num_bytes: float) -> float:
     return 2 * _one_way(cluster, ring, num_bytes)
 
 
-def bucket_s(cluster: Cluster, ring: Ring, num_bytes: float, sharded: bool) -> float:
+def bucket_s(cluster: Cluster, ring: Ring, bucket: BucketWork, sharded: bool) -> float:
     """A bucket of gradients: everybody gets their sum, or of a shard each only its own part of it."""
-    return (gather_s if sharded else reduce_s)(cluster, ring, num_bytes)
+    if bucket.seconds is not None:
+        return bucket.seconds
+    return (gather_s if sharded else reduce_s)(cluster, ring, bucket.num_bytes)
+
+
+def near_s(cluster: Cluster, ring: Ring, num_bytes: float) -> float:
+    """The part of `reduce_s` that is within a node."""
+    return reduce_s(cluster, Ring(_local(cluster, ring), ring.stride), num_bytes)
+
+
+def messages_s(cluster: Cluster, ring: Ring, num_bytes: float) -> float:
+    """A round of messages through host memory: each worker sends so much to all others of it together.
+
+    Every message goes its own way, so those of a node's workers share its network.
+    """
+    local, on_cpu = _local(cluster, ring), cluster.worker.kind == "cpu"
+    each, seconds = num_bytes / (ring.size - 1), 0.0
+    if on_cpu and (measured := _find(cluster, "gather", ring)):
+        return _interpolate(measured, each * ring.size)
+    if local > 1:
+        link = find_link(cluster, Ring(local, ring.stride))
+        rate = link.gb_s if on_cpu else min(link.gb_s, HOST_GB_S)
+        seconds += _depth(local) * link.latency_us * 1e-6 + each * (local - 1) / (rate * 1e9)
+    if ring.size > local:
+        link, senders = find_link(cluster, ring), min(cluster.node.workers, ring.size * ring.stride)
+        rate = link.gb_s if on_cpu else min(link.gb_s, senders * HOST_GB_S)
+        sent = each * (ring.size - local) * senders
+        seconds += _depth(-(-ring.size // local)) * link.latency_us * 1e-6 + sent / (rate * 1e9)
+    return seconds
 
 
 def gather_s(cluster: Cluster, ring: Ring, num_bytes: float) -> float:
@@ -91,9 +122,12 @@ def _network_link(cluster: Cluster, over_switches: bool) -> LinkRate:
 def _one_way(cluster: Cluster, ring: Ring, num_bytes: float) -> float:
     """Each sends (n − 1)/n of the bytes, in n − 1 messages of which several travel at once.
 
-    Over nodes, those of a node exchange first within it; then a node sends each byte once.
+    Over nodes, cores send each message by itself. GPUs of a node exchange first within it; then a node sends
+    each byte once.
     """
-    local = max(min(ring.size, cluster.node.workers // ring.stride), 1)
+    local = _local(cluster, ring)
+    if cluster.worker.kind == "cpu" and local < ring.size:
+        return messages_s(cluster, ring, num_bytes * (ring.size - 1) / ring.size)
     nodes = -(-ring.size // local)
     seconds = 0.0
     if local > 1:
@@ -107,6 +141,11 @@ def _one_way(cluster: Cluster, ring: Ring, num_bytes: float) -> float:
         each = num_bytes * max(groups, 1) * (nodes - 1) / nodes
         seconds += _depth(nodes) * link.latency_us * 1e-6 + each / (link.gb_s * 1e9)
     return seconds
+
+
+def _local(cluster: Cluster, ring: Ring) -> int:
+    """How many workers of a group are on one node."""
+    return max(min(ring.size, cluster.node.workers // ring.stride), 1)
 
 
 def _depth(count: int) -> int:

@@ -66,10 +66,12 @@ def recall_profile(run: Run, shape: tuple[int, ...], device: str) -> Profile | N
 
 
 def as_profiled(run: Run) -> Run:
-    """The run whose profile serves for this one: with the same kernels, and lanes that meet in every step."""
-    if run.train.local_steps == 1:
-        return run
-    kernels, train = replace(run.kernels, set="stock"), replace(run.train, local_steps=1)
+    """The run whose profile serves for this one: with the same kernels, and gradients sent in every step.
+
+    What compression and rounds add to a step follows from the cluster, so one profile serves all of them.
+    """
+    train = replace(run.train, compress="none", compress_after=0, local_steps=1)
+    kernels = run.kernels if run.train.local_steps == 1 else replace(run.kernels, set="stock")
     return replace(run, kernels=kernels, train=train)
 
 
