@@ -141,10 +141,13 @@ class Reducer:
                 means[index] = tensor
         return [mean for mean in means if mean is not None]
 
-    def commit(self) -> None:
-        """Remember what compression left out of this step, which is committed."""
+    def commit(self, bad: Tensor | None = None) -> None:
+        """Remember what compression left out of this step, which is committed, unless it is `bad`.
+
+        That is for steps that are captured as a graph: then everything stays at its place.
+        """
         for bucket in self._compressed:
-            bucket.commit()
+            bucket.commit(bad)
 
     @property
     def sent_bytes(self) -> int:

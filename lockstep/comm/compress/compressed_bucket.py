@@ -117,8 +117,8 @@ class CompressedBucket(FeedbackBucket):
         ]
 
     @torch.no_grad()
-    def commit(self) -> None:
-        self._rows.commit()
+    def commit(self, bad: Tensor | None) -> None:
+        self._rows.commit(bad)
 
 
 def _round(received: list[tuple[int, Tensor]], sent: list[tuple[int, Tensor]]) -> Round:

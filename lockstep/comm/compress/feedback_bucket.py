@@ -45,8 +45,8 @@ class FeedbackBucket(Bucket):
         """The means over all lanes, as compression leaves them; of one worker, too."""
         return self._exchange_means() if self._alone else super().reduce()
 
-    def commit(self) -> None:
-        """Take over what this step left out, once all of the step is committed."""
+    def commit(self, bad: Tensor | None) -> None:
+        """Take over what this step left out, once all of the step is committed; see `Reducer.commit`."""
         raise NotImplementedError
 
     def _add_lane(self, lane: int, grads: list[Tensor]) -> None:

@@ -37,6 +37,7 @@ class LowRankBucket(FeedbackBucket):
     ) -> None:
         super().__init__(group, lanes, entries, indices, feedback)
         self._left_over = UnfinishedFeedback()
+        self._first = {name: feedback.first_factor(name) for name in self._names}
         self._products = NativeProducts() if compresses_by(self._device) == "c" else TorchProducts()
         like = [entry.like for entry in entries]
         self._means = [torch.empty(len(p), p.numel() // len(p), device=self._device) for p in like]
@@ -83,12 +84,13 @@ class LowRankBucket(FeedbackBucket):
         return tree.mean() if self._alone else self._exchanges[number].mean(tree)
 
     @torch.no_grad()
-    def commit(self) -> None:
+    def commit(self, bad: Tensor | None) -> None:
         for name, factor in zip(self._names, self._next, strict=True):
-            if not (alive := factor.any(0)).all():  # where a direction has come to nothing
-                factor = torch.where(alive, factor, self._feedback.first_factor(name))  # noqa: PLW2901
-            self._feedback.factors[name].copy_(factor)
-        self._left_over.commit()
+            # where a direction has come to nothing it begins anew
+            found = torch.where(factor.any(0), factor, self._first[name])
+            kept = self._feedback.factors[name]
+            kept.copy_(found if bad is None else torch.where(bad, kept, found))
+        self._left_over.commit(bad)
 
 
 class _Factors:
@@ -125,5 +127,5 @@ def make_orthogonal(matrix: Tensor) -> Tensor:
         for before in columns:
             column -= before * tree_sum(before * column)
         norm = tree_sum(column * column).sqrt()
-        columns.append(column / norm if norm > _LEAST * whole else torch.zeros_like(column))
+        columns.append(torch.where(norm > _LEAST * whole, column / norm, 0.0))
     return torch.stack(columns).t().float().contiguous()

@@ -76,9 +76,9 @@ class NativeRows:
             call_codec("unpack", [*self._codec, self._size(place)], packed[place.row], start)
         return self._layout.shaped(self._means, like)
 
-    def commit(self) -> None:
-        """Remember what the step left out."""
-        self._lost.commit()
+    def commit(self, bad: Tensor | None) -> None:
+        """Remember what the step left out, unless it is bad."""
+        self._lost.commit(bad)
 
     def _size(self, place: Place) -> int:
         """The elements of a place; the last block of a parameter may be short."""

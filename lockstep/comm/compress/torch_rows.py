@@ -65,13 +65,13 @@ class TorchRows:
         """The means that rows say, with the memory format of an example each."""
         return self._layout.read(self._codec.decode(packed.to(self._table.device)), like)
 
-    def commit(self) -> None:
-        """Remember what the step left out."""
+    def commit(self, bad: Tensor | None) -> None:
+        """Remember what the step left out, unless it is bad."""
         layout, pairs = self._layout, self._own_views(self._lost_mean)
         for lane, lost in self._lost.items():
             pairs += layout.views(lost, [self._feedback.lanes[lane][name] for name in layout.names])
         for rows, blocks in pairs:
-            blocks.copy_(rows)
+            blocks.copy_(rows if bad is None else torch.where(bad, blocks, rows))
         self._lost.clear()
 
     def _own_views(self, rows: Tensor) -> list[tuple[Tensor, Tensor]]:

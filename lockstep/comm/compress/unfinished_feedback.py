@@ -1,7 +1,7 @@
 """What a step leaves out, until all of the step is committed: then it takes the place of what was remembered.
 
-Both are written whole, so they are exchanged and nothing is copied. Of what is free then, one of each shape
-is kept for the next step.
+Both are written whole, so they are exchanged and nothing is copied; on a GPU they are copied, as captured
+steps know their places. Of what is free then, one of each shape is kept for the next step.
 """
 
 from __future__ import annotations
@@ -23,13 +23,17 @@ class UnfinishedFeedback:
             self._next[what] = kept, {name: self._take(name, kept[name]) for name in names}
         return self._next[what][1]
 
-    def commit(self) -> None:
-        """Let what was written be what is remembered."""
+    def commit(self, bad: Tensor | None) -> None:
+        """Let what was written be what is remembered; if a step may be bad it is copied."""
         for kept, written in self._next.values():
             for name, tensor in written.items():
+                if bad is not None or tensor.is_cuda:
+                    kept[name].copy_(tensor if bad is None else torch.where(bad, kept[name], tensor))
+                    continue
                 self._free.setdefault((name, kept[name].shape), kept[name])
                 kept[name] = tensor
-        self._next.clear()
+        if bad is None:
+            self._next.clear()
 
     def _take(self, name: str, like: Tensor) -> Tensor:
         found = self._free.pop((name, like.shape), None)

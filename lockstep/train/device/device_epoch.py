@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -44,15 +45,26 @@ class DeviceEpochs:
     def __init__(self, step: DeviceStep, group: Group, exchange: StepExchange | None, graph: bool) -> None:
         self._step, self._group, self._exchange = step, group, exchange
         self._waited_s = 0.0  # for data, by the steps that are reported so far
-        device, together = step.device, group.size > 1
+        device, self._together, self._graph = step.device, group.size > 1, graph
+        self._captured: bool | None = None  # whether the step that is captured is compressed
         # with sync_norm a step exchanges statistics, which not every backend can do inside a CUDA graph
-        cut = step.run.train.sync_norm and together
-        run_first(step.dry_run, device, together and not cut)
-        if exchange:
+        cut = step.run.train.sync_norm and self._together
+        if self._together and exchange:
+            run_first(step.dry_run, device, not cut)
             self._compute = capture(exchange.compute, device, graph and not cut)
             self._commit = capture(lambda: step.commit(exchange.sums, 1.0), device, graph)
         else:
-            self._whole = capture(step.run_alone, device, graph)
+            self._capture_whole()
+
+    def _capture_whole(self) -> None:
+        """Capture the only worker's step, once more when compression begins."""
+        step, exchange = self._step, self._exchange
+        if exchange and self._captured == exchange.compresses:
+            return
+        self._captured = bool(exchange and exchange.compresses)
+        run = partial(exchange.run_alone, self._captured) if exchange else step.run_alone
+        run_first(partial(step.dry_run, run), step.device)
+        self._whole = capture(run, step.device, self._graph)
 
     def run(
         self, until: int, is_due: Callable[[int], bool], requests: Requests, synced: bool = False
@@ -63,11 +75,13 @@ class DeviceEpochs:
         step if `synced`; and when the group is lost.
         """
         step = self._step
+        if self._exchange and not self._together:
+            self._capture_whole()
         step.begin()
         offset = step.state.step - step.state.step_in_epoch
         ends = [n for n in range(1, until + 1) if synced or n == until or is_due(offset + n)]
         try:
-            yield from self._in_group(ends, requests) if self._exchange else self._alone(ends, requests)
+            yield from self._in_group(ends, requests) if self._together else self._alone(ends, requests)
         except (NotFinite, GroupLost):
             step.flush()
             raise

@@ -7,7 +7,7 @@ A step that is not finite changes nothing, and neither does any step after it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -83,6 +83,11 @@ class DeviceStep:
         """The other way."""
         self._program.to_flat(self._layout, tensors, flat)
 
+    @property
+    def bad(self) -> Tensor:
+        """Whether a step was not finite."""
+        return self._bad != 0
+
     def parts(self, flat: Tensor) -> list[Tensor]:
         """Split a flat table: gradients, sent in the wire type; statistics and loss, sent as they are."""
         return [flat[: self._layout.params], flat[self._layout.params :]]
@@ -125,11 +130,10 @@ class DeviceStep:
         self.compute()
         self.commit(self.roots[0], 1.0 / self.run.train.lanes)
 
-    def dry_run(self) -> None:
+    def dry_run(self, run: Callable[[], object] | None = None) -> None:
         """Compile every kernel by a step that is marked as not finite, so that it changes nothing."""
-        self._bad.fill_(1)
-        self.compute()
-        self.commit(self.roots[0], 1.0)
+        self.status.copy_(torch.tensor([0, 1]))
+        (run or self.run_alone)()
 
     def _begin_epoch(self) -> None:
         """Fill the tables with the order, keys and rates of the epoch."""

@@ -42,19 +42,34 @@ class StepExchange:
 
     def exchange(self, stop: bool, move: bool) -> Tensor:
         """Sum over all workers; returns how many wish to stop, and to move."""
-        step, state, reducer = self._step, self._step.state, self._reducer
-        reducer.begin(state.epoch >= step.run.train.compress_after)
+        return self._sum(self._step.grads.new_tensor([stop, move]), self.compresses)
+
+    def run_alone(self, compresses: bool) -> None:
+        """A whole step of the only worker, whose sums are rounded or compressed."""
+        self.compute()
+        self._sum(torch.zeros_like(self._step.grads[:2]), compresses)
+        self._step.commit(self.sums, 1.0)
+        self._reducer.commit(self._step.bad)
+
+    @property
+    def compresses(self) -> bool:
+        """Whether steps of the current epoch are compressed."""
+        return self._step.state.epoch >= self._step.run.train.compress_after
+
+    def _sum(self, wishes: Tensor, compresses: bool) -> Tensor:
+        step, reducer = self._step, self._reducer
+        reducer.begin(compresses)
         for number, (root, height) in enumerate(zip(step.roots, step.heights, strict=True)):
             grads, rest = step.parts(root)
             given = self._lanes[number] if self._lanes else [grads]
-            reducer.add([*given, rest, root.new_tensor([stop, move])], height)
-        *means, rest, requests = reducer.finish()
+            reducer.add([*given, rest, wishes.clone()], height)
+        *means, rest, wishes = reducer.finish()
         if self._lanes:
             step.join(means[::-1], self.sums)
         else:
             step.parts(self.sums)[0].copy_(means[0])
         step.parts(self.sums)[1].copy_(rest)
-        return requests
+        return wishes
 
     def commit(self) -> None:
         """Remember what compression left out of the step, which is committed."""
