@@ -102,7 +102,7 @@ class _Sums:
             torch._foreach_add_([self._sums[i] for i in rest], [grads[i] for i in rest])
 
 
-def join_batches(batches: Sequence[Lanes]) -> Lanes:
+def join_round(batches: Sequence[Lanes]) -> Lanes:
     """The batches of a round as one: lane by lane, and of each lane its part of one batch after another."""
     first = batches[0]
     if len(batches) == 1:

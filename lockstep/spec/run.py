@@ -229,8 +229,8 @@ class Run:
     def __post_init__(self) -> None:
         check_fields(self, "")
         require(0 <= self.seed < 2**63, "seed", self.seed, "must be from 0 to 2^63-1")
-        train = self.train
-        check_local_steps(train.local_steps, train.batch, train.sync_norm, self.kernels.set)
+        train, most = self.train, max(stage.batch for stage in self.train.stages)
+        check_local_steps(train.local_steps, most, train.sync_norm, self.kernels.set)
         require(
             self.schedule.warmup_epochs <= self.train.epochs,
             "schedule.warmup_epochs",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.comm.tree import worker_lanes
 from lockstep.data.loader import Lanes, TrainLoader
-from lockstep.lower.local_lanes import join_batches
+from lockstep.lower.local_lanes import join_round
 from lockstep.parallel.mix.mixed_lanes import MixedLanes
 from lockstep.parallel.pipelined_lanes import PipelinedLanes
 from lockstep.parallel.split.layer_clock import STEP
@@ -74,7 +74,7 @@ class Engine:
         state, before = self._state, self._loader.waited_s
         batches = self._loader.epoch(state.epoch, state.step_in_epoch)
         rounds = iter(lambda: list(islice(batches, self._loader.at_once)), [])
-        for lanes in map(join_batches, rounds):
+        for lanes in map(join_round, rounds):
             waited_s, before = self._loader.waited_s - before, self._loader.waited_s
             start = time.perf_counter()
             result = replace(self._through_host(lanes, requests), waited_s=waited_s)

@@ -21,7 +21,7 @@ from lockstep.data.loader import Lanes
 from lockstep.errors import GroupLost, NumericsError, SpecError
 from lockstep.kernels import random
 from lockstep.kernels.dropout import dropout
-from lockstep.lower.local_lanes import LocalLanes, join_batches
+from lockstep.lower.local_lanes import LocalLanes, join_round
 from lockstep.models.tensors import tensors_sha256
 from lockstep.runs.train_state import TrainState
 from lockstep.spec import Optimizer, Run, Schedule, Train
@@ -105,7 +105,7 @@ def test_two_rounds_equal_those_by_hand_bit_for_bit():
             for name, buffer in by_hand.named_buffers():
                 kept = [dict(model.named_buffers())[name] for model in walked]
                 buffer.copy_(tree(kept) / LANES if buffer.is_floating_point() else kept[0])
-        result = training.step(join_batches(given))
+        result = training.step(join_round(given))
         loss = tree([sum(losses[1:], losses[0]) / count for losses, _ in found]) / LANES
         assert (result.loss, result.steps) == (float(loss), count)
         for name, tensor in training.model.state_dict().items():
@@ -128,7 +128,7 @@ def test_sgd_is_local_sgd():
             images, labels = lanes.lane(lane)
             F.cross_entropy(each.train()(images).float(), labels).backward()  # losses are in fp32
             optimizer.step()
-    Training(model, Optimizer("sgd", lr=0.2)).step(join_batches(given))
+    Training(model, Optimizer("sgd", lr=0.2)).step(join_round(given))
     for name, tensor in model.state_dict().items():
         mean = torch.stack([each.state_dict()[name].double() for each in copies]).mean(0)
         torch.testing.assert_close(tensor.double(), mean, rtol=1e-12, atol=1e-13)
@@ -136,7 +136,7 @@ def test_sgd_is_local_sgd():
 
 def test_batches_of_any_targets_are_joined_lane_by_lane():
     given = [replace(each, labels={"a": each.labels, "b": each.images.sum(1)}) for each in batches(STEPS)]
-    joined = join_batches(given)
+    joined = join_round(given)
     assert (joined.steps, joined.lane_size) == (STEPS, STEPS * IN_LANE)
     for lane in range(LANES):
         walk = Lanes(*joined.lane(lane), STEPS)
@@ -151,7 +151,7 @@ def test_an_optimizer_counts_rounds_and_so_do_averages():
     training = Training(network(), adam, ema=ema)
     averages = {name: value.clone() for name, value in training.state.ema.items()}
     for number in range(2):
-        training.step(join_batches(batches(STEPS, first=STEPS * number)))
+        training.step(join_round(batches(STEPS, first=STEPS * number)))
         decay = (1 + number) / (10 + number)
         for name, value in training.model.state_dict().items():
             if name in averages:
@@ -167,16 +167,17 @@ def test_an_optimizer_counts_rounds_and_so_do_averages():
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
 def test_sums_leave_early_and_are_the_same(workers):
     """Buckets of a parameter or two, so that they travel while the last step of the last lane goes back."""
+    model = network()  # before the threads, as all draw from one stream
 
     def work(group):
         own = worker_lanes(LANES, group.size, group.rank)
-        training = Training(network(), Optimizer("nag", lr=0.1), group)
-        found = [training.step(join_batches(batches(STEPS, own, first=3 * n))) for n in range(2)]
+        training = Training(copy.deepcopy(model), Optimizer("nag", lr=0.1), group)
+        found = [training.step(join_round(batches(STEPS, own, first=3 * n))) for n in range(2)]
         training.step.close()
         return training.sha(), found
 
     alone = Training(network(), Optimizer("nag", lr=0.1))
-    expected = [alone.step(join_batches(batches(STEPS, first=3 * n))) for n in range(2)]
+    expected = [alone.step(join_round(batches(STEPS, first=3 * n))) for n in range(2)]
     for sha, found in in_threads(workers, work):
         assert sha == alone.sha()
         assert [(r.loss, r.correct) for r in found] == [(r.loss, r.correct) for r in expected]
@@ -197,7 +198,7 @@ class Breaking(nn.Module):
 
 
 def test_what_breaks_in_a_round_changes_nothing():
-    given = join_batches(batches(STEPS))
+    given = join_round(batches(STEPS))
     training = Training(Breaking(fails=5), Optimizer("momentum", lr=0.1))
     other = Training(Breaking(fails=0), Optimizer("momentum", lr=0.1))
     before = training.sha()
@@ -209,7 +210,7 @@ def test_what_breaks_in_a_round_changes_nothing():
     before, given = training.sha(), batches(STEPS)
     given[1].images[IN_LANE, 0, 0, 0] = 2 * SPOILT
     with pytest.raises(NumericsError, match=r"step 3: not finite: loss in lane 1 in step 4 \(loss nan"):
-        training.step(join_batches(given))
+        training.step(join_round(given))
     assert training.sha() == before
     assert training.state.step == 3
 
