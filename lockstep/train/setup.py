@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from lockstep.comm.compress.codec_library import codec_numerics, explain_codecs
 from lockstep.comm.group import Group
 from lockstep.data import Store, open_data
 from lockstep.data.augment import Augment, check_augment, make_augment
@@ -35,13 +34,13 @@ from lockstep.parallel.split.split_graph import SplitGraph
 from lockstep.runs.about import About
 from lockstep.spec import Run
 from lockstep.spec.identity import Identity, is_scripted, make_identity
-from lockstep.spec.rule.compression import explain_compression
 from lockstep.spec.rule.optimizer_rule import RULES
 from lockstep.train.evaluation.eval_shape import check_eval_shape, check_sizes, lower_for_evaluation
 from lockstep.train.evaluation.evaluate import place_evaluator
 from lockstep.train.evaluation.host_evaluate import Evaluator
 from lockstep.train.evaluation.metric import Metrics, check_metrics
 from lockstep.train.parts.batch_parts import BatchParts, find_batch_parts, later_facts
+from lockstep.train.parts.codec_facts import describe_codecs
 from lockstep.train.preflight import (
     check_lane,
     choose_loss,
@@ -218,28 +217,19 @@ def set_up(
     if lowering and not lowering.is_fused and device.type == "cuda":
         notices.append("torch compiles the model before the first step, which can take minutes")
     if lowering and RULES[run.optimizer.name].whole == "matrix":
-        notices.append(
-            f"optimizer.name={run.optimizer.name}: with several workers each step goes through the host"
-        )
+        notices.append(f"optimizer.name={run.optimizer.name}: several workers step through the host")
     if grid and run.train.channels_last:
         notices.append("train.channels_last has no effect with train.bands or train.slices: docs/plans.md")
     if not lowering and (text := explain_stock(run, chosen_loss, device)):
         notices.append(text)
     if isinstance(chosen_loss, WholeLoss):
         source["outputs"] = "of any shape"
-    shapes = [p.shape for p in model.parameters() if p.requires_grad and p.dtype == torch.float32]
-    notices += explain_compression(run.train.compress, shapes, run.train.lanes)
-    notices += explain_codecs(run.train.compress, device)
+    codecs = describe_codecs(run, model, device, notices)
     identity = make_identity(
         run,
         data=store.facts(),
         model=source,
-        fingerprint={
-            **fingerprint(device),
-            **parts[0].numerics,
-            **later_facts(parts),
-            **codec_numerics(run.train.compress, device),
-        },
+        fingerprint={**fingerprint(device), **parts[0].numerics, **later_facts(parts), **codecs},
         kernels=lowering.facts() if lowering else {"set": "stock"},
     )
     warnings += [*store.warnings, *warnings_of(run, model, len(store.train), device)]

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from small import small_run, train
 from world import in_threads
 
 from lockstep.comm.bucket import ReducedTensor
 from lockstep.comm.compress import codec_library as library
 from lockstep.comm.compress import compressed_bucket, low_rank_bucket
-from lockstep.comm.compress.codec_library import call_codec, codec_library, codec_numerics
+from lockstep.comm.compress.codec_library import call_codec, codec_library
 from lockstep.comm.compress.factor_product import NativeProducts
 from lockstep.comm.compress.feedback import Feedback
 from lockstep.comm.group import Group
@@ -22,6 +23,7 @@ from lockstep.native import c_library
 from lockstep.native.c_library import find_compiler, keep_library
 from lockstep.native.nvrtc import NoCompiler
 from lockstep.spec.rule.compression import BLOCK, read_compression
+from lockstep.train.parts.codec_facts import codec_numerics, explain_codecs
 
 KINDS = ("bf16", "int8", "fp8", "top:0.0001", "top:0.01", "top:0.05", "top:0.0626", "top:0.25")
 CPU = torch.device("cpu")
@@ -204,21 +206,25 @@ def test_several_that_ask_at_once_compile_once(tmp_path, monkeypatch):
     assert keep_library(source, ("-O1",)).seven() == 7  # nothing can be kept
 
 
-def test_without_a_compiler_torch_serves(monkeypatch):
-    monkeypatch.setattr(library, "keep_library", lambda *_: find_compiler())
+def test_without_a_compiler_torch_serves(monkeypatch, tmp_path):
     monkeypatch.setenv("CC", "no-such-compiler")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(NoCompiler, match="install gcc or clang"):
         find_compiler()
     codec_library.cache_clear()
     try:
-        assert library.compresses_by(CPU) == "torch" and codec_numerics("rank:2", CPU) == {"factors": "torch"}
-        (notice,) = library.explain_codecs("int8", CPU)
-        assert "no C compiler is found" in notice and library.explain_codecs("none", CPU) == []
+        run = small_run("train.compress=rank:1")
+        summary = train(run, tmp_path)[0].summary
+        assert codec_numerics("rank:2", CPU) == {"factors": "torch"}
+        *_, notice = explain_codecs(run, torch.nn.Linear(64, 64), CPU)
+        assert "no C compiler is found" in notice
+        assert not explain_codecs(small_run(), torch.nn.Linear(64, 64), CPU)
     finally:
         codec_library.cache_clear()
         monkeypatch.undo()
-    assert library.explain_codecs("int8", CPU) == []
+    (notice,) = explain_codecs(run, torch.nn.Linear(64, 64), CPU)
+    assert "1 of 2 parameters" in notice
+    assert train(run, tmp_path, launch={"name": "by-c"})[0].summary["identity"] != summary["identity"]
 
 
 def test_which_of_them_sums_is_part_of_a_run_by_rank():

@@ -13,7 +13,7 @@ from lockstep.spec.rule.compression import BLOCK, own_blocks
 
 
 @dataclass(frozen=True)
-class Place:
+class BlockPlace:
     """Neighbouring blocks of a parameter in neighbouring rows."""
 
     index: int  # of the parameter
@@ -29,14 +29,14 @@ class BlockLayout:
         self.names, self.rank_rows = list(names), list[range]()
         number = {name: place for place, name in enumerate(feedback.shapes)}
         self.shapes = [feedback.shapes[name] for name in names]
-        self.places, row = list[Place](), 0
+        self.places, row = list[BlockPlace](), 0
         for rank in range(workers):
             first = row
             for index, (name, shape) in enumerate(zip(names, self.shapes, strict=True)):
                 count = -(-shape.numel() // BLOCK)
                 own = own_blocks(count, number[name], workers, rank)
                 if own:
-                    self.places.append(Place(index, own.start, own.stop, row))
+                    self.places.append(BlockPlace(index, own.start, own.stop, row))
                     row += len(own)
             self.rank_rows.append(range(first, row))
         self.num_rows = row
@@ -70,7 +70,7 @@ class BlockLayout:
             (table[p.row : p.row + p.stop - p.start], blocks[p.index][p.start : p.stop]) for p in self.places
         ]
 
-    def own_places(self, rank: int) -> list[Place]:
+    def own_places(self, rank: int) -> list[BlockPlace]:
         """Those that a worker sums."""
         return [place for place in self.places if place.row in self.rank_rows[rank]]
 

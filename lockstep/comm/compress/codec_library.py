@@ -16,7 +16,6 @@ from torch import Tensor
 
 from lockstep.errors import LockstepError
 from lockstep.native.c_library import keep_library
-from lockstep.spec.rule.compression import read_compression
 
 _EXACT = ("-ffp-contract=off", "-fno-trapping-math", "-fno-math-errno", "-Wno-psabi")  # each sum as written
 
@@ -34,21 +33,6 @@ def codec_library() -> ctypes.CDLL | None:
 def compresses_by(device: torch.device) -> str:
     """What computes the codecs of tensors on a device: c, or torch."""
     return "c" if device.type == "cpu" and codec_library() else "torch"
-
-
-def codec_numerics(text: str, device: torch.device) -> dict[str, str]:
-    """What of it a run's identity needs: by rank the order of sums differs, else all give the same bits."""
-    compression = read_compression(text)
-    return {"factors": compresses_by(device)} if compression and compression.rank else {}
-
-
-def explain_codecs(text: str, device: torch.device) -> list[str]:
-    """A notice, if C would serve and cannot be compiled."""
-    if text == "none" or device.type != "cpu" or codec_library():
-        return []
-    return [
-        "no C compiler is found, so torch compresses gradients, which is far slower: install gcc or clang"
-    ]
 
 
 def call_codec(name: str, numbers: Sequence[int], *places: Tensor | int | ctypes.Array[Any]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lockstep.comm.compress.block_layout import BlockLayout, Place
+from lockstep.comm.compress.block_layout import BlockLayout, BlockPlace
 from lockstep.comm.compress.codec import make_codec
 from lockstep.comm.compress.codec_library import call_codec
 from lockstep.comm.compress.feedback import Feedback
@@ -25,7 +25,8 @@ class NativeRows:
     def __init__(self, layout: BlockLayout, feedback: Feedback, rank: int) -> None:
         codec = make_codec(feedback.compression)
         self._layout, self._feedback, self._rank = layout, feedback, rank
-        self.row_bytes, self._lost = codec.row_bytes, UnfinishedFeedback()
+        self.row_bytes = codec.row_bytes
+        self._lost, self._lost_mean = UnfinishedFeedback(), UnfinishedFeedback()
         self._codec = [_KINDS.index(feedback.compression.kind), codec.count]
         self._means = [torch.empty(shape.numel()) for shape in layout.shapes]
 
@@ -52,7 +53,7 @@ class NativeRows:
     def pack_mean(self, parts: Sequence[Part]) -> Tensor:
         """The rows that this worker's means become: of all lanes' rows of them, or sums over subtrees."""
         layout, kept = self._layout, self._feedback.means
-        lost, own = self._lost.beside("mean", kept, layout.names), layout.rank_rows[self._rank]
+        lost, own = self._lost_mean.beside(0, kept, layout.names), layout.rank_rows[self._rank]
         packed = torch.empty(len(own), self.row_bytes, dtype=torch.uint8)
         heights = (ctypes.c_int32 * len(parts))(*(-1 if part.is_packed else part.height for part in parts))
         for place in layout.own_places(self._rank):
@@ -79,7 +80,8 @@ class NativeRows:
     def commit(self, bad: Tensor | None) -> None:
         """Remember what the step left out, unless it is bad."""
         self._lost.commit(bad)
+        self._lost_mean.commit(bad)
 
-    def _size(self, place: Place) -> int:
+    def _size(self, place: BlockPlace) -> int:
         """The elements of a place; the last block of a parameter may be short."""
         return min(place.stop * BLOCK, self._layout.shapes[place.index].numel()) - place.start * BLOCK

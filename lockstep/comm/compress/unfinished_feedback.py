@@ -1,7 +1,7 @@
 """What a step leaves out, until all of the step is committed: then it takes the place of what was remembered.
 
 Both are written whole, so they are exchanged and nothing is copied; on a GPU they are copied, as captured
-steps know their places. Of what is free then, one of each shape is kept for the next step.
+steps know their places. Of what is free then, one of each name is kept for the next step.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from torch import Tensor
 
 
 class UnfinishedFeedback:
-    """Tensors beside those that a Feedback has, by the lane or whatever else they are of."""
+    """Tensors beside those that a Feedback has, by the lane."""
 
     def __init__(self) -> None:
-        self._next: dict[object, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
-        self._free: dict[tuple[object, ...], Tensor] = {}
+        self._next: dict[int, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
+        self._free: dict[str, Tensor] = {}
 
-    def beside(self, what: object, kept: dict[str, Tensor], names: list[str]) -> dict[str, Tensor]:
+    def beside(self, lane: int, kept: dict[str, Tensor], names: list[str]) -> dict[str, Tensor]:
         """Tensors to write in this step, shaped as the remembered ones; the same again if a step failed."""
-        if what not in self._next:
-            self._next[what] = kept, {name: self._take(name, kept[name]) for name in names}
-        return self._next[what][1]
+        if lane not in self._next:
+            self._next[lane] = kept, {name: self._take(name, kept[name]) for name in names}
+        return self._next[lane][1]
 
     def commit(self, bad: Tensor | None) -> None:
         """Let what was written be what is remembered; if a step may be bad it is copied."""
@@ -30,11 +30,11 @@ class UnfinishedFeedback:
                 if bad is not None or tensor.is_cuda:
                     kept[name].copy_(tensor if bad is None else torch.where(bad, kept[name], tensor))
                     continue
-                self._free.setdefault((name, kept[name].shape), kept[name])
+                self._free.setdefault(name, kept[name])
                 kept[name] = tensor
         if bad is None:
             self._next.clear()
 
     def _take(self, name: str, like: Tensor) -> Tensor:
-        found = self._free.pop((name, like.shape), None)
+        found = self._free.pop(name, None)
         return torch.zeros_like(like) if found is None else found
