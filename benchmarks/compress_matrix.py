@@ -35,6 +35,7 @@ RUNS = {
     "lamb, rank:4": (*LARGE[1], "train.compress=rank:4"),
     "muon, top:0.01": ("optimizer.name=muon", "train.compress=top:0.01"),
     "int8 from the second epoch on": ("train.compress=int8", "train.compress_after=1"),
+    "top:0.01, a batch that grows": ("train.compress=top:0.01", "train.batch=32@0,64@1"),
 }
 WAYS = ("1", "2", "3", "4", "8", "3, two killed", "4, then 2")
 COPY_EVERY = ("--copy-every", "4")
