@@ -1,10 +1,11 @@
-"""Every way to send less, and every optimizer for large batches: one hash a run, by any number of workers.
+"""Every way to send less, and what large batches need: one hash a run, by any number of workers.
 
 python benchmarks/compress_matrix.py
 
-LeNet-5 on small shapes, 20 steps, with averaged weights and clipping: by one worker, and by 2, 3, 4 and 8;
-by 3 of which two are killed, one after the other; by 4 that are stopped after five steps or more and resumed
-by 2. A hash is of weights, optimizer, averages and of what compression remembers.
+LeNet-5 on small shapes, 20 steps (60 where lanes take several by themselves), with averaged weights and
+clipping: by one worker, and by 2, 3, 4 and 8; by 3 of which two are killed, one after the other; by 4 that
+are stopped after five steps or more and resumed by 2. A hash is of weights, optimizer, averages and of what
+compression remembers.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from small import summary, train_command
 
 COMMON = ("train.lanes=8", "train.ema=0.9", "train.clip=1.0", "checkpoint.every_steps=7")
 LARGE = ("optimizer.name=lars", "optimizer.lr=0.5"), ("optimizer.name=lamb", "optimizer.lr=0.01")
+ROUNDS = "train.local_steps=4", "train.epochs=6"  # enough rounds to be killed in
 RUNS = {
     **{kind: (f"train.compress={kind}",) for kind in ("none", "bf16", "fp8", "int8", "top:0.01", "rank:4")},
     "lars": LARGE[0],
@@ -35,6 +37,9 @@ RUNS = {
     "lamb, rank:4": (*LARGE[1], "train.compress=rank:4"),
     "muon, top:0.01": ("optimizer.name=muon", "train.compress=top:0.01"),
     "int8 from the second epoch on": ("train.compress=int8", "train.compress_after=1"),
+    "local_steps=4": ROUNDS,
+    "local_steps=4, int8": (*ROUNDS, "train.compress=int8"),
+    "top:0.01, a batch that grows": ("train.compress=top:0.01", "train.batch=32@0,64@1"),
 }
 WAYS = ("1", "2", "3", "4", "8", "3, two killed", "4, then 2")
 COPY_EVERY = ("--copy-every", "4")

@@ -184,14 +184,15 @@ def faulty_job(folder: Path, keys: tuple[str, ...], **variables: str) -> Job:
 
 
 def assert_no_step_lost(run: Path) -> None:
-    """Every step and every epoch stands in the metrics exactly once, in order."""
-    kinds: dict[str, list[int]] = {"step": [], "epoch": []}
-    for line in (run / "metrics.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        if row["kind"] in kinds:
-            kinds[row["kind"]].append(row["step" if row["kind"] == "step" else "epoch"])
-    assert kinds["step"] == list(range(1, summary(run)["steps"] + 1)), kinds["step"]
-    assert kinds["epoch"] == list(range(summary(run)["epochs"]))
+    """Every step and every epoch stands in the metrics exactly once, in order; of rounds their last step."""
+    steps = [
+        step
+        for row in rows(run, "step")
+        for step in range(row["step"], row["step"] - row.get("steps", 1), -1)
+    ]
+    assert sorted(steps) == list(range(1, summary(run)["steps"] + 1)), steps
+    ends, epochs = [row["step"] for row in rows(run, "step")], [row["epoch"] for row in rows(run, "epoch")]
+    assert ends == sorted(ends) and epochs == list(range(summary(run)["epochs"])), (ends, epochs)
 
 
 def _children(pid: int) -> list[int]:

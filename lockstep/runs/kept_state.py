@@ -55,7 +55,7 @@ class KeptState:
         """
         self.release()
         self.told, self._group = [], group if state.feedback and nodes else Group()
-        if not self._every or self._group.size == 1:
+        if not self._copies_now:
             self._copies = []
             return
         own = state.pieces()
@@ -76,11 +76,16 @@ class KeptState:
 
     def is_due_at(self, step: int) -> bool:
         """Whether the state is to be copied after a step."""
-        return self._group.size > 1 and self._every > 0 and step % self._every == 0
+        return self._copies_now and step % self._every == 0
 
-    def is_due(self, step: int) -> bool:
-        """Whether there was such a step since the last copy; several may be committed together."""
-        return self._group.size > 1 and self._every > 0 and step // self._every > self._copied // self._every
+    def follow(self, state: TrainState) -> None:
+        """Copy the state if that is due; after a round of several steps, if it was after one of them."""
+        if self._copies_now and state.step // self._every > self._copied // self._every:
+            self.take(state)
+
+    @property
+    def _copies_now(self) -> bool:
+        return self._every > 0 and self._group.size > 1
 
     def take(self, state: TrainState) -> None:
         """Copy the state; a collective. The copy before is kept until all workers have the new one."""

@@ -10,7 +10,6 @@ import json
 import signal
 import time
 from contextlib import closing
-from dataclasses import replace
 from typing import Any
 
 from lockstep.comm.group_source import GroupSource
@@ -99,7 +98,7 @@ class Loop:
                 self._train_epoch(engine)
                 self._end_epoch()
             if stop == train.epochs:
-                return self._test() | engine.tell(self._dealt.plan)
+                return self._dealt.test(self._evaluate, state) | engine.tell(self._dealt.plan)
         if dealt.setup.lowering:
             dealt.setup.lowering.forget_networks()
         return None
@@ -134,8 +133,7 @@ class Loop:
                 last = time.perf_counter()
             if result.move:
                 raise Moved
-            if self._dealt.kept.is_due(state.step):
-                self._dealt.kept.take(state)
+            self._dealt.kept.follow(state)
         if state.step_in_epoch < self._steps:  # asked to leave before a step was begun
             if self._interrupt.signal:
                 self._stop(self._interrupt.signal)
@@ -172,16 +170,6 @@ class Loop:
         state.epoch, state.step_in_epoch, state.totals = state.epoch + 1, 0, Totals()
         self._journal.epoch(done)
         self._journal.save(state)
-
-    def _test(self) -> dict[str, Any]:
-        """Evaluate the test images once, if the epochs were evaluated on a validation split."""
-        state, store = self._state, self._setup.store
-        if store.val is None:
-            return {}
-        with self._dealt.averaged(state):
-            found = replace(self._evaluate, split=store.test)(state.model)
-        tested = {"test_accuracy": found.accuracy, "test_loss": found.loss, "test_metrics": found.metrics}
-        return {name: value for name, value in tested.items() if value not in (None, {})}
 
     def _is_unsaved(self) -> bool:
         """Whether there is no checkpoint of the present step; the same on every worker."""

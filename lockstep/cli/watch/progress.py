@@ -209,10 +209,9 @@ def tell_warnings(event: Event) -> None:
 def describe(event: Regrouped) -> str:
     """One line for a change of workers: who, on which host, from which step on, and how long it took."""
     again = f", {_count(event.undone, 'step')} to do again" * bool(event.undone)
-    return (
-        f"{'; '.join(event.changes)}: {_count(event.workers, 'worker')} went on from step {event.step} "
-        f"after {event.seconds:.2f} s{again}{f', {event.spares} spare' * bool(event.spares)}"
-    )
+    again += f", {event.spares} spare" * bool(event.spares)
+    went_on = f"{_count(event.workers, 'worker')} went on from step {event.step} after {event.seconds:.2f} s"
+    return f"{'; '.join(event.changes)}: {went_on}{again}"
 
 
 def describe_layers(layers: dict[str, Any]) -> str:
