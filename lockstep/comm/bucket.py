@@ -7,7 +7,7 @@ roots of all workers. With one worker the local tree is the whole tree, and noth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from lockstep.comm.exchange import ExchangeShape, make_exchange
 from lockstep.comm.group import Group
 from lockstep.comm.tree import LaneTree, Leaf, all_heights, worker_lanes
+from lockstep.spec.rule.bucket_cut import cut_buckets
 
 
 @dataclass(frozen=True)
@@ -30,23 +31,14 @@ class ReducedTensor:
     def num_bytes(self) -> int:
         return self.like.numel() * self.like.element_size()
 
-    def kind(self) -> tuple[object, ...]:
+    def kind(self) -> tuple[Hashable, ...]:
         """What entries must have in common to share a bucket."""
         return self.like.dtype, self.like.device, self.wire
 
 
 def split(entries: Sequence[ReducedTensor], bucket_bytes: float) -> list[list[int]]:
     """The indices of each bucket's entries: neighbours of one kind, up to `bucket_bytes` together."""
-    buckets: list[list[int]] = []
-    filled = 0
-    for index, entry in enumerate(entries):
-        fits = buckets and entry.kind() == entries[buckets[-1][-1]].kind()
-        if not fits or filled + entry.num_bytes > bucket_bytes:
-            buckets.append([])
-            filled = 0
-        buckets[-1].append(index)
-        filled += entry.num_bytes
-    return buckets
+    return cut_buckets([entry.num_bytes for entry in entries], [e.kind() for e in entries], bucket_bytes)
 
 
 class Bucket:

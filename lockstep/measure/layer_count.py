@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.measure.time_by_kind import kind_of
-from lockstep.spec.profile import LayerProfile
+from lockstep.spec.profile import LayerProfile, WeightShape
 
 _IMAGES = 2  # a batch norm after a global pooling needs two
 
@@ -30,6 +30,17 @@ class LayerCall:
 def count_layers(model: nn.Module, shape: tuple[int, int, int]) -> list[LayerProfile]:
     """The layers that a training step calls, for images of a shape; the model is not changed."""
     return [call.profile for call in watch_layers(model, torch.zeros(_IMAGES, *shape))]
+
+
+def list_weights(model: nn.Module) -> tuple[WeightShape, ...]:
+    """The parameters that are trained."""
+    named = model.named_parameters()
+    return tuple(WeightShape(name, tuple(p.shape)) for name, p in named if p.requires_grad)
+
+
+def list_buffers(model: nn.Module) -> tuple[int, ...]:
+    """The values of each floating buffer."""
+    return tuple(buffer.numel() for buffer in model.buffers() if buffer.is_floating_point())
 
 
 def watch_layers(model: nn.Module, images: Tensor) -> list[LayerCall]:

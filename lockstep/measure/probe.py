@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 
 import torch
 
 from lockstep.comm.group import Group
+from lockstep.measure.probe_codec import measure_codecs
 from lockstep.measure.probe_device import (
     Figure,
     find_memory,
@@ -26,7 +27,15 @@ from lockstep.measure.probe_device import (
 from lockstep.measure.probe_exchange import Exchanges, fit_link, measure_exchanges
 from lockstep.measure.probe_feed import measure_decoding, measure_disk
 from lockstep.measure.probe_workers import Slowdown, measure_slowdown
-from lockstep.spec.cluster import Cluster, ExchangeTimes, FeedRate, LinkRate, NodeShape, WorkerSpeed
+from lockstep.spec.cluster import (
+    Cluster,
+    CodecTime,
+    ExchangeTimes,
+    FeedRate,
+    LinkRate,
+    NodeShape,
+    WorkerSpeed,
+)
 
 _LARGEST = 32 << 20
 _BUSY = 0.7  # a load average with which a core is not free
@@ -42,6 +51,7 @@ class Effort:
     exchange_s: float
     growth: int  # from one size of exchanges to the next
     disk_bytes: int
+    codec_side: int = 2048  # of the matrix whose gradient is compressed
 
     @property
     def sizes(self) -> list[int]:
@@ -53,7 +63,7 @@ class Effort:
 
 
 FULL = Effort(device_s=8.0, slowdown_s=8.0, exchange_s=16.0, growth=2, disk_bytes=128 << 20)
-QUICK = Effort(device_s=1.0, slowdown_s=0.8, exchange_s=1.0, growth=16, disk_bytes=16 << 20)
+QUICK = Effort(device_s=1.0, slowdown_s=0.8, exchange_s=1.0, growth=16, disk_bytes=16 << 20, codec_side=512)
 
 
 @dataclass(frozen=True)
@@ -69,21 +79,28 @@ def probe_machine(
     group: Group, machine: Machine, effort: Effort, tell: Callable[[str], None]
 ) -> Cluster | None:
     """The machine of this group's workers; None for all but worker 0, which tells what it does."""
-    is_first, busy = group.rank == 0, os.getloadavg()[0]
+    is_first, busy, codecs = group.rank == 0, os.getloadavg()[0], None
     say = tell if is_first else _say_nothing
     if busy > _BUSY:
         say(f"load average {busy:.1f}: other processes compute here, so figures will be worse than its own")
     device, alone = machine.device, _alone(machine, effort, say) if is_first else {}
+    if is_first:
+        say("codecs of gradients")
+        codecs = measure_codecs(device, effort.codec_side, 0.2 * effort.device_s)
     group.barrier()
     say("computing side by side" if group.size > 1 else "computing")
     slowdown = measure_slowdown(group, device, effort.slowdown_s)
     exchanges = Exchanges((), "none: one worker")
     if group.size > 1:
         exchanges = measure_exchanges(group, device, effort.sizes, effort.exchange_s, say)
-    if not is_first:
+    if not codecs:
         return None
     load = f"load average {busy:.1f} before it"
-    return _describe(machine, group.size, alone, slowdown, exchanges, load)
+    found = _describe(machine, group.size, alone, slowdown, exchanges, load)
+    rows = [
+        CodecTime(row.scheme, *map(_short, (row.lane_ns, row.mean_ns, row.commit_ns))) for row in codecs.rows
+    ]
+    return replace(found, codec=tuple(rows), how={**found.how, "codec": codecs.how})
 
 
 def _say_nothing(line: str) -> None:

@@ -13,6 +13,7 @@ class StepCost:
     """Seconds of a step; `total_s` is the sum of the parts, but for what is hidden."""
 
     compute_s: float  # of the busiest worker
+    codec_s: float  # the busiest worker's lanes compressed
     inside_s: float  # rows and channels exchanged within layers
     bubble_s: float  # waiting for other stages
     exposed_s: float  # gradients exchanged, while nothing is computed
@@ -23,20 +24,28 @@ class StepCost:
     data_s: float  # waiting for images
     total_s: float
     images: int
+    sent_bytes: int = 0  # of gradients, by the worker that sends the most; 0 with a plan that splits more
 
     @property
     def img_s(self) -> float:
         return self.images / self.total_s
 
+    @property
+    def exchange_s(self) -> float:
+        """Of gradients, beside computing or not."""
+        return self.exposed_s + self.hidden_s
+
     def parts(self) -> dict[str, float]:
         """The parts that add up to the total, by name."""
         return {
-            key: value for key, value in asdict(self).items() if key not in ("hidden_s", "total_s", "images")
+            key: value
+            for key, value in asdict(self).items()
+            if key not in ("hidden_s", "total_s", "images", "sent_bytes")
         }
 
     def segments(self) -> dict[str, float]:
         """The parts that a run can measure of itself: its lanes, the exchange after them, the rest."""
-        lanes = self.compute_s + self.inside_s + self.bubble_s
+        lanes = self.compute_s + self.codec_s + self.inside_s + self.bubble_s
         return {
             "step_s": self.total_s,
             "compute_s": lanes,
@@ -54,7 +63,7 @@ def predict(work: StepWork) -> StepCost:
     longest = max(range(len(stage_time)), key=stage_time.__getitem__)
     stage, lanes = work.stages[longest], work.stages[longest].lanes
     compute = lanes * (stage.forward_s + stage.backward_s)
-    inside = lanes * stage.inside_s
+    codec, inside = lanes * stage.codec_s, lanes * stage.inside_s
     bubble = sum(stage_time) - stage_time[longest] + 2 * sum(send_times(work)) + _held_up_s(work, stage)
     ring = Ring(plan.data, plan.cells)
     exchange = max(sum(_bucket_times(work, one, ring)) for one in work.stages)
@@ -66,10 +75,11 @@ def predict(work: StepWork) -> StepCost:
         gather_s(cluster, ring, one.gather_bytes) if one.gather_bytes else 0.0 for one in work.stages
     )
     update = max(one.update_s for one in work.stages)
-    busy = compute + inside + bubble + exposed + gather + update + work.host_s
+    busy = compute + codec + inside + bubble + exposed + gather + update + work.host_s
     data = max(work.data_s - busy, 0.0)
     return StepCost(
         compute_s=compute,
+        codec_s=codec,
         inside_s=inside,
         bubble_s=bubble,
         exposed_s=exposed,
@@ -80,6 +90,7 @@ def predict(work: StepWork) -> StepCost:
         data_s=data,
         total_s=busy + data,
         images=work.images,
+        sent_bytes=0 if work.plan.splits else work.stages[0].sent_bytes,
     )
 
 
@@ -118,14 +129,17 @@ def send_times(work: StepWork) -> list[float]:
 
 
 def _exposed_s(work: StepWork, stage: StageWork, ring: Ring) -> float:
-    """Buckets go one after another, each when it is ready; what is left after the last lane is exposed."""
+    """Buckets go one after another, each when it is ready; what is left after the last lane is exposed.
+
+    So is what the worker itself does for them, as it computes meanwhile.
+    """
     times = _bucket_times(work, stage, ring)
     if not work.overlaps:
         return sum(times)
-    free, span_s = 0.0, stage.backward_s + stage.inside_s / 2  # half of these exchanges are forward
+    free, span_s = 0.0, stage.backward_s + stage.codec_s + stage.inside_s / 2  # half of inside is forward
     for bucket, seconds in zip(stage.buckets, times, strict=True):
         free = max(free, bucket.ready * span_s) + seconds
-    return max(free - span_s, 0.0)
+    return max(free - span_s, sum(bucket.busy_s for bucket in stage.buckets))
 
 
 def _after_last_lane(work: StepWork) -> list[float]:
@@ -138,4 +152,4 @@ def _after_last_lane(work: StepWork) -> list[float]:
 
 def _bucket_times(work: StepWork, stage: StageWork, ring: Ring) -> list[float]:
     sharded = work.plan.shard != "none"
-    return [bucket_s(work.cluster, ring, bucket.num_bytes, sharded) for bucket in stage.buckets]
+    return [bucket_s(work.cluster, ring, bucket, sharded) for bucket in stage.buckets]

@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lockstep.planner.exchange_time import Ring, bucket_s, gather_s, swap_s
+from lockstep.planner.compress.bucket_seconds import Traveller, base_name
+from lockstep.planner.exchange_time import Ring, gather_s, swap_s
 from lockstep.planner.lane_time import LaneTime, find_lane_time
 from lockstep.planner.layer_seconds import LayerTable, Pass
-from lockstep.planner.step_work import BucketWork, StageWork, StepWork
+from lockstep.planner.step_work import StageWork, StepWork
 from lockstep.spec.cluster import Cluster
 from lockstep.spec.plan import Plan
 from lockstep.spec.profile import LayerProfile, Profile
 from lockstep.spec.rule.split_pattern import is_split
 from lockstep.spec.run import Run
 
-BUCKET_BYTES = 25e6
 _VALUE = {"fp32": 4, "tf32": 4, "bf16": 2}  # bytes of an activation
 _FEW_ROWS = 4  # of a band: fewer are not cut
 _SMALL = 4096.0  # bytes of statistics, which a batch norm exchanges
@@ -63,9 +63,8 @@ class Dealer:
         passes = [self._part(place, lane, slow) for place in range(len(self.profile.layers))]
         cuts = cut_stages([one.both_s for one in passes], plan.pipeline)
         stages = tuple(self._stage(own, passes, lane, lanes, slow) for own in cuts)
-        return StepWork(
-            cluster, plan, stages, lane.host_s, self._data_s(), run.train.batch, cluster.worker.kind == "gpu"
-        )
+        overlaps = cluster.worker.kind == "gpu" or plan.data * plan.cells > cluster.node.workers
+        return StepWork(cluster, plan, stages, lane.host_s, self._data_s(), run.train.batch, overlaps)
 
     def _part(self, place: int, lane: LaneTime, slow: float) -> Pass:
         """What a worker computes of a layer."""
@@ -102,21 +101,24 @@ class Dealer:
         updated = (kept + (count - kept) / self.plan.data) / max(count, 1) / shards
         is_last = own.stop == len(self.profile.layers)
         width = _VALUE[self.profile.precision]
+        traveller = Traveller(self.run, self.profile, self.cluster, self.plan, slow)
+        travel = traveller.travel(own, [one.backward_s for one in passes], {layer.name for layer in split})
         return StageWork(
             lanes=lanes,
             forward_s=forward,
             backward_s=backward,
             inside_s=self._inside(layers) + self._mix(split) + self._given_away(count, lanes),
             send_bytes=0.0 if is_last else width * self.images * layers[-1].outputs,
-            buckets=self._buckets(own, passes, {layer.name for layer in split}),
-            update_s=lane.update_s * slow * share * updated,
+            buckets=travel.buckets,
+            update_s=lane.update_s * slow * share * updated + travel.update_s,
             gather_bytes=4.0 * count if self.plan.shard in ("optimizer", "gradients") else 0.0,
+            codec_s=travel.lane_s,
+            sent_bytes=travel.sent_bytes,
         )
 
     def _by_layer(self, layer: LayerProfile) -> bool:
         """Whether `layers` of the plan deals this one out by channel."""
-        name = layer.name.partition(" ")[0]  # without the (2) of a second call
-        return layer.kind == "fully connected" and is_split(self.plan.layers, name)
+        return layer.kind == "fully connected" and is_split(self.plan.layers, base_name(layer))
 
     def _inside(self, layers: Sequence[LayerProfile]) -> float:
         """Seconds of a lane in which workers that share its layers exchange values."""
@@ -149,27 +151,10 @@ class Dealer:
         """Seconds of a lane, beside the last, in which gradients are given away and parameters gathered."""
         ring, seconds = Ring(self.plan.data, self.plan.cells), 0.0
         if self.plan.shards_gradients:
-            seconds += bucket_s(self.cluster, ring, 4.0 * parameters, True) * (lanes - 1) / lanes
+            seconds += gather_s(self.cluster, ring, 4.0 * parameters) * (lanes - 1) / lanes
         if self.plan.shard == "parameters":
             seconds += 2 * gather_s(self.cluster, ring, 4.0 * parameters)
         return seconds
-
-    def _buckets(self, own: range, passes: Sequence[Pass], split: set[str]) -> tuple[BucketWork, ...]:
-        """Gradients in the order of the backward pass, cut at 25 MB."""
-        if self.plan.data == 1:
-            return ()
-        width = 2.0 if self.run.train.wire == "bf16" else 4.0
-        whole = sum(passes[i].backward_s for i in own) or 1.0
-        found: list[BucketWork] = []
-        size = done = 0.0
-        for i in reversed(own):
-            layer = self.profile.layers[i]
-            done += passes[i].backward_s
-            size += 0.0 if layer.name in split else width * layer.parameters
-            if size >= BUCKET_BYTES or (i == own.start and size):
-                found.append(BucketWork(size, min(done / whole, 1.0)))
-                size = 0.0
-        return tuple(found)
 
     def _data_s(self) -> float:
         """Seconds to read and decode the images of the busiest node's workers, if they come from files."""

@@ -9,7 +9,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 
+from lockstep.planner.step_work import BucketWork
 from lockstep.spec.cluster import Cluster, ExchangeTimes, LinkRate
+
+HOST_GB_S = 1.9  # of a GPU's worker through host memory: an assumption, as between two of cpu-1g
 
 
 @dataclass(frozen=True)
@@ -29,9 +32,34 @@ def reduce_s(cluster: Cluster, ring: Ring, num_bytes: float) -> float:
     return 2 * _one_way(cluster, ring, num_bytes)
 
 
-def bucket_s(cluster: Cluster, ring: Ring, num_bytes: float, sharded: bool) -> float:
+def bucket_s(cluster: Cluster, ring: Ring, bucket: BucketWork, sharded: bool) -> float:
     """A bucket of gradients: everybody gets their sum, or of a shard each only its own part of it."""
-    return (gather_s if sharded else reduce_s)(cluster, ring, num_bytes)
+    if bucket.seconds is not None:
+        return bucket.seconds
+    return (gather_s if sharded else reduce_s)(cluster, ring, bucket.num_bytes)
+
+
+def near_s(cluster: Cluster, ring: Ring, num_bytes: float) -> float:
+    """The part of `reduce_s` that is within a node."""
+    return reduce_s(cluster, Ring(_local(cluster, ring), ring.stride), num_bytes)
+
+
+def messages_s(cluster: Cluster, workers: int, num_bytes: float) -> float:
+    """A round of messages through host memory, in which each worker sends so much to all others together."""
+    ring, local = Ring(workers), min(workers, cluster.node.workers)
+    on_cpu, each, seconds = cluster.worker.kind == "cpu", num_bytes / (workers - 1), 0.0
+    if on_cpu and (measured := _find(cluster, "gather", ring)):
+        return _interpolate(measured, each * workers)
+    if local > 1:
+        link = find_link(cluster, Ring(local))
+        rate = link.gb_s if on_cpu else min(link.gb_s, HOST_GB_S)
+        seconds += _depth(local) * link.latency_us * 1e-6 + each * (local - 1) / (rate * 1e9)
+    if workers > local:
+        link = find_link(cluster, ring)
+        sent = each * (workers - local) * local  # of a node, over its one network
+        rate = link.gb_s if on_cpu else min(link.gb_s, local * HOST_GB_S)
+        seconds += _depth(-(-workers // local)) * link.latency_us * 1e-6 + sent / (rate * 1e9)
+    return seconds
 
 
 def gather_s(cluster: Cluster, ring: Ring, num_bytes: float) -> float:
@@ -93,7 +121,7 @@ def _one_way(cluster: Cluster, ring: Ring, num_bytes: float) -> float:
 
     Over nodes, those of a node exchange first within it; then a node sends each byte once.
     """
-    local = max(min(ring.size, cluster.node.workers // ring.stride), 1)
+    local = _local(cluster, ring)
     nodes = -(-ring.size // local)
     seconds = 0.0
     if local > 1:
@@ -107,6 +135,11 @@ def _one_way(cluster: Cluster, ring: Ring, num_bytes: float) -> float:
         each = num_bytes * max(groups, 1) * (nodes - 1) / nodes
         seconds += _depth(nodes) * link.latency_us * 1e-6 + each / (link.gb_s * 1e9)
     return seconds
+
+
+def _local(cluster: Cluster, ring: Ring) -> int:
+    """How many workers of a group are on one node."""
+    return max(min(ring.size, cluster.node.workers // ring.stride), 1)
 
 
 def _depth(count: int) -> int:

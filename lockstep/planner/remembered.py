@@ -64,6 +64,14 @@ def recall_profile(run: Run, shape: tuple[int, ...], device: str) -> Profile | N
         return None
 
 
+def as_profiled(run: Run) -> Run:
+    """The run whose profile serves for this one: it sends gradients as they are.
+
+    What compression adds to a step follows from the cluster, so one profile serves every way to compress.
+    """
+    return replace(run, train=replace(run.train, compress="none", compress_after=0))
+
+
 def _folder() -> Path:
     if own := os.environ.get("LOCKSTEP_CACHE"):
         return Path(own)
@@ -76,7 +84,14 @@ def _cluster_path(device: str) -> Path:
 
 def _profile_path(run: Run, shape: tuple[int, ...], device: str) -> Path:
     """By all that a step's seconds depend on."""
-    what = run.model, replace(run.train, epochs=1), run.kernels, run.optimizer.name, tuple(shape), device
+    what = (
+        run.model,
+        replace(as_profiled(run).train, epochs=1),
+        run.kernels,
+        run.optimizer.name,
+        tuple(shape),
+        device,
+    )
     name = hashlib.sha256(repr(what).encode()).hexdigest()[:16]
     return _folder() / "profiles" / f"{run.model.name.replace(':', '-').replace('/', '-')}-{name}.json"
 

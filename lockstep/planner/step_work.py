@@ -17,6 +17,8 @@ class BucketWork:
 
     num_bytes: float
     ready: float  # when they are known: the share of the last lane's backward pass that is done then, 0 to 1
+    seconds: float | None = None  # of its exchange, if it is compressed; None: that of a sum of so many bytes
+    busy_s: float = 0.0  # of these the worker's own, which nothing hides
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class StageWork:
     buckets: tuple[BucketWork, ...]  # along `data`, in the order in which they are ready
     update_s: float  # of the optimizer, for what a worker updates
     gather_bytes: float  # parameters that the workers along `data` collect in a step (shard)
+    codec_s: float = 0.0  # of a lane: its gradients are compressed, at the end of its backward pass
+    sent_bytes: int = 0  # of gradients, by the worker that sends the most
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class StepWork:
     host_s: float  # of every step, whatever the plan
     data_s: float  # to read and decode a worker's images, beside computing
     images: int  # of the step, over all workers
-    overlaps: bool  # whether a bucket travels while the rest is computed: not on a CPU, whose cores are busy
+    overlaps: bool  # whether a bucket travels while the rest is computed: on a CPU only over a network
 
     @property
     def workers(self) -> int:

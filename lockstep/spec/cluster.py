@@ -12,6 +12,7 @@ from typing import Any
 
 from lockstep.errors import SpecError, unknown
 from lockstep.spec.field import accept_number
+from lockstep.spec.rule.compression import read_compression
 
 KINDS = ("cpu", "gpu")
 EXCHANGES = ("reduce", "gather", "swap", "send")  # by the tree; to all; within a lane; to one
@@ -78,6 +79,16 @@ class ExchangeTimes:
 
 
 @dataclass(frozen=True)
+class CodecTime:
+    """Nanoseconds of a worker for each gradient value that `train.compress` takes."""
+
+    scheme: str  # as train.compress has it
+    lane_ns: float  # a lane's gradients compressed
+    mean_ns: float  # the mean compressed, and unpacked
+    commit_ns: float  # what was left out is kept
+
+
+@dataclass(frozen=True)
 class Cluster:
     """Workers, nodes, links; `how` says where each figure comes from."""
 
@@ -88,6 +99,7 @@ class Cluster:
     feed: FeedRate = FeedRate()
     exchange: tuple[ExchangeTimes, ...] = ()
     how: Mapping[str, str] = field(default_factory=dict)
+    codec: tuple[CodecTime, ...] = ()
 
     def __post_init__(self) -> None:
         _check(self, "")
@@ -115,6 +127,14 @@ class Cluster:
             if not measured.mb[-1]:
                 raise SpecError("exchange.mb=[0.0] has no size above 0: give one, and its ms")
 
+        for codec in self.codec:
+            try:
+                compression = read_compression(codec.scheme)
+            except SpecError as error:
+                raise SpecError(f"codec.scheme: {error}") from None
+            if not compression:
+                raise SpecError("codec.scheme=none takes no time: leave its table out")
+
     def slowdown(self, workers: int) -> float:
         """Of computing, while so many workers compute."""
         busy = min(workers, self.node.workers, len(self.worker.slowdown))
@@ -132,7 +152,7 @@ class Cluster:
 
 
 _MAY_BE_ZERO = {"launch_us", "step_ms", "price_hour", "nodes_a_switch", "disk_mb_s", "decode_img_s", "cores"}
-_MAY_BE_ZERO |= {"latency_us", "mb", "ms"}
+_MAY_BE_ZERO |= {"latency_us", "mb", "ms", "lane_ns", "mean_ns", "commit_ns"}
 _MOST = 1e12
 _EXAMPLE = {"Mapping[str, float]": "1.0", "Mapping[str, str]": '"TEXT"'}
 

@@ -11,6 +11,7 @@ from typing import Any
 from lockstep.errors import SpecError, unknown
 from lockstep.spec.cluster import (
     Cluster,
+    CodecTime,
     ExchangeTimes,
     FeedRate,
     LinkRate,
@@ -27,7 +28,9 @@ _PARTS: Mapping[str, type] = {
     "network": NetworkRate,
     "feed": FeedRate,
     "exchange": ExchangeTimes,
+    "codec": CodecTime,
 }
+_LISTS = ("exchange", "codec")
 
 
 def read_cluster(path: Path) -> Cluster:
@@ -65,7 +68,7 @@ def _make(kind: type, table: Any, where: str) -> Any:
 def _read_value(key: str, value: Any) -> Any:
     """What a key stands for: a part of a cluster, several of them, or a plain value; lists become tuples."""
     part = _PARTS.get(key)
-    if part is ExchangeTimes:
+    if part and key in _LISTS:
         if not isinstance(value, list):
             raise SpecError(f"{key} must be a list of tables: write [[{key}]]")
         return tuple(_make(part, row, f"{key}.") for row in value)

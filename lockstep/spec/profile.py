@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,18 @@ class LoadTime:
 
 
 @dataclass(frozen=True)
+class WeightShape:
+    """A parameter that is trained."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def values(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
 class Profile:
     """A model in layers, and the seconds of a step that are not in them."""
 
@@ -98,6 +111,8 @@ class Profile:
     train_images: int = 0
     loading: tuple[LoadTime, ...] = ()  # empty: not measured
     how: Mapping[str, str] = field(default_factory=dict)
+    weights: tuple[WeightShape, ...] = ()  # in the model's order; empty: only their number by layer is known
+    buffers: tuple[int, ...] = ()  # values of each floating buffer, whose means travel beside the gradients
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
@@ -111,6 +126,12 @@ class Profile:
             *self.lanes,
         ):
             _check_numbers(part)
+        for what, size in (
+            *((f"weights.{each.name}", size) for each in self.weights for size in each.shape),
+            *(("buffers", size) for size in self.buffers),
+        ):
+            if type(size) is not int or size < 1:
+                raise SpecError(f"{what}={size!r} must be whole numbers from 1")
 
     @cached_property
     def parameters(self) -> int:
@@ -167,5 +188,7 @@ def _from_json(table: dict[str, Any]) -> Profile:
         "layers": tuple(layers),
         "lanes": tuple(LanesTime(**row) for row in table["lanes"]),
         "loading": tuple(LoadTime(**row) for row in table.get("loading", ())),  # older files have none
+        "weights": tuple(WeightShape(row["name"], tuple(row["shape"])) for row in table.get("weights", ())),
+        "buffers": tuple(table.get("buffers", ())),
     }
     return Profile(**{**table, **parts})

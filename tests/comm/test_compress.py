@@ -6,12 +6,12 @@ from world import in_threads
 
 from lockstep.comm.bucket import ReducedTensor
 from lockstep.comm.compress.codec import make_codec
-from lockstep.comm.compress.feedback import Feedback, own_blocks
+from lockstep.comm.compress.feedback import Feedback
 from lockstep.comm.compress.low_rank_bucket import make_orthogonal
 from lockstep.comm.reducer import Reducer
 from lockstep.comm.tree import worker_lanes
 from lockstep.errors import SpecError
-from lockstep.spec.rule.compression import BLOCK, explain_compression, read_compression
+from lockstep.spec.rule.compression import BLOCK, explain_compression, own_blocks, read_compression
 
 BY_BLOCK = ("bf16", "fp8", "int8", "top:0.01", "top:0.25")
 EVERY = (*BY_BLOCK, "rank:1", "rank:3")

@@ -8,6 +8,7 @@ import torch
 
 from lockstep.comm.group import Group
 from lockstep.measure.probe import FULL, QUICK, Effort, Machine, probe_machine
+from lockstep.measure.probe_codec import SCHEMES
 from lockstep.measure.probe_device import time_rounds
 from lockstep.measure.probe_exchange import fit_link
 from lockstep.measure.probe_workers import worker_counts
@@ -66,9 +67,11 @@ def test_what_cannot_be_is_refused_before_measuring(tmp_path, words, says):
 def test_one_worker_has_no_exchanges(tmp_path):
     told = []
     machine = Machine(CPU, tmp_path, lambda: sum(range(1000)))
-    cluster = probe_machine(Group(), machine, Effort(0.1, 0.1, 0.1, 16, 4 << 20), told.append)
+    cluster = probe_machine(Group(), machine, Effort(0.1, 0.1, 0.1, 16, 4 << 20, codec_side=128), told.append)
     assert cluster.node.workers == 1 and not cluster.exchange and cluster.node.link is None
     assert cluster.worker.slowdown == (1.0,) and len(told) > 3
+    assert [row.scheme for row in cluster.codec] == list(SCHEMES) and cluster.how["codec"]
+    assert all(row.lane_ns > 0 and row.mean_ns > 0 and row.commit_ns > 0 for row in cluster.codec)
 
 
 def test_which_numbers_of_workers_and_sizes_are_tried():

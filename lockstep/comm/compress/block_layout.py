@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lockstep.comm.compress.feedback import Feedback, own_blocks
-from lockstep.spec.rule.compression import BLOCK
+from lockstep.comm.compress.feedback import Feedback
+from lockstep.spec.rule.compression import BLOCK, own_blocks
 
 
 @dataclass(frozen=True)

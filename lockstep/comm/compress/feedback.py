@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lockstep.comm.group import Group
 from lockstep.comm.tree import worker_lanes
 from lockstep.spec import Train
-from lockstep.spec.rule.compression import BLOCK, Compression, read_compression
+from lockstep.spec.rule.compression import BLOCK, Compression, own_blocks, read_compression
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,6 @@ class FeedbackPiece:
 def count_blocks(shape: torch.Size) -> int:
     """Blocks of a parameter; the last one may be short."""
     return -(-shape.numel() // BLOCK)
-
-
-def own_blocks(count: int, index: int, workers: int, rank: int) -> range:
-    """The blocks of parameter number `index`, of all that are compressed, that a worker sums."""
-    place = (rank + index) % workers  # so that not always the same worker has what is left over
-    return range(count * place // workers, count * (place + 1) // workers)
 
 
 class Feedback:

@@ -156,7 +156,7 @@ class _Pipeline:
         start = self._free[stage]
         if self._source(stage, turn) is not None:
             start = np.maximum(start, self._arrived.pop((kind, stage, lane)))
-        own_s = work.forward_s if kind == "forward" else work.backward_s
+        own_s = work.forward_s if kind == "forward" else work.backward_s + work.codec_s
         computed = start + own_s * self._factors[stage]
         met = computed.max(axis=1, keepdims=True) if self._together else computed
         end = np.broadcast_to(met + work.inside_s / 2, computed.shape)  # as much forward as backward
@@ -175,13 +175,14 @@ class _Pipeline:
 def _exchange_gradients(work: StepWork, number: int, begin: Times, end: Times, diary: _Diary) -> Times:
     """Buckets along `data`, one after another, each when all replicas have it; gives when all have all."""
     ring, sharded = Ring(work.plan.data, work.plan.cells), work.plan.shard != "none"
-    line = np.zeros((len(end), 1))
+    line, busy_s = np.zeros((len(end), 1)), 0.0
     for place, bucket in enumerate(work.stages[number].buckets):
         ready = begin + bucket.ready * (end - begin) if work.overlaps else end
         start = np.maximum(line, ready.max(axis=1, keepdims=True))
-        line = start + bucket_s(work.cluster, ring, bucket.num_bytes, sharded)
+        line = start + bucket_s(work.cluster, ring, bucket, sharded)
+        busy_s += bucket.busy_s
         diary.note(number, "exchange", place, start, line)
-    return np.maximum(end, line)
+    return np.maximum(end + busy_s, line) if work.overlaps else np.maximum(end, line)
 
 
 def _update(work: StepWork, number: int, start: Times, factor: Times, diary: _Diary) -> Times:

@@ -10,7 +10,7 @@ from typing import Any
 from lockstep.report.page.shown_run import Damaged, Row
 
 _EXPOSED = ("exposed_s", "inside_s", "gather_s")
-_REST = ("bubble_s", "update_s", "host_s", "data_s")
+_REST = ("codec_s", "bubble_s", "update_s", "host_s", "data_s")
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class PlannedStep:
     compute_s: float
     exposed_s: float  # all exchanges while nothing is computed
     hidden_s: float  # exchanges beside computing
-    rest_s: float  # bubble, update, host, waiting for images
+    rest_s: float  # codecs, bubble, update, host, waiting for images
     total_s: float
     range_s: tuple[float, float]
     img_s: float
@@ -94,7 +94,7 @@ def _read_step(row: Row) -> PlannedStep:
         compute_s=compute,
         exposed_s=sum(_number(row, key) for key in _EXPOSED),
         hidden_s=_number(row, "hidden_s"),
-        rest_s=sum(_number(row, key) for key in _REST),
+        rest_s=sum(_number({"codec_s": 0.0, **row}, key) for key in _REST),  # older files have no codec_s
         total_s=total,
         range_s=(low, high),
         img_s=_number(row, "img_s"),

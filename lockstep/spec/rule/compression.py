@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from math import ceil, prod
 
 from lockstep.errors import SpecError
 
@@ -25,6 +25,13 @@ class Compression:
         """Of `rank:NUMBER`; 0 for the other kinds, which compress block by block."""
         return int(self.amount) if self.kind == "rank" else 0
 
+    @property
+    def row_bytes(self) -> int:
+        """Of a block as it travels, for the kinds that compress block by block."""
+        if self.kind == "top":
+            return (2 + 4) * max(1, ceil(self.amount * BLOCK - 1e-9))  # places and values
+        return 2 * BLOCK if self.kind == "bf16" else 4 + BLOCK  # a scale for each block
+
     def takes(self, shape: Sequence[int]) -> bool:
         """Whether a parameter is compressed: no norms, biases and others of less than a block.
 
@@ -38,6 +45,12 @@ class Compression:
     def feedback_bytes(self, shapes: Sequence[Sequence[int]], lanes: int) -> int:
         """What the workers keep together for the lanes, and by blocks for their mean."""
         return 4 * (lanes + (not self.rank)) * sum(prod(shape) for shape in shapes if self.takes(shape))
+
+
+def own_blocks(count: int, index: int, workers: int, rank: int) -> range:
+    """The blocks of parameter number `index`, of all that are compressed, that a worker sums."""
+    place = (rank + index) % workers  # so that not always the same worker has what is left over
+    return range(count * place // workers, count * (place + 1) // workers)
 
 
 def read_compression(text: str) -> Compression | None:

@@ -9,9 +9,10 @@ import torch
 
 from lockstep.kernels.numerics import prepare_device
 from lockstep.lower.fixed_lane import fixed_values
-from lockstep.measure.layer_count import watch_layers
+from lockstep.measure.layer_count import list_buffers, list_weights, watch_layers
 from lockstep.measure.layer_time import LayerTimer
 from lockstep.measure.probe_device import name_device
+from lockstep.planner.remembered import as_profiled
 from lockstep.spec import Launch, Run
 from lockstep.spec.profile import LanesTime, LayerProfile, Profile
 from lockstep.train.foresight.load_time import time_loading
@@ -34,6 +35,7 @@ class ProfileOptions:
 
 def measure_profile(run: Run, launch: Launch, options: ProfileOptions, say: Say) -> Profile:
     """The profile of a run whose data is at hand; the device must be prepared by nobody else."""
+    run = as_profiled(run)
     train, tf32 = run.train, run.train.precision == "tf32"
     device = prepare_device(launch.device, train.threads, None, tf32)
     own = train.batch // train.lanes
@@ -62,6 +64,8 @@ def measure_profile(run: Run, launch: Launch, options: ProfileOptions, say: Say)
         update_s=update_s,
         train_images=len(setup.store.train),
         loading=loading,
+        weights=list_weights(setup.model),
+        buffers=list_buffers(setup.model),
         how={
             "layers": f"each by itself, medians of {_ROUNDS} rounds, torch {torch.__version__}",
             "loading": "the run's loader through the host, alone, medians of batches",

@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import nn
 
 from lockstep.kernels.numerics import plain_torch
-from lockstep.measure.layer_count import count_layers
+from lockstep.measure.layer_count import count_layers, list_buffers, list_weights
 from lockstep.measure.probe_device import name_device
 from lockstep.models import build_model
 from lockstep.planner.cost import predict
@@ -63,5 +63,7 @@ def _count(run: Run, model: nn.Module, shape: Shape, classes: int, images: int) 
         kernels=run.kernels.set,
         layers=tuple(layers),
         train_images=images,
+        weights=list_weights(model),
+        buffers=list_buffers(model),
         how={"layers": "counted, not measured"},
     )

@@ -1,0 +1,1 @@
+"""Gradients that travel compressed, in numbers: bytes, seconds of codecs, whether it pays."""
