@@ -44,21 +44,24 @@ def near_s(cluster: Cluster, ring: Ring, num_bytes: float) -> float:
     return reduce_s(cluster, Ring(_local(cluster, ring), ring.stride), num_bytes)
 
 
-def messages_s(cluster: Cluster, workers: int, num_bytes: float) -> float:
-    """A round of messages through host memory, in which each worker sends so much to all others together."""
-    ring, local = Ring(workers), min(workers, cluster.node.workers)
-    on_cpu, each, seconds = cluster.worker.kind == "cpu", num_bytes / (workers - 1), 0.0
+def messages_s(cluster: Cluster, ring: Ring, num_bytes: float) -> float:
+    """A round of messages through host memory: each worker sends so much to all others of it together.
+
+    Every message goes its own way, so those of a node's workers share its network.
+    """
+    local, on_cpu = _local(cluster, ring), cluster.worker.kind == "cpu"
+    each, seconds = num_bytes / (ring.size - 1), 0.0
     if on_cpu and (measured := _find(cluster, "gather", ring)):
-        return _interpolate(measured, each * workers)
+        return _interpolate(measured, each * ring.size)
     if local > 1:
-        link = find_link(cluster, Ring(local))
+        link = find_link(cluster, Ring(local, ring.stride))
         rate = link.gb_s if on_cpu else min(link.gb_s, HOST_GB_S)
         seconds += _depth(local) * link.latency_us * 1e-6 + each * (local - 1) / (rate * 1e9)
-    if workers > local:
-        link = find_link(cluster, ring)
-        sent = each * (workers - local) * local  # of a node, over its one network
-        rate = link.gb_s if on_cpu else min(link.gb_s, local * HOST_GB_S)
-        seconds += _depth(-(-workers // local)) * link.latency_us * 1e-6 + sent / (rate * 1e9)
+    if ring.size > local:
+        link, senders = find_link(cluster, ring), min(cluster.node.workers, ring.size * ring.stride)
+        rate = link.gb_s if on_cpu else min(link.gb_s, senders * HOST_GB_S)
+        sent = each * (ring.size - local) * senders
+        seconds += _depth(-(-ring.size // local)) * link.latency_us * 1e-6 + sent / (rate * 1e9)
     return seconds
 
 
@@ -119,9 +122,12 @@ def _network_link(cluster: Cluster, over_switches: bool) -> LinkRate:
 def _one_way(cluster: Cluster, ring: Ring, num_bytes: float) -> float:
     """Each sends (n − 1)/n of the bytes, in n − 1 messages of which several travel at once.
 
-    Over nodes, those of a node exchange first within it; then a node sends each byte once.
+    Over nodes, cores send each message by itself. GPUs of a node exchange first within it; then a node sends
+    each byte once.
     """
     local = _local(cluster, ring)
+    if cluster.worker.kind == "cpu" and local < ring.size:
+        return messages_s(cluster, ring, num_bytes * (ring.size - 1) / ring.size)
     nodes = -(-ring.size // local)
     seconds = 0.0
     if local > 1:

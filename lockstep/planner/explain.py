@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from lockstep.errors import SpecError
+from lockstep.planner.compress.advice import advise_compression
 from lockstep.planner.search import RankedPlan, find_plans, judge, variants
 from lockstep.spec.cluster import Cluster
 from lockstep.spec.plan import Plan
@@ -15,6 +16,7 @@ from lockstep.spec.run import Run
 
 _NAMES = {
     "compute_s": "computing",
+    "codec_s": "compressing gradients",
     "inside_s": "the exchange of rows and channels within layers",
     "bubble_s": "waiting for other stages",
     "exposed_s": "the exchange of gradients",
@@ -61,6 +63,7 @@ def explain(best: RankedPlan, profile: Profile, cluster: Cluster) -> list[str]:
     if advice:
         words = [f"{one.what} ({one.gain:.2f} ×)" for one in advice]
         lines.append(f"would help, each by itself: {', '.join(words)}; each is another run, with other bits")
+    lines += advise_compression(best, profile, cluster)
     limit, most = find_limit(best.run, profile, cluster)
     lines.append(
         f"speedup limit by data alone: {limit:.1f} × with {most} workers of {best.run.train.lanes} lanes"
@@ -113,7 +116,8 @@ def advise(best: RankedPlan, profile: Profile, cluster: Cluster) -> list[Advice]
             other = find_plans(run, profile, cluster, best.workers)[0]
             found.append(Advice(what, other.cost.img_s / base))
     slices = 1 << (best.workers - 1).bit_length()
-    if best.run.train.slices < best.workers <= min(64, best.run.train.lanes):
+    is_plain = best.run.train.compress == "none"
+    if is_plain and best.run.train.slices < best.workers <= min(64, best.run.train.lanes):
         with suppress(SpecError):
             run = replace(best.run, train=replace(best.run.train, slices=slices))
             other = judge(run, profile, cluster, Plan(data=best.workers, layers=("*",)))

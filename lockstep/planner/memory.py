@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lockstep.planner.compress.bucket_seconds import find_weights
 from lockstep.spec.plan import Plan
 from lockstep.spec.profile import LayerProfile, Profile
+from lockstep.spec.rule.compression import read_compression
 from lockstep.spec.rule.optimizer_rule import RULES
 from lockstep.spec.run import Run
 
@@ -20,10 +22,12 @@ class WorkerMemory:
     gradients_gb: float
     optimizer_gb: float
     activations_gb: float
+    feedback_gb: float = 0.0  # what compression left out, and as much again within a step
 
     @property
     def total_gb(self) -> float:
-        return self.weights_gb + self.gradients_gb + self.optimizer_gb + self.activations_gb
+        kept = self.weights_gb + self.gradients_gb + self.optimizer_gb + self.feedback_gb
+        return kept + self.activations_gb
 
 
 def worker_memory(run: Run, profile: Profile, plan: Plan, at_once: bool) -> WorkerMemory:
@@ -44,7 +48,18 @@ def worker_memory(run: Run, profile: Profile, plan: Plan, at_once: bool) -> Work
         gradients_gb=values * (waiting / shares if plan.shards_gradients else waiting),
         optimizer_gb=values * states / shares,
         activations_gb=1e-9 * activations / plan.cells,
+        feedback_gb=2e-9 * _feedback_bytes(run, profile, plan),
     )
+
+
+def _feedback_bytes(run: Run, profile: Profile, plan: Plan) -> float:
+    """Of the busiest worker's lanes, and of its part of the mean."""
+    how = read_compression(run.train.compress)
+    if not how:
+        return 0.0
+    lanes = -(-run.train.lanes // plan.data)
+    taken = 4 * sum(each.values for each in find_weights(profile) if how.takes(each.shape))
+    return taken * (lanes + (0 if how.rank else 1 / plan.data))
 
 
 def layer_memory(layer: LayerProfile, precision: str, images: int) -> int:

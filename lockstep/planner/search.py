@@ -9,6 +9,7 @@ from itertools import product
 from typing import Any
 
 from lockstep.errors import SpecError
+from lockstep.planner.compress.codec_time import find_codec
 from lockstep.planner.cost import StepCost, predict
 from lockstep.planner.deal_work import Dealer, make_table
 from lockstep.planner.layer_seconds import LayerTable, is_measured
@@ -17,10 +18,18 @@ from lockstep.spec.cluster import Cluster
 from lockstep.spec.plan import SHARDS, Plan
 from lockstep.spec.plan_check import check_layers, check_slices
 from lockstep.spec.profile import Profile
+from lockstep.spec.rule.compression import read_compression
 from lockstep.spec.run import Run
 
 GOALS = ("time", "cost", "memory")
-AXES = ("batch", "lanes", "wire", "grid")  # of the run, not of the plan: each value is another run
+AXES = (
+    "batch",
+    "lanes",
+    "wire",
+    "compress",
+    "grid",
+)  # of the run, not of the plan: each value is another run
+OFFERED = ("bf16", "int8", "top:0.01", "rank:4")  # ways to compress that are tried
 _MOST = {"pipeline": 16, "spatial": 16, "channel": 8}
 _ROOM = 0.9  # of a worker's memory that a run may take
 _MEASURED, _ROUGH, _COUNTED = (
@@ -93,6 +102,12 @@ def change_run(run: Run, axes: Sequence[str]) -> dict[str, Run]:
         "batch": [{"batch": size} for size in (train.batch // 2, 2 * train.batch, 4 * train.batch)],
         "lanes": [{"lanes": count} for count in (train.lanes // 2, 2 * train.lanes, 4 * train.lanes)],
         "wire": [{"wire": "bf16" if train.wire == "fp32" else "fp32"}],
+        "compress": [
+            {"compress": scheme}
+            | ({"compress_after": 0} if scheme == "none" and train.compress_after else {})
+            for scheme in ("none", *OFFERED)
+            if scheme != train.compress
+        ],
         "grid": [{"bands": 4, "slices": 4}] if train.bands == train.slices == 1 else [],
     }
     found = dict[str, Run]()
@@ -116,6 +131,8 @@ def _judge(run: Run, table: LayerTable, plan: Plan) -> RankedPlan:
     sizes = {row.images for row in profile.lanes} if is_measured(profile, cluster) else set()
     is_known = run.train.batch // run.train.lanes in sizes
     is_plain = is_known and not plan.splits_layers and plan.shard != "parameters"
+    how = read_compression(run.train.compress)
+    is_plain = is_plain and (not how or find_codec(cluster, how)[1])
     error = _MEASURED if is_plain else _ROUGH if sizes else _COUNTED
     fits = memory.total_gb <= _ROOM * cluster.worker.memory_gb
     return RankedPlan(run, plan, cost, memory, fits, error)

@@ -119,10 +119,10 @@ def test_channel_and_spatial_divide_computing_and_exchange_inside():
 
 
 def test_over_nodes_the_network_decides():
-    where = cluster(workers=4, gb_s=100.0, network=network(gb_s=1.0))
+    where = cluster(workers=4, gb_s=100.0, network=network(gb_s=0.25))
     found = cost_of("data=8", where=where)
-    inside = GRADIENTS * 3 / 4 / 100e9
-    between = GRADIENTS / 2 / 1e9
+    inside = GRADIENTS * 3 / 8 / 100e9
+    between = 4 * GRADIENTS / 2 / 0.25e9  # each worker of a node sends half of them to the other node
     assert found.exchange_s == pytest.approx(2 * (inside + between))
     assert 0 < found.exposed_s < found.exchange_s  # the network carries while a core computes
     with pytest.raises(SpecError, match=r"8 workers are 2 nodes of 4.*\[network\]"):

@@ -31,7 +31,7 @@ Predict how long a step of a run takes on a cluster under every plan that comes 
   lockstep probe --output here.toml; lockstep profile cifar10 --output p.json
   lockstep plan cifar10 --cluster here.toml --profile p.json --workers 2 --output plan.toml
   lockstep train cifar10 --plan plan.toml
-  lockstep plan cifar10 --cluster 8xH100 --workers 8 --vary batch,wire      other runs, with other bits
+  lockstep plan cifar10 --cluster 8xH100 --workers 8 --vary batch,compress  other runs, with other bits
 
 Without --profile the layers are counted, and their times follow from the cluster's rates; that is rougher.
 Nothing is started and no GPU is needed. The same input gives the same output.
@@ -59,7 +59,7 @@ def add_parser(verbs: Verbs) -> None:
         "--vary",
         default="",
         metavar="AXES",
-        help="of batch, lanes, wire, grid: rank runs with these changed too, which have other bits",
+        help="of batch, lanes, wire, compress, grid: rank runs with these changed too, which have other bits",
     )
     parser.add_argument("--profile", type=Path, metavar="FILE.json", help="what `lockstep profile` measured")
     parser.add_argument("--classes", type=int, default=0, help="of images that are not here")
@@ -129,8 +129,10 @@ def show_plans(options: argparse.Namespace) -> int:
 
 def _warn(options: argparse.Namespace, run: Run, profile: Profile, cluster: Cluster) -> Iterator[str]:
     """What makes these predictions other than one might expect."""
+    from lockstep.planner.compress.advice import doubt_compression
     from lockstep.planner.layer_seconds import is_measured
 
+    yield from doubt_compression(run, cluster)
     precision, rates = run.train.precision, cluster.worker.gflop_s
     if options.profile and not is_measured(profile, cluster):
         yield (
@@ -159,6 +161,7 @@ def _about(run: Run, cluster: Cluster) -> dict[str, object]:
         "lanes": train.lanes,
         "precision": train.precision,
         "wire": train.wire,
+        "compress": train.compress,
     }
 
 
@@ -171,6 +174,7 @@ def _row(each: RankedPlan, alone: dict[str, float], profile: Profile, cluster: C
         "workers": each.workers,
         **asdict(each.cost),
         "img_s": each.cost.img_s,
+        "exchange_s": each.cost.exchange_s,
         "range_s": [each.cost.total_s / (1 + each.error), each.cost.total_s * (1 + each.error)],
         "change": each.change,
         "speedup": speedup,

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from lockstep.planner.compress.codec_time import decode_ns, find_codec
 from lockstep.planner.compress.parcel import Parcel, Sender
-from lockstep.planner.exchange_time import Ring, messages_s, near_s
+from lockstep.planner.exchange_time import Ring, bucket_s, messages_s, near_s, reduce_s
 from lockstep.planner.step_work import BucketWork
 from lockstep.spec.cluster import Cluster, CodecTime
 from lockstep.spec.plan import Plan
@@ -68,7 +68,7 @@ class Traveller:
         every = {base_name(layer) for layer in self.profile.layers}
         return [
             each
-            for each in self.profile.weights or _assume_weights(self.profile.layers)
+            for each in find_weights(self.profile)
             if _layer_of(each.name) in stage or (_layer_of(each.name) not in every and own.start == 0)
         ]
 
@@ -85,7 +85,11 @@ class Traveller:
         if not parcel.rounds:
             return BucketWork(parcel.num_bytes, ready, None, self._busy_s(parcel.num_bytes))
         codec_s = self._exchange_s(parcel)
-        seconds = sum(messages_s(cluster, ring.size, most) for most in parcel.rounds)
+        if self._by_rank and cluster.worker.kind == "gpu":  # factors are plain sums
+            whole = [most * ring.size / (ring.size - 1) for most in parcel.rounds[1::2]]
+            seconds = sum(reduce_s(cluster, ring, num_bytes) for num_bytes in whole)
+        else:
+            seconds = sum(messages_s(cluster, ring, most) for most in parcel.rounds)
         return BucketWork(sum(parcel.rounds), ready, seconds + codec_s, codec_s)
 
     def _busy_s(self, num_bytes: int) -> float:
@@ -93,8 +97,10 @@ class Traveller:
         cluster, ring = self.cluster, Ring(self.plan.data, self.plan.cells)
         if cluster.worker.kind == "gpu":
             return 0.0
+        sharded = self.plan.shard != "none"
         copied_s = 1e-9 * self.slow * _COPIED * num_bytes / cluster.worker.memory_gb_s
-        return (near_s(cluster, ring, num_bytes) + copied_s) / (1 + (self.plan.shard != "none"))
+        busy_s = (near_s(cluster, ring, num_bytes) + copied_s) / (1 + sharded)
+        return min(busy_s, bucket_s(cluster, ring, BucketWork(num_bytes, 1.0), sharded))
 
     def _exchange_s(self, parcel: Parcel) -> float:
         """What codecs take within an exchange: parts unpacked and added, their mean packed, all unpacked."""
@@ -140,10 +146,12 @@ def _layer_of(weight: str) -> str:
     return weight.rpartition(".")[0]
 
 
-def _assume_weights(layers: Sequence[LayerProfile]) -> list[WeightShape]:
-    """Of a profile that has only their number: a matrix with a row for each output, and what is left over."""
+def find_weights(profile: Profile) -> Sequence[WeightShape]:
+    """The model's parameters; where a profile has only their number, a matrix with a row for each output."""
+    if profile.weights:
+        return profile.weights
     found = list[WeightShape]()
-    for layer in layers:
+    for layer in profile.layers:
         rows = layer.channels if layer.macs else 1
         columns = layer.parameters // rows
         if columns:
