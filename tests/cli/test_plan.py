@@ -77,19 +77,21 @@ def test_a_price(capsys, tmp_path):
 
 @pytest.mark.gloo
 def test_the_best_plan_is_executed(profile, tmp_path, capsys):
+    """Of a run that compresses: it sends to the byte what was planned."""
     from lockstep.spec.cluster_file import write_cluster
 
     cluster = find_cluster("cpu-10g")
     place, plan = tmp_path / "here.toml", tmp_path / "plan.toml"
     place.write_text(write_cluster(cluster))
     words = ["--profile", str(profile), "--cluster", str(place), "--workers", "2", "--output", str(plan)]
-    said(capsys, "plan", *SMALL, *words)
+    packed = [*SMALL, "-o", "train.compress=int8"]
+    best = json.loads(said(capsys, "plan", *packed, *words, "--json"))["plans"][0]
     assert read_plan(str(plan)).workers == 2
-    command = [sys.executable, "-m", "lockstep", "train", *SMALL, "--plan", str(plan), "--quiet"]
+    command = [sys.executable, "-m", "lockstep", "train", *packed, "--plan", str(plan), "--quiet"]
     command += ["--device", "cpu", "--runs-dir", str(tmp_path), "--name", "run"]
     subprocess.run(command, check=True, timeout=150)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["workers"] == 2
+    assert summary["workers"] == 2 and summary["sent_mb_step"] == best["sent_bytes"] / 1e6
     parts = summary["predicted"]
     assert summary["predicted_from"] == "the plan's file"
     assert set(parts) == {"step_s", "compute_s", "exchange_s", "hidden_s", "host_s", "data_s"}
