@@ -24,7 +24,8 @@ CENTERS = {
     "lars": (4.0, 0.5, ()),
     "lamb": (0.008, 0.5, ("optimizer.weight_decay=0.01",)),
 }
-MOST = 2  # further rates at an edge
+MOST = 5  # further rates at an edge
+CHANCE = 0.2  # a run below it has learned nothing: its rate was too high
 
 
 class Experiment:
@@ -47,17 +48,17 @@ class Experiment:
                 raise SystemExit("no time left to choose rates: the same command goes on")
             for place, rates in tried.items():
                 best = self._best(place, rates)
-                if best == min(rates):
-                    rates.append(best / 2)
+                if best == min(rates) or self._accuracy(place, best) < CHANCE:
+                    rates.append(min(rates) / 2)
                 elif best == max(rates):
                     rates.append(best * 2)
         return {place: self._best(place, rates) for place, rates in tried.items()}
 
     def _best(self, place: tuple[str, int], rates: list[float]) -> float:
-        return max(
-            self._known(place, rates),
-            key=lambda rate: self._runs.known([self.key(*place, rate, 0)], "accuracy"),
-        )
+        return max(self._known(place, rates), key=lambda rate: self._accuracy(place, rate))
+
+    def _accuracy(self, place: tuple[str, int], rate: float) -> float:
+        return sum(self._runs.known([self.key(*place, rate, 0)], "accuracy"))
 
     def _known(self, place: tuple[str, int], rates: list[float]) -> list[float]:
         return [rate for rate in rates if self.key(*place, rate, 0) in self._runs.found]
