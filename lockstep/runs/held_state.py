@@ -21,15 +21,22 @@ class HeldState:
     cursor: dict[str, Any]
     pieces: list[StatePiece]
     shapes: dict[str, tuple[int, ...]]  # of all tensors of the state
-    finish: Callable[[torch.Tensor], object] | None  # commits a further step, given the norm of its gradients
+    # commits a further step, given the norm of its gradients; returns the pieces after it
+    finish: Callable[[torch.Tensor], list[StatePiece]] | None
     norm: torch.Tensor | None  # of the last step
 
 
 def hold(state: TrainState) -> HeldState:
     """Keep what a worker has of a state."""
-    pieces = state.pieces()
+    pieces, commit = state.pieces(), state.finish
     shapes = state.parts.known if state.parts else {piece.name: piece.shape for piece in pieces}
-    return HeldState(state.cursor(), pieces, shapes, state.finish, state.norm)
+
+    def finish(norm: torch.Tensor) -> list[StatePiece]:
+        assert commit
+        commit(norm)
+        return state.pieces()  # what compression remembers has come to other tensors
+
+    return HeldState(state.cursor(), pieces, shapes, finish if commit else None, state.norm)
 
 
 @dataclass(frozen=True)
@@ -121,8 +128,9 @@ class HeldParts:
         self.source = max(range(len(every)), key=lambda rank: (every[rank][0], -rank))
         step, norm = every[self.source]
         if mine and mine.finish and mine.cursor["step"] < step and norm is not None:
-            mine.finish(torch.tensor(norm, dtype=torch.float32, device=mine.pieces[0].tensor.device))
-            return replace(mine, cursor={**mine.cursor, "step": step}, finish=None)
+            device = mine.pieces[0].tensor.device
+            pieces = mine.finish(torch.tensor(norm, dtype=torch.float32, device=device))
+            return replace(mine, cursor={**mine.cursor, "step": step}, pieces=pieces, finish=None)
         return mine
 
     def move(self, own: Sequence[StatePiece]) -> None:

@@ -11,9 +11,10 @@ from torch import nn
 from world import in_threads
 
 from lockstep.comm.compress.feedback import Feedback
+from lockstep.comm.compress.unfinished_feedback import UnfinishedFeedback
 from lockstep.comm.group import Group
 from lockstep.errors import LockstepError, SpecError
-from lockstep.runs.held_state import HeldParts, HeldState
+from lockstep.runs.held_state import HeldParts, HeldState, hold
 from lockstep.runs.journal import Journal
 from lockstep.runs.kept_state import KeptState, choose_keepers
 from lockstep.runs.state_parts import StateParts, StatePiece
@@ -131,6 +132,33 @@ def test_who_is_left_of_the_other_node_has_all_of_it():
     assert [piece.tensor.unique().tolist() for piece in targets] == [[0.0], [1.0], [2.0], [3.0]]
     assert len(means) == 4
     assert all(torch.equal(piece.tensor, mean) for piece, mean in zip(means, expected, strict=True))
+
+
+def test_a_step_that_was_caught_up_with_is_remembered_whole():
+    """Rank 0 has committed it; rank 1 lost the others before, and what its lane remembers comes elsewhere."""
+
+    def work(group):
+        model = nn.Linear(128, 128)
+        feedback = Feedback(read_compression("int8"), dict(model.named_parameters()), 2, group)
+        state = TrainState.begin(model, Optimizer("sgd"), 0.0, StateParts(group), None, feedback)
+        state.parts.shapes(state.pieces())
+
+        def commit(norm):
+            unfinished = UnfinishedFeedback()
+            unfinished.beside(0, feedback.lanes[group.rank], ["weight"])["weight"].fill_(5.0)
+            unfinished.commit(None)
+
+        if group.rank:
+            state.finish = commit
+        else:
+            commit(None)
+            state.step, state.norm = 1, torch.ones(())
+        found = HeldParts(group, hold(state))
+        targets = [StatePiece(name, (), 0, torch.zeros(128 * 128)) for name in LANES[:2]]
+        found.move(targets)
+        return found.step, [piece.tensor.unique().tolist() for piece in targets]
+
+    assert in_threads(2, work) == [(1, [[5.0], [5.0]])] * 2
 
 
 def held(step, *names):
