@@ -33,14 +33,14 @@ from measure import RESULTS, make_parser, make_record
 
 import lockstep
 from lockstep.cli.train import resolve
-from lockstep.comm.compress.codec import make_codec
-from lockstep.comm.compress.feedback import count_blocks
 from lockstep.comm.group import Group
 from lockstep.data.loader import TrainLoader
 from lockstep.kernels.loss import heads_loss
 from lockstep.kernels.numerics import half_precision, plain_torch, prepare_device
 from lockstep.models import build_model
+from lockstep.planner.compress.parcel import Sender
 from lockstep.spec import Kernels, Run
+from lockstep.spec.profile import WeightShape
 from lockstep.spec.record import write_records
 from lockstep.spec.rule.compression import read_compression
 from lockstep.train.setup import set_up
@@ -102,16 +102,10 @@ def make_records(options: argparse.Namespace, found: dict[str, list[float]]) -> 
 
 
 def own_bytes(shapes: Sequence[tuple[int, ...]], scheme: str, workers: int) -> float:
-    """What a worker with one lane sends of Lockstep's gradients, but for a few numbers."""
-    compression, total = read_compression(scheme), 0.0
-    for shape in map(torch.Size, shapes):
-        if not compression or not compression.takes(shape):
-            total += 4 * shape.numel()
-        elif compression.rank:
-            total += 4 * compression.rank * (shape[0] + shape.numel() // shape[0])
-        else:
-            total += make_codec(compression).row_bytes * count_blocks(shape)
-    return 2 * (workers - 1) / workers * total
+    """What workers with one lane each send of gradients, their mean; but for a few numbers."""
+    weights = [WeightShape(str(place), shape) for place, shape in enumerate(shapes)]
+    parcels = Sender(workers, workers, read_compression(scheme)).parcels(weights)
+    return sum(sum(parcel.sent) for parcel in parcels) / workers
 
 
 def train_apart(hook: str) -> list[float]:

@@ -6,6 +6,7 @@ python docs/large_batch.py
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import median
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -55,7 +56,7 @@ def tell(record: Record | None) -> str:
     if not learned:
         return "fails"
     failed = record.n - len(learned)
-    spread = f"{learned[len(learned) // 2]:.1f} % ({learned[0]:.1f}–{learned[-1]:.1f})"
+    spread = f"{median(learned):.1f} % ({learned[0]:.1f}–{learned[-1]:.1f})"
     return f"{spread}, {failed} of {record.n} fail" if failed else spread
 
 

@@ -8,7 +8,6 @@ computed, and however many others are computed with it.
 
 from __future__ import annotations
 
-from math import ceil
 from typing import Protocol
 
 import torch
@@ -18,10 +17,7 @@ from lockstep.spec.rule.compression import BLOCK, Compression
 
 
 class Codec(Protocol):
-    """Blocks [N, BLOCK] in fp32 ↔ rows [N, row_bytes] of bytes."""
-
-    row_bytes: int
-    count: int  # of elements that a row keeps, where it keeps some; else 0
+    """Blocks [N, BLOCK] in fp32 ↔ rows of bytes, `Compression.row_bytes` each."""
 
     def encode(self, blocks: Tensor) -> Tensor: ...
     def decode(self, rows: Tensor) -> Tensor: ...
@@ -30,7 +26,7 @@ class Codec(Protocol):
 def make_codec(compression: Compression) -> Codec:
     """The codec of a kind that compresses block by block."""
     if compression.kind == "top":
-        return TopCodec(compression.amount)
+        return TopCodec(compression.count)
     if compression.kind == "bf16":
         return Bf16Codec()
     if compression.kind == "fp8":
@@ -41,8 +37,6 @@ def make_codec(compression: Compression) -> Codec:
 class Bf16Codec:
     """Every element rounded to bf16."""
 
-    row_bytes, count = 2 * BLOCK, 0
-
     def encode(self, blocks: Tensor) -> Tensor:
         return blocks.to(torch.bfloat16).view(torch.uint8)
 
@@ -52,8 +46,6 @@ class Bf16Codec:
 
 class ScaledCodec:
     """A scale for each block, by which its largest element becomes the type's largest number."""
-
-    row_bytes, count = 4 + BLOCK, 0
 
     def __init__(self, kind: torch.dtype, largest: float) -> None:
         self._kind, self._largest = kind, largest
@@ -73,9 +65,8 @@ class ScaledCodec:
 class TopCodec:
     """The largest elements of each block, with their places; of equal ones those that come first."""
 
-    def __init__(self, share: float) -> None:
-        self.count = max(1, ceil(share * BLOCK - 1e-9))
-        self.row_bytes = (2 + 4) * self.count
+    def __init__(self, count: int) -> None:
+        self._count = count
 
     def encode(self, blocks: Tensor) -> Tensor:
         places = self._places(blocks)
@@ -83,15 +74,15 @@ class TopCodec:
         return torch.cat([places.to(torch.int16).view(torch.uint8), values.view(torch.uint8)], 1)
 
     def decode(self, rows: Tensor) -> Tensor:
-        places = _numbers(rows[:, : 2 * self.count], torch.int16).long()
-        values = _numbers(rows[:, 2 * self.count :], torch.float32)
+        places = _numbers(rows[:, : 2 * self._count], torch.int16).long()
+        values = _numbers(rows[:, 2 * self._count :], torch.float32)
         return torch.zeros(len(rows), BLOCK, device=rows.device).scatter_(1, places, values)
 
     def _places(self, blocks: Tensor) -> Tensor:
         """[N, count]: by size, then from the first on, so that no two elements are equal."""
         sizes = blocks.view(torch.int32).bitwise_and(0x7FFFFFFF).long()
         order = torch.arange(BLOCK - 1, -1, -1, device=blocks.device)
-        return sizes.mul_(BLOCK).add_(order).topk(self.count, dim=1, sorted=False).indices
+        return sizes.mul_(BLOCK).add_(order).topk(self._count, dim=1, sorted=False).indices
 
 
 def _numbers(columns: Tensor, kind: torch.dtype) -> Tensor:

@@ -20,9 +20,7 @@ from lockstep.comm.compress.torch_rows import Part, TorchRows
 from lockstep.comm.group import Group
 from lockstep.comm.transport import Round
 from lockstep.comm.tree import LaneTree, Leaf, all_heights, subtrees
-from lockstep.spec.rule.compression import BLOCK
-
-_SUM_BYTES = 4 * BLOCK
+from lockstep.spec.rule.compression import SUM_BYTES
 
 
 class CompressedBucket(FeedbackBucket):
@@ -37,7 +35,7 @@ class CompressedBucket(FeedbackBucket):
         feedback: Feedback,
     ) -> None:
         super().__init__(group, lanes, entries, indices, feedback)
-        self._layout = BlockLayout(feedback, self._names, group.size)
+        self._how, self._layout = feedback.compression, BlockLayout(feedback, self._names, group.size)
         self._heights, self._subtrees = all_heights(lanes, group.size), subtrees(self._own)
         maker = NativeRows if compresses_by(self._device) == "c" else TorchRows
         self._rows: NativeRows | TorchRows = maker(self._layout, feedback, group.rank)
@@ -52,7 +50,7 @@ class CompressedBucket(FeedbackBucket):
 
     def _add_lane(self, lane: int, grads: list[Tensor]) -> None:
         first, height = self._subtrees[len(self._roots)]
-        packs = self._travels_packed(height)
+        packs = self._how.travels_packed(height)
         packed, found = self._rows.add_lane(lane, grads, sums=not packs)
         if found is None:
             self._open.append(packed)
@@ -64,9 +62,6 @@ class CompressedBucket(FeedbackBucket):
             self._roots.append(self._open)
             self._tree, self._open = LaneTree(lane + 1), []
 
-    def _travels_packed(self, height: int) -> bool:
-        return self._rows.row_bytes << height < _SUM_BYTES
-
     def _exchange_means(self) -> Leaf:
         """The means of all lanes, as all workers get them: what their owners made of them."""
         rows = self._layout.rank_rows
@@ -76,7 +71,7 @@ class CompressedBucket(FeedbackBucket):
 
     def _swap(self, rows: list[range]) -> Tensor:
         """Send every worker its rows of the roots, sum this worker's, and gather what all made of theirs."""
-        group, own, width = self._group, rows[self._group.rank], self._rows.row_bytes
+        group, own, width = self._group, rows[self._group.rank], self._how.row_bytes
         near = [[part.cpu() for part in root] for root in self._roots]
         sent = [
             (o, part[rows[o].start : rows[o].stop]) for o in group.others for root in near for part in root
@@ -100,9 +95,9 @@ class CompressedBucket(FeedbackBucket):
         """Room for what a worker sends for each of its roots."""
         found = []
         for height in self._heights[rank]:
-            parts, width = 1, _SUM_BYTES
-            if self._travels_packed(height):
-                parts, width = 1 << height, self._rows.row_bytes
+            parts, width = 1, SUM_BYTES
+            if self._how.travels_packed(height):
+                parts, width = 1 << height, self._how.row_bytes
             found.append([torch.empty(count, width, dtype=torch.uint8) for _ in range(parts)])
         return found
 
@@ -112,7 +107,7 @@ class CompressedBucket(FeedbackBucket):
             Part(part, 0 if packed else height, packed)
             for heights, found in zip(self._heights, roots, strict=True)
             for height, parts in zip(heights, found, strict=True)
-            for packed in (self._travels_packed(height),)
+            for packed in (self._how.travels_packed(height),)
             for part in parts
         ]
 

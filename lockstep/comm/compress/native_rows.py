@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from lockstep.comm.compress.block_layout import BlockLayout, BlockPlace
-from lockstep.comm.compress.codec import make_codec
 from lockstep.comm.compress.codec_library import call_codec
 from lockstep.comm.compress.feedback import Feedback
 from lockstep.comm.compress.torch_rows import Part
@@ -23,18 +22,18 @@ class NativeRows:
     """The rows of one bucket, by the codecs in C."""
 
     def __init__(self, layout: BlockLayout, feedback: Feedback, rank: int) -> None:
-        codec = make_codec(feedback.compression)
+        how = feedback.compression
         self._layout, self._feedback, self._rank = layout, feedback, rank
-        self.row_bytes = codec.row_bytes
+        self._row_bytes = how.row_bytes
         self._lost, self._lost_mean = UnfinishedFeedback(), UnfinishedFeedback()
-        self._codec = [_KINDS.index(feedback.compression.kind), codec.count]
+        self._codec = [_KINDS.index(how.kind), how.count]
         self._means = [torch.empty(shape.numel()) for shape in layout.shapes]
 
     def add_lane(self, lane: int, grads: Sequence[Tensor], sums: bool) -> tuple[Tensor, Tensor | None]:
         """The rows that a lane's gradients become; if it `sums` them, also what these rows say."""
         layout, kept = self._layout, self._feedback.lanes[lane]
         lost = self._lost.beside(lane, kept, layout.names)
-        packed = torch.empty(layout.num_rows, self.row_bytes, dtype=torch.uint8)
+        packed = torch.empty(layout.num_rows, self._row_bytes, dtype=torch.uint8)
         found = torch.empty(layout.num_rows, BLOCK) if sums else None
         given = [grad.contiguous() for grad in grads]
         for place in layout.places:
@@ -54,7 +53,7 @@ class NativeRows:
         """The rows that this worker's means become: of all lanes' rows of them, or sums over subtrees."""
         layout, kept = self._layout, self._feedback.means
         lost, own = self._lost_mean.beside(0, kept, layout.names), layout.rank_rows[self._rank]
-        packed = torch.empty(len(own), self.row_bytes, dtype=torch.uint8)
+        packed = torch.empty(len(own), self._row_bytes, dtype=torch.uint8)
         heights = (ctypes.c_int32 * len(parts))(*(-1 if part.is_packed else part.height for part in parts))
         for place in layout.own_places(self._rank):
             name, row = layout.names[place.index], place.row - own.start

@@ -33,7 +33,6 @@ class TorchRows:
             feedback,
             rank,
         )
-        self.row_bytes = self._codec.row_bytes
         self._table = layout.table(feedback.device)
         self._lost: dict[int, Tensor] = {}  # by lane: what this step leaves out
 

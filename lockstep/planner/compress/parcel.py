@@ -8,11 +8,10 @@ from functools import cached_property
 
 from lockstep.spec.profile import WeightShape
 from lockstep.spec.rule.bucket_cut import cut_buckets
-from lockstep.spec.rule.compression import BLOCK, Compression, own_blocks
+from lockstep.spec.rule.compression import BLOCK, SUM_BYTES, Compression, own_blocks
 from lockstep.spec.rule.lane_share import all_heights
 
 BUCKET_BYTES = 25e6
-_SUM_BYTES = 4 * BLOCK
 
 
 @dataclass(frozen=True)
@@ -68,9 +67,9 @@ class Sender:
         rows = [
             sum(len(own_blocks(size, index, count, rank)) for size, index in blocks) for rank in range(count)
         ]
-        total, packed = sum(rows), self._travels_packed
+        total, packed = sum(rows), self.compression.travels_packed
         roots = [
-            sum(width << height if packed(height) else _SUM_BYTES for height in own) for own in self._heights
+            sum(width << height if packed(height) else SUM_BYTES for height in own) for own in self._heights
         ]
         first = [(total - own) * root for own, root in zip(rows, roots, strict=True)]
         got = [own * (sum(roots) - root) for own, root in zip(rows, roots, strict=True)]
@@ -84,11 +83,6 @@ class Sender:
             max(rows) * BLOCK,
             sum(1 << height if packed(height) else 1 for own in self._heights for height in own),
         )
-
-    def _travels_packed(self, height: int) -> bool:
-        """Whether a root travels as its lanes' gradients, packed, and not as their sum."""
-        assert self.compression
-        return self.compression.row_bytes << height < _SUM_BYTES
 
     def _factors(self, tensors: Sequence[WeightShape]) -> Parcel:
         """As two factors, each summed as if it were a gradient."""

@@ -9,6 +9,7 @@ from math import ceil, prod
 from lockstep.errors import SpecError
 
 BLOCK = 1 << 12  # elements of a parameter that are compressed together, counted from its first one
+SUM_BYTES = 4 * BLOCK  # of a block of a sum over lanes, which travels in fp32
 KINDS = ("none", "bf16", "fp8", "int8", "top:SHARE", "rank:NUMBER")
 _MOST_SHARE, _MOST_RANK = 0.25, 64
 
@@ -26,11 +27,20 @@ class Compression:
         return int(self.amount) if self.kind == "rank" else 0
 
     @property
+    def count(self) -> int:
+        """The elements of a block that `top` keeps; 0 for the other kinds."""
+        return max(1, ceil(self.amount * BLOCK - 1e-9)) if self.kind == "top" else 0
+
+    @property
     def row_bytes(self) -> int:
         """Of a block as it travels, for the kinds that compress block by block."""
         if self.kind == "top":
-            return (2 + 4) * max(1, ceil(self.amount * BLOCK - 1e-9))  # places and values
+            return (2 + 4) * self.count  # places and values
         return 2 * BLOCK if self.kind == "bf16" else 4 + BLOCK  # a scale for each block
+
+    def travels_packed(self, height: int) -> bool:
+        """Whether the sum over a subtree of lanes travels as their rows, where those are smaller."""
+        return self.row_bytes << height < SUM_BYTES
 
     def takes(self, shape: Sequence[int]) -> bool:
         """Whether a parameter is compressed: no norms, biases and others of less than a block.
