@@ -36,7 +36,7 @@ def keep_library(source: str, flags: Sequence[str]) -> ctypes.CDLL:
     Of several processes that ask at once one compiles, and the others wait. If nothing can be kept, all do.
     """
     compiler = Path(find_compiler())
-    facts = [source, *flags, str(compiler), str(compiler.stat().st_mtime_ns), _processor()]
+    facts = [source, *_FLAGS, *flags, str(compiler), str(compiler.stat().st_mtime_ns), _processor()]
     name = hashlib.sha256("\0".join(facts).encode()).hexdigest()[:32]
     folder = cache_folder() / "native"
     try:
