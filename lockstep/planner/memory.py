@@ -40,7 +40,7 @@ def worker_memory(run: Run, profile: Profile, plan: Plan, at_once: bool) -> Work
     shares = plan.data // plan.replicas if plan.shard != "none" else 1
     kept = 1 / shares if plan.shard == "parameters" else 1.0
     waiting = lanes.bit_length() if not at_once else 1  # sums of gradients that wait for other lanes
-    waiting += 2 * (steps > 1)  # a lane's sum over the steps of a round, and the weights that it goes back to
+    waiting += 3 * (steps > 1)  # a lane's sum over a round, the weights that it goes back to, and its move
     states = len(RULES[run.optimizer.name].memory) + (run.train.ema > 0)
     in_flight = min(plan.pipeline, lanes) if plan.schedule == "1f1b" else lanes
     in_flight = lanes if at_once else in_flight if plan.pipeline > 1 else 1

@@ -53,7 +53,7 @@ class Launch:
     quiet: bool = False  # print only warnings; a listener still gets every event
     plan: Plan = field(default_factory=Plan)  # how the model is dealt to workers
     fallbacks: tuple[Plan, ...] = ()  # plans for fewer workers, the first that comes out
-    predicted: Mapping[str, float] = field(default_factory=dict)  # seconds of a step's parts, by the planner
+    predicted: Mapping[str, float | str] = field(default_factory=dict)  # of a step, by the planner
     world: World | None = None  # from the environment, if a launcher started this process
 
     def __post_init__(self) -> None:

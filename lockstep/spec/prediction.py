@@ -10,11 +10,12 @@ from lockstep.spec.field import accept_number
 from lockstep.spec.run_file import read_toml
 
 PARTS = ("step_s", "compute_s", "exchange_s", "hidden_s", "host_s", "data_s")
-OF = ("batch", "lanes", "local_steps")  # of the run that was predicted
+OF = ("batch", "lanes", "local_steps", "wire", "compress")  # of the run that was predicted
+_TEXTS = ("wire", "compress")
 
 
-def read_prediction(text: str) -> dict[str, float]:
-    """The seconds of the parts of a step, from the table `predicted` of a plan's file; empty without it."""
+def read_prediction(text: str) -> dict[str, float | str]:
+    """The table `predicted` of a plan's file: seconds of a step's parts, and what `OF` names; or nothing."""
     if not text.endswith(".toml"):
         return {}
     table = read_toml(Path(text)).get("predicted", {})
@@ -23,4 +24,7 @@ def read_prediction(text: str) -> dict[str, float]:
     for key in table:
         if key not in (*PARTS, *OF):
             raise SpecError(f"--plan {text}: predicted.{key}: choose from {', '.join((*PARTS, *OF))}")
-    return {key: accept_number(f"predicted.{key}", value) for key, value in table.items()}
+    return {
+        key: str(value) if key in _TEXTS else accept_number(f"predicted.{key}", value)
+        for key, value in table.items()
+    }

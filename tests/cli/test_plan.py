@@ -91,6 +91,7 @@ def test_the_best_plan_is_executed(profile, tmp_path, capsys):
     command += ["--device", "cpu", "--runs-dir", str(tmp_path), "--name", "run"]
     subprocess.run(command, check=True, timeout=150)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert 'compress = "int8"\n' in plan.read_text()  # a run without is told no seconds of this one
     assert summary["workers"] == 2 and summary["sent_mb_step"] == best["sent_bytes"] / 1e6
     parts = summary["predicted"]
     assert summary["predicted_from"] == "the plan's file"

@@ -241,4 +241,8 @@ def _plan_file(best: RankedPlan) -> str:
         lines += [f"layers = {json.dumps(list(best.plan.layers))}"]
     parts = {**{key: getattr(best.run.train, key) for key in OF}, **best.cost.segments()}
     lines += ["", "[predicted]  # seconds; a run by this plan tells in its summary.json how wrong they were"]
-    return "\n".join([*lines, *(f"{key} = {value:.6g}" for key, value in parts.items())]) + "\n"
+    return "\n".join([*lines, *(f"{key} = {_write(value)}" for key, value in parts.items())]) + "\n"
+
+
+def _write(value: float | str) -> str:
+    return json.dumps(value) if isinstance(value, str) else f"{value:.6g}"

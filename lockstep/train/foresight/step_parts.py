@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lockstep.train.step import StepResult
@@ -35,7 +35,7 @@ class StepParts:
             found["compute_s"] = max(seconds - data_s - exchange_s, 0.0)
         self._steps.append({key: value / result.steps for key, value in found.items()})
 
-    def compare(self, predicted: Mapping[str, float]) -> dict[str, list[float]]:
+    def compare(self, predicted: Mapping[str, Any]) -> dict[str, list[float]]:
         """[predicted, measured] seconds of every part that was predicted and can be measured."""
         if not self._steps:
             return {}
