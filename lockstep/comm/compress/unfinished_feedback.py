@@ -25,14 +25,17 @@ class UnfinishedFeedback:
 
     def commit(self, bad: Tensor | None) -> None:
         """Let what was written be what is remembered; if a step may be bad it is copied."""
+        copies = bad is not None or any(
+            t.is_cuda for _, written in self._next.values() for t in written.values()
+        )
         for kept, written in self._next.values():
             for name, tensor in written.items():
-                if bad is not None or tensor.is_cuda:
+                if copies:
                     kept[name].copy_(tensor if bad is None else torch.where(bad, kept[name], tensor))
-                    continue
-                self._free.setdefault(name, kept[name])
-                kept[name] = tensor
-        if bad is None:
+                else:
+                    self._free.setdefault(name, kept[name])
+                    kept[name] = tensor
+        if not copies:
             self._next.clear()
 
     def _take(self, name: str, like: Tensor) -> Tensor:
