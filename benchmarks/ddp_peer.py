@@ -19,8 +19,9 @@ def make_ddp(model: nn.Module, hook: str, start: int = START) -> DistributedData
     """The model over the default process group, with one of the HOOKS; all else as PyTorch has it.
 
     PowerSGD keeps its defaults, error feedback and warm start, but for its rank and the step it begins with.
+    It gets one bucket: over gloo the messages of several get mixed up, and the workers fail.
     """
-    found = DistributedDataParallel(model)
+    found = DistributedDataParallel(model, bucket_cap_mb=1024 if hook == HOOKS[2] else None)
     if hook == HOOKS[1]:
         found.register_comm_hook(None, bf16_hook)
     elif hook == HOOKS[2]:
