@@ -1,7 +1,7 @@
 """Images a second of a run by the code of another checkout and by this one, in turn.
 
-git worktree add /tmp/before COMMIT
-python benchmarks/before_after.py --before /tmp/before emotion --workers 2 -o train.epochs=2
+git worktree add ../before COMMIT
+python benchmarks/before_after.py --before ../before emotion --workers 2 -o train.epochs=2
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +15,7 @@ from lockstep.comm.bucket import ReducedTensor
 from lockstep.comm.compress.feedback import Feedback
 from lockstep.comm.group import Group
 from lockstep.comm.reducer import Reducer
+from lockstep.measure.probe_device import seconds_of
 from lockstep.spec.cluster import CodecTime
 from lockstep.spec.rule.compression import read_compression
 
@@ -60,15 +60,7 @@ def _time_rounds(scheme: str, grad: torch.Tensor, budget_s: float) -> list[tuple
     while len(found) <= _LEAST_ROUNDS or time.perf_counter() < end:
         reducer.begin()
         parts = (lambda: reducer.add([grad]), reducer.finish, reducer.commit)
-        lane_s, mean_s, commit_s = (_time(part, grad.device) for part in parts)
+        lane_s, mean_s, commit_s = (seconds_of(part, grad.device) for part in parts)
         found.append((lane_s, mean_s, commit_s))
         end = min(end, time.perf_counter() + budget_s)
     return found[1:]
-
-
-def _time(work: Callable[[], object], device: torch.device) -> float:
-    start = time.perf_counter()
-    work()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - start

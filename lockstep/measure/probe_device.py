@@ -50,15 +50,16 @@ class Figure:
 
 def time_rounds(work: Callable[[], object], device: torch.device, budget_s: float) -> TimedRounds:
     """The work's seconds, again and again for `budget_s`, after one round that does not count."""
-    _time(work, device)
+    seconds_of(work, device)
     found: list[float] = []
     end = time.perf_counter() + budget_s
     while len(found) < _LEAST_ROUNDS or time.perf_counter() < end:
-        found.append(_time(work, device))
+        found.append(seconds_of(work, device))
     return TimedRounds(tuple(found))
 
 
-def _time(work: Callable[[], object], device: torch.device) -> float:
+def seconds_of(work: Callable[[], object], device: torch.device) -> float:
+    """How long it takes, until the device has done it."""
     start = time.perf_counter()
     work()
     if device.type == "cuda":
@@ -88,7 +89,7 @@ def _measure_product(device: torch.device, dtype: torch.dtype, budget_s: float) 
         side = next_side
         left, right = (torch.rand(side, side, device=device, dtype=dtype) for _ in range(2))
         multiply = partial(torch.mm, left, right, out=torch.empty_like(left))
-        seconds = min(_time(multiply, device) for _ in range(2))
+        seconds = min(seconds_of(multiply, device) for _ in range(2))
     rounds = time_rounds(multiply, device, budget_s / 2)
     threads = ", one thread" if device.type == "cpu" else ""
     how = f"product of two {side} x {side} matrices{threads}; {rounds.told}"
