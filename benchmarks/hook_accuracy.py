@@ -1,12 +1,12 @@
 """Accuracy of a recipe with compressed gradients, beside PyTorch's DDP with its hooks, over the same seeds.
 
 python benchmarks/hook_accuracy.py fashion --seeds 5 -o data.dir=DIR
-python benchmarks/hook_accuracy.py shapes --seeds 1 -o data.num_train=512 -o train.epochs=1     on a CPU
+python benchmarks/hook_accuracy.py mnist --seeds 5 -o data.name=fashion -o data.dir=DIR     LeNet-5, fit for CPUs
 
 All train with four lanes. Lockstep trains them in one worker: four give the same bits. DDP needs four
-processes, over gloo, since NCCL takes no two of them on one GPU; they get the lanes' images from Lockstep's
-loader in its order, and the recipe's optimizer from PyTorch. Bytes are what each of four workers sends in a
-step: what travels of all gradients, times 2 · 3/4.
+processes, over gloo, since NCCL takes no two of them on one GPU; on one GPU they are slower than on CPUs. They
+get the lanes' images from Lockstep's loader in its order, and the recipe's optimizer from PyTorch. Bytes are
+what each of four workers sends in a step: what travels of all gradients, times 2 · 3/4.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def main() -> None:
     with ThreadPoolExecutor(len(HOOKS)) as pool:  # each has as many processes as there are workers
         found |= dict(zip(peers, pool.map(train_apart, peers), strict=True))
     records = make_records(options, found)
-    write_records(options.output or RESULTS / f"hook-accuracy-{options.recipe}.json", records)
+    write_records(options.output or RESULTS / "hook-accuracy.json", records)
 
 
 def train_own(options: argparse.Namespace, schemes: Sequence[str]) -> dict[str, list[float]]:
@@ -95,7 +95,8 @@ def make_records(options: argparse.Namespace, found: dict[str, list[float]]) -> 
         details = {"average": average, "each": each, "sent_mb_step": sent / 1e6, "fewer_bytes": plain / sent}
         if scheme == HOOKS[-1]:
             details["from_step"] = START
-        name = f"{options.recipe}, {WORKERS} lanes, {scheme}: test accuracy after {run.train.epochs} epochs"
+        what = f"{run.model.name} on {run.data.name}"
+        name = f"{what}, {WORKERS} lanes, {scheme}: test accuracy after {run.train.epochs} epochs"
         records.append(make_record(name, each, "%", **details, precision=run.train.precision))
         print(f"{name}: {average:.2f} % {records[-1].spread}, {plain / sent:.1f} times fewer bytes")
     return records

@@ -63,12 +63,19 @@ class ManyRuns:
 
 def train_one(key: Key) -> dict[str, Any]:
     """The summary of a run, in short."""
+    import gc
+
+    import torch
+
     import lockstep
     from lockstep.cli.train import resolve
     from lockstep.errors import NumericsError
 
     recipe, *overrides = key
     start = time.monotonic()
+    gc.collect()  # the run before this one in the same process may hold most of a GPU's memory
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
     with tempfile.TemporaryDirectory() as folder:
         launch = lockstep.Launch(name="run", runs_dir=Path(folder))
         run, _ = resolve(argparse.Namespace(recipe=recipe, config=None, override=overrides), launch)

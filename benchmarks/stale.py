@@ -84,7 +84,7 @@ DEPENDS_ON: dict[str, tuple[list[str], list[str]]] = {
         ["comm", "train/step.py", "lanes/step_reduction.py", "lower/lane_by_lane.py"],
         ["slow_links", "slow_worker", "shaped_link", "ddp_peer"],
     ),
-    "hook-accuracy-*": (
+    "hook-accuracy*": (
         [*TRAINING, "planner/compress/parcel.py"],
         ["hook_accuracy", "ddp_peer", "many_runs"],
     ),
