@@ -6,6 +6,8 @@ PyTorch's fused optimizers do not, and their result depends on how tensors are c
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import torch
 from torch import Tensor
 
@@ -13,6 +15,8 @@ from lockstep.runs.train_state import Memory
 from lockstep.spec import Optimizer
 from lockstep.spec.rule.optimizer_rule import RULES
 from lockstep.train.update.trust_ratio import trust_ratios
+
+PORTION = 1 << 16  # elements that a thread takes through all passes of a rule: a quarter of a MB each
 
 
 @torch.no_grad()
@@ -27,6 +31,19 @@ def update_params(
     if not params:  # a stage of a pipeline may have none that are trained
         return
     whole, chosen = RULES[optimizer.name].whole, decayed or [True] * len(params)
+    if not whole and params[0].is_cpu:
+        for pieces in _portions([params, grads, *memory.values()], chosen):
+            (some, their_grads, *kept), flags = pieces
+            _update(optimizer, lr, step, some, their_grads, dict(zip(memory, kept, strict=True)), flags)
+        return
+    _update(optimizer, lr, step, params, grads, memory, chosen)
+
+
+def _update(
+    optimizer: Optimizer, lr: float, step: int, params: list[Tensor], grads: list[Tensor], memory: Memory,
+    chosen: list[bool],
+) -> None:  # fmt: skip
+    whole = RULES[optimizer.name].whole
     if whole == "gradient":
         _decay_and_trust(optimizer, params, grads, chosen)
     elif whole != "update":
@@ -35,6 +52,35 @@ def update_params(
     if whole == "update":
         _decay_and_trust(optimizer, params, moves, chosen)
     torch._foreach_sub_(params, torch._foreach_mul(moves, lr))
+
+
+def _portions(
+    rows: Sequence[list[Tensor]], decayed: list[bool]
+) -> Iterator[tuple[list[list[Tensor]], list[bool]]]:
+    """The same pieces of each row of tensors, so many at a time as fit a cache: a rule makes several passes.
+
+    A rule that takes element by element gives the same bits for any pieces.
+    """
+    most = PORTION * torch.get_num_threads()
+    pieces: list[list[Tensor]] = [[] for _ in rows]
+    flags, filled = list[bool](), 0
+    for place, is_decayed in enumerate(decayed):
+        tensors = [row[place] for row in rows]
+        size = tensors[0].numel()
+        if size <= most or not all(tensor.is_contiguous() for tensor in tensors):
+            cuts = [tensors]
+        else:
+            flat = [tensor.view(-1).split(most) for tensor in tensors]
+            cuts = [list(cut) for cut in zip(*flat, strict=True)]
+        for cut in cuts:
+            if filled and filled + cut[0].numel() > most:
+                yield pieces, flags
+                pieces, flags, filled = [[] for _ in rows], [], 0
+            for row, piece in zip(pieces, cut, strict=True):
+                row.append(piece)
+            flags.append(is_decayed)
+            filled += cut[0].numel()
+    yield pieces, flags
 
 
 def find_moves(optimizer: Optimizer, step: int, grads: list[Tensor], memory: Memory) -> list[Tensor]:

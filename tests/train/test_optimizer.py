@@ -1,5 +1,6 @@
 """Every rule against torch.optim in float64, and rule 10: an element's update knows no slice."""
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -136,3 +137,19 @@ def test_a_zero_gradient_without_decay_from_the_start_changes_nothing(name: str)
     before = params[0].clone()
     train(rule(name, 0.0), params, [[torch.zeros(9)]] * 3)
     assert torch.equal(params[0], before)
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_portions_that_fit_a_cache_change_no_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = [(7, 5), (101,), (), (3, 2), (4, 3, 5, 5)]
+    decayed = [True, False, True, True, False]
+    found = []
+    for portion in (10**9, 16):
+        monkeypatch.setattr(sys.modules[update_params.__module__], "PORTION", portion)
+        params = randoms(shapes, 0, torch.float32)
+        params[-1] = params[-1].to(memory_format=torch.channels_last)
+        memory = train(
+            rule(name, 0.1), params, [randoms(shapes, step, torch.float32) for step in (1, 2)], decayed
+        )
+        found.append([*params, *(tensor for tensors in memory.values() for tensor in tensors)])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
