@@ -3,11 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-SOURCES := lockstep tests examples benchmarks
+SOURCES := lockstep tests examples benchmarks docs
 
 # pip installs into one environment
 .NOTPARALLEL:
-.PHONY: train test lint format bench clean
+.PHONY: train test lint format bench docs clean
 
 train: $(VENV)/train.stamp  ## set up and train LeNet-5 on procedural shapes
 	$(BIN)/lockstep train shapes
@@ -28,6 +28,9 @@ bench: $(VENV)/train.stamp  ## the benchmarks that need no GPU and no data; writ
 	$(BIN)/python benchmarks/lanes.py
 	$(BIN)/python benchmarks/accuracy.py shapes --seeds 3 --at-least 97
 
+docs: $(VENV)/dev.stamp  ## the documents as a site, build/site/index.html, that needs no server
+	$(BIN)/python docs/site/build.py
+
 clean:  ## remove the environment; runs and data stay
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
 
@@ -45,7 +48,7 @@ $(VENV)/train.stamp: $(VENV)/torch.stamp
 	touch $@
 
 $(VENV)/dev.stamp: $(VENV)/torch.stamp
-	$(INSTALL) -e '.[dev,images,parquet,onnx,tensorboard,mpi,lightning,report]'
+	$(INSTALL) -e '.[dev,images,parquet,onnx,tensorboard,mpi,lightning,report,docs]'
 	touch $(VENV)/train.stamp $@
 
 $(VENV)/mpi.stamp: $(VENV)/dev.stamp  # both MPIs, each in a prefix of its own: their commands have the same names

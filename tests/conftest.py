@@ -32,6 +32,8 @@ GROUPS = {
     "runs/test_resume.py": "resume",  # and these what is trained once for the module
     "report/test_page.py": "page",
     "report/test_planned.py": "planned",
+    "structure/test_site.py": "site",
+    "structure/test_wheel.py": "wheel",
     "cli/test_verify.py": "verify",
     "cli/test_trained.py": "trained",
     "lightning/test_lane_strategy.py": "lightning",
