@@ -15,7 +15,7 @@ def test_a_second_signal_ends_the_run_at_once(number, ending):
     interrupt._note(number, None)
     interrupt._note(number, None)  # at once: a terminal and a launcher sent the same one
     assert interrupt.signal == number
-    interrupt._noted_at -= 2
+    interrupt._wished_at -= 2
     with pytest.raises(ending) as found:
         interrupt._note(number, None)
     assert number == signal.SIGINT or found.value.code == 143
