@@ -148,6 +148,9 @@ CASES = {
     "a launcher on each of three nodes, warned by SIGUSR1": Case(
         "nodes.sbatch", 3, want_nodes, words=("--workers", "1"), more=USER_SIGNAL
     ),
+    "a launcher on each of two nodes, the first without power, another in its place": Case(
+        "nodes.sbatch", 2, lambda cluster, job: cluster.end("node1"), words=("--workers", "1")
+    ),
     "a launcher on each of three nodes, the last cut off": Case(
         "nodes.sbatch", 3, cut_off("node3"), words=("--workers", "1"), is_moved=False
     ),

@@ -97,10 +97,7 @@ class SlurmCluster:
             daemon.kill()
             daemon.wait()
         for host in self._hosts:
-            left = _run("ip", "netns", "pids", self._space(host), check=False).split()
-            for pid in left:
-                with suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGKILL)
+            self.end(host)
         for host in (*self._hosts, "switch"):
             _run("ip", "netns", "delete", self._space(host), check=False)
             shutil.rmtree(Path("/etc/netns", self._space(host)), ignore_errors=True)
@@ -149,6 +146,12 @@ class SlurmCluster:
     def cut(self, host: str) -> None:
         """Take a node from the network, as if its cable were pulled."""
         _run("ip", "-n", self._space(host), "link", "set", "eth0", "down")
+
+    def end(self, host: str) -> None:
+        """End all that runs on a node, as if its power were cut."""
+        for pid in _run("ip", "netns", "pids", self._space(host), check=False).split():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
 
     def _is_up(self) -> bool:
         try:

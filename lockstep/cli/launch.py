@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from lockstep.cli.flag import add_elastic, add_num_workers
 from lockstep.elastic.job import Job
 from lockstep.elastic.worker_command import WorkerCommand, script_command
-from lockstep.errors import SpecError
+from lockstep.errors import GroupLost, SpecError
 from lockstep.spec import Launch
 from lockstep.spec.run import Run
 from lockstep.spec.start.stop_signal import hold_warning
@@ -88,7 +88,14 @@ def start_workers(launch: Launch, run: Run) -> Launch:
         launch = replace(launch, min_workers=max(launch.min_workers, min(sizes)))
     job = _job(launch, size, most, "lockstep.cli.listeners")
     job = replace(job, sizes=sizes, is_split=launch.splits_state(run))
-    raise SystemExit(_run(job))
+    try:
+        raise SystemExit(_run(job))
+    except GroupLost as lost:  # the first node, which nobody else can ask for
+        from lockstep.cli.batch.requeue import queue_again
+
+        if told := queue_again(lost, launch):
+            print(f"lockstep: {told}", file=sys.stderr, flush=True)
+        raise
 
 
 def _find_world(launch: Launch) -> World | None:

@@ -15,7 +15,7 @@ from lockstep.elastic.certificates import Certificates
 from lockstep.elastic.coordinator import ADMIT_S, SILENT_S, Coordinator
 from lockstep.elastic.job import Job
 from lockstep.elastic.message import LIMIT_BYTES, Message, is_proof, pack, prove, unpack
-from lockstep.errors import LockstepError, SpecError
+from lockstep.errors import GroupLost, LockstepError, SpecError
 
 _REACH_S = 15.0
 _SEARCH_S = 30.0  # to find the coordinator, at the start and for a node that was cut off
@@ -55,7 +55,10 @@ class Link:
         """Connect to the coordinator on another node."""
         assert self._job.rdzv
         self._say("looking for the coordinator at {}:{}".format(*self._job.rdzv))
-        self._streams = await _connect(*self._job.rdzv, self._job.token, self._tls)
+        try:
+            self._streams = await _connect(*self._job.rdzv, self._job.token, self._tls)
+        except LockstepError as error:
+            raise GroupLost(f"{self.lost}; {error}") if self.lost else error from None
         self.address = await _own_address(*self._job.rdzv)
 
     async def enter(self) -> bool:

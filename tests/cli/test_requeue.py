@@ -9,7 +9,7 @@ from job import Job
 from small import rows, small_run, summary, train
 
 from lockstep.cli.batch.requeue import queue_again
-from lockstep.errors import Interrupted
+from lockstep.errors import GroupLost, Interrupted
 from lockstep.spec import Launch
 
 KEYS = ("train.epochs=3", "checkpoint.every_steps=1000", "data.num_test=10")
@@ -49,12 +49,18 @@ def stopped(number):
 def test_a_warned_job_is_queued_again(slurm, monkeypatch):
     said = slurm()
     told = queue_again(stopped(signal.SIGUSR1), Launch(resume="auto"))
-    assert told == "Slurm's job 7 is queued again, and goes on from the saved state"
+    assert told == "Slurm's job 7 is queued again, and goes on from what is saved"
     assert said.read_text() == "requeue 7\n"
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "5")
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "2")
     queue_again(stopped(signal.SIGUSR1), Launch(resume="auto"))
     assert said.read_text().endswith("requeue 5_2\n"), "of an array only this task"
+
+
+def test_launchers_that_lost_their_coordinator_ask_too(slurm):
+    said = slurm()
+    assert "is queued again" in queue_again(GroupLost("the coordinator is lost"), Launch(resume="auto"))
+    assert said.read_text() == "requeue 7\n"
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_a_job_that_has_to_give_way_is_warned_saves_and_goes_on_to_the_same_bits
         cluster.wait_for(lambda: cluster.state(job) == "COMPLETED", "the job's end")
         assert cluster.facts(job)["Restarts"] == "1"
         said = cluster.log(job)
-    assert f"Slurm's job {job} is queued again, and goes on from the saved state" in said, said
+    assert f"Slurm's job {job} is queued again, and goes on from what is saved" in said, said
     expected, _ = train(small_run(*KEYS), tmp_path / "calm")
     assert summary(run)["weights_sha256"] == expected.summary["weights_sha256"]
     steps = [row["step"] for row in rows(run, "step")]

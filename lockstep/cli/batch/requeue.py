@@ -1,4 +1,4 @@
-"""Asks Slurm to queue a job again whose training was warned of its end, and has saved its state."""
+"""Asks Slurm to queue a job again, whose training was warned and has saved, or has lost its coordinator."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from lockstep.errors import Interrupted
+from lockstep.errors import GroupLost, LockstepError
 from lockstep.spec import Launch
 from lockstep.spec.start.stop_signal import WARNING
 from lockstep.spec.world import slurm_job
@@ -17,16 +17,17 @@ from lockstep.spec.world import slurm_job
 _ANSWER_S = 30.0  # for Slurm's controller
 
 
-def queue_again(stopped: Interrupted, launch: Launch) -> str | None:
+def queue_again(ended: LockstepError, launch: Launch) -> str | None:
     """Ask for it, by one worker of the job; gives what became of it in a line, or None if nobody wants it.
 
-    A warning asks for it, and so does SIGTERM where Slurm takes the nodes for another job; whoever cancels a
-    job does not want it back.
+    A warning asks for it, the loss of the launcher that has the coordinator, and SIGTERM where Slurm takes
+    the nodes for another job; whoever cancels a job does not want it back.
     """
     job = slurm_job(os.environ)
     if job is None:
         return None
-    if stopped.exit_code != 128 + WARNING and not (stopped.exit_code == 143 and _is_preempted(job)):
+    warned = isinstance(ended, GroupLost) or ended.exit_code == 128 + WARNING
+    if not warned and not (ended.exit_code == 128 + signal.SIGTERM and _is_preempted(job)):
         return None
     if not launch.resume or Path(launch.resume).is_file():
         begin = "from that checkpoint once more" if launch.resume else "anew"
@@ -39,7 +40,7 @@ def queue_again(stopped: Interrupted, launch: Launch) -> str | None:
     refused = _call("requeue", job)[1]
     if refused:
         return f"Slurm does not queue job {job} again ({refused}): submit the same batch file once more"
-    return f"Slurm's job {job} is queued again, and goes on from the saved state"
+    return f"Slurm's job {job} is queued again, and goes on from what is saved"
 
 
 def _is_preempted(job: str) -> bool:
