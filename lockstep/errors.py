@@ -15,7 +15,7 @@ LockstepError                 exit 1: the run failed
 ├── AuditFailed               a lane that two workers computed, to different bits
 ├── NotSaved                  a run is trained, but not all of it is on disk
 ├── Paused                    exit 0: stopped after as many epochs as asked, after saving
-└── Interrupted               exit 130 or 143: stopped by a signal, after saving
+└── Interrupted               exit 130, 138 or 143: stopped by SIGINT, SIGUSR1 or SIGTERM, after saving
 """
 
 from __future__ import annotations

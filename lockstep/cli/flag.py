@@ -178,6 +178,13 @@ def add_elastic(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--nodes", default="1", metavar="N|MIN:MAX", help="how many launchers make the job; default: 1"
     )
+    group.add_argument(
+        "--tls",
+        type=Path,
+        metavar="DIR",
+        help="encrypt what launchers say to each other, and let none in without a certificate: a folder with "
+        "ca.crt, tls.crt and tls.key; gradients between workers are not encrypted",
+    )
 
 
 def _workers(text: str) -> int | str:

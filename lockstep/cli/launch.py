@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 from lockstep.cli.flag import add_elastic, add_num_workers
 from lockstep.elastic.job import Job
 from lockstep.elastic.worker_command import WorkerCommand, script_command
-from lockstep.errors import SpecError
+from lockstep.errors import GroupLost, SpecError
 from lockstep.spec import Launch
 from lockstep.spec.run import Run
-from lockstep.spec.world import read_world
+from lockstep.spec.start.stop_signal import hold_warning
+from lockstep.spec.world import World, read_world, slurm_job
 
 if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -58,6 +59,7 @@ def run_launch(options: argparse.Namespace) -> int:
         restarts=options.restarts,
         rdzv=options.rdzv,
         nodes=options.nodes,
+        tls=options.tls,
     )
     return launch_script(launch, [options.script, *options.arguments])
 
@@ -65,9 +67,7 @@ def run_launch(options: argparse.Namespace) -> int:
 def start_workers(launch: Launch, run: Run) -> Launch:
     """Return this worker's Launch with its world; if several workers are asked for, start them and exit."""
     if launch.world is None:
-        world = read_world(os.environ)
-        alone = world is not None and world.size == 1 and world.launcher != "lockstep"  # e.g. a batch system
-        launch = replace(launch, world=None if alone else world)
+        launch = replace(launch, world=_find_world(launch))
     try:
         launch.check_run(run)
     except SpecError:
@@ -88,7 +88,25 @@ def start_workers(launch: Launch, run: Run) -> Launch:
         launch = replace(launch, min_workers=max(launch.min_workers, min(sizes)))
     job = _job(launch, size, most, "lockstep.cli.listeners")
     job = replace(job, sizes=sizes, is_split=launch.splits_state(run))
-    raise SystemExit(_run(job))
+    try:
+        raise SystemExit(_run(job))
+    except GroupLost as lost:  # the first node, which nobody else can ask for
+        from lockstep.cli.batch.requeue import queue_again
+
+        if told := queue_again(lost, launch):
+            print(f"lockstep: {told}", file=sys.stderr, flush=True)
+        raise
+
+
+def _find_world(launch: Launch) -> World | None:
+    """The world that this process is a worker of; None if it is to start workers of its own, or is alone."""
+    if slurm_job(os.environ):
+        hold_warning()
+    world = read_world(os.environ)
+    if world is None or world.launcher == "lockstep":
+        return world
+    starts = launch.rdzv and world.launcher == "srun"  # each task is the launcher of its node
+    return None if starts or world.size == 1 else world
 
 
 def start_users(launch: Launch) -> Launch:
@@ -127,6 +145,7 @@ def _job(launch: Launch, size: int, lanes: int, preload: str) -> Job:
         restarts=launch.restarts,
         rdzv=launch.endpoint if launch.rdzv else None,
         nodes=launch.num_nodes,
+        tls=launch.tls,
         token=_token(launch),
         preload=preload,
     )

@@ -10,12 +10,13 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
+from lockstep.cli.batch.requeue import queue_again
 from lockstep.cli.launch import note_rank
 from lockstep.cli.watch.progress import Progress, tell_warnings
 from lockstep.data.own.data_processes import data_processes
 from lockstep.elastic.process_control import end_with_parent, name_process
 from lockstep.elastic.worker_groups import WorkerGroups
-from lockstep.errors import GroupLost, LockstepError
+from lockstep.errors import GroupLost, Interrupted, LockstepError
 from lockstep.report.layer_bars import draw_layers
 from lockstep.report.plot import draw_curves
 from lockstep.report.timeline import draw_timeline
@@ -39,7 +40,13 @@ def train_with_listeners(
         begin = partial(_begin_data_process, os.getpid())
         with data_processes(given.data, launch.data_processes, begin), ExitStack() as stack:
             watch = _Watch(stack, launch, on_event)
-            result = fit(run, launch, watch, WorkerGroups, given)
+            try:
+                result = fit(run, launch, watch, WorkerGroups, given)
+            except Interrupted as stopped:  # before anything else is done, as the time may be short
+                told = None if stopped.rank else queue_again(stopped, launch)
+                if told:
+                    print(f"lockstep: {told}", file=sys.stderr, flush=True)
+                raise
         note_rank(result.rank)
         return result
     except GroupLost:

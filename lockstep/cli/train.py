@@ -134,6 +134,7 @@ def run_train(options: argparse.Namespace) -> int:
         restarts=options.restarts,
         rdzv=options.rdzv,
         nodes=options.nodes,
+        tls=options.tls,
         copy_every=options.copy_every,
         audit=options.audit,
         data_changed=options.data_changed,

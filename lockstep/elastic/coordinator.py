@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 
 from lockstep.elastic.job import Job
 from lockstep.elastic.membership import Membership
-from lockstep.elastic.message import HELLO_BYTES, LIMIT_BYTES, Message, is_proof, pack, prove, unpack
+from lockstep.elastic.message import HELLO_BYTES, Message, is_proof, pack, prove, unpack
 from lockstep.spec.generation import Generation
 
 BEAT_S = 0.25
 SILENT_S = 2.0  # without a message for this long, a launcher counts as cut off or frozen
-_ADMIT_S = 5.0  # for a new connection to prove the token
+ADMIT_S = 5.0  # for a new connection to prove the token
 _STRANGERS = 64  # the most connections at a time that have not proven the token
 _REFORM_S = 2.0  # after a group is lost: if no worker is reported gone by then, the group is formed again
 
@@ -60,9 +60,25 @@ class Coordinator:
         self._lost_at: float | None = None  # when a worker reported its group lost, without a known cause
         self._short_at: float | None = None
 
-    async def listen(self, address: str, port: int) -> asyncio.Server:
-        """Accept launchers of other nodes."""
-        return await asyncio.start_server(self._meet, address, port, limit=LIMIT_BYTES)
+    async def meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve a new connection from another node, if it proves the token within `ADMIT_S`."""
+        try:
+            if self._strangers >= _STRANGERS:
+                return
+            self._strangers += 1
+            try:
+                hello = await asyncio.wait_for(self._admit(reader, writer), ADMIT_S)
+            finally:
+                self._strangers -= 1
+            if len(self._nodes) >= self._most_nodes:
+                writer.write(pack("refused", why=f"the job already has its {self._most_nodes} nodes"))
+                await writer.drain()
+            else:
+                await self.serve(reader, writer, str(hello.get("host", ""))[:64])
+        except (ValueError, OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # no launcher of this job, or the job is over
+        finally:
+            writer.close()
 
     async def serve(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str, is_here: bool = False
@@ -115,26 +131,6 @@ class Coordinator:
         """Stop workers that wait for more workers; those that train get a signal from their launcher."""
         if self._membership.is_short:
             self._short_at = -self._wait_s
-
-    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve a new connection, if it proves the token within `_ADMIT_S`."""
-        try:
-            if self._strangers >= _STRANGERS:
-                return
-            self._strangers += 1
-            try:
-                hello = await asyncio.wait_for(self._admit(reader, writer), _ADMIT_S)
-            finally:
-                self._strangers -= 1
-            if len(self._nodes) >= self._most_nodes:
-                writer.write(pack("refused", why=f"the job already has its {self._most_nodes} nodes"))
-                await writer.drain()
-            else:
-                await self.serve(reader, writer, str(hello.get("host", ""))[:64])
-        except (ValueError, OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # no launcher of this job, or the job is over
-        finally:
-            writer.close()
 
     async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Message:
         nonce = secrets.token_hex(16)

@@ -6,17 +6,20 @@ import asyncio
 import errno
 import secrets
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from lockstep.elastic.coordinator import SILENT_S, Coordinator
+from lockstep.elastic.certificates import Certificates
+from lockstep.elastic.coordinator import ADMIT_S, SILENT_S, Coordinator
 from lockstep.elastic.job import Job
 from lockstep.elastic.message import LIMIT_BYTES, Message, is_proof, pack, prove, unpack
-from lockstep.errors import LockstepError, SpecError
+from lockstep.errors import GroupLost, LockstepError, SpecError
 
 _REACH_S = 15.0
 _SEARCH_S = 30.0  # to find the coordinator, at the start and for a node that was cut off
+_AGAIN_S = 0.3
 _LOOPBACK = "127.0.0.1"
 _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -26,6 +29,7 @@ class Link:
 
     def __init__(self, job: Job, hear: Callable[[Message], None], say: Callable[[str], None]) -> None:
         self._job, self._hear, self._say = job, hear, say
+        self._tls = Certificates(job.tls) if job.tls else None
         self._server: asyncio.Server | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._heard = 0.0
@@ -39,7 +43,7 @@ class Link:
         job = self._job
         coordinator = Coordinator(job, self._say)
         if job.rdzv:
-            self._server = await _listen(coordinator, *job.rdzv)
+            self._server = await self._listen(coordinator, *job.rdzv)
             if self._server is None:
                 return await self.reach()
             self.address = job.rdzv[0]
@@ -51,7 +55,10 @@ class Link:
         """Connect to the coordinator on another node."""
         assert self._job.rdzv
         self._say("looking for the coordinator at {}:{}".format(*self._job.rdzv))
-        self._streams = await _connect(*self._job.rdzv, self._job.token)
+        try:
+            self._streams = await _connect(*self._job.rdzv, self._job.token, self._tls)
+        except LockstepError as error:
+            raise GroupLost(f"{self.lost}; {error}") if self.lost else error from None
         self.address = await _own_address(*self._job.rdzv)
 
     async def enter(self) -> bool:
@@ -103,6 +110,40 @@ class Link:
             self._tending.cancel()
             await asyncio.wait([self._serving], timeout=1.0)
 
+    async def _listen(self, coordinator: Coordinator, address: str, port: int) -> asyncio.Server | None:
+        """Let the coordinator listen at an address; None if it is another host's, or already in use."""
+        await self._resolve_name(address, port)
+        tls = self._tls.server if self._tls else None
+        try:
+            return await asyncio.start_server(
+                coordinator.meet,
+                address,
+                port,
+                limit=LIMIT_BYTES,
+                ssl=tls,
+                ssl_handshake_timeout=ADMIT_S if tls else None,
+            )
+        except OSError as error:
+            if error.errno in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
+                return None
+            raise SpecError(f"--rdzv {address}:{port}: {error.strerror or error}") from None
+
+    async def _resolve_name(self, address: str, port: int) -> None:
+        """Wait until a host is known by name: who starts all nodes at once may make their names later."""
+        loop = asyncio.get_running_loop()
+        start, waits = loop.time(), False
+        while True:
+            try:
+                await loop.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+                return
+            except socket.gaierror as error:
+                if not waits:
+                    self._say(f"--rdzv {address}:{port}: {error.strerror}; trying for {_SEARCH_S:.0f} s")
+                waits = True
+                if loop.time() > start + _SEARCH_S:
+                    raise SpecError(f"--rdzv {address}:{port}: no host of this name is known") from None
+            await asyncio.sleep(_AGAIN_S)
+
     async def _listen_to(self, reader: asyncio.StreamReader) -> None:
         """Receive the coordinator's messages until it is lost."""
         reason = "the launcher that holds the store has ended"
@@ -124,23 +165,17 @@ async def _connect_here(coordinator: Coordinator) -> tuple[_Streams, asyncio.Tas
     return await asyncio.open_connection(sock=ours, limit=LIMIT_BYTES), serving
 
 
-async def _listen(coordinator: Coordinator, address: str, port: int) -> asyncio.Server | None:
-    """Let the coordinator listen at an address; None if it is another host's, or already in use."""
-    try:
-        return await coordinator.listen(address, port)
-    except OSError as error:
-        if error.errno in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
-            return None
-        raise SpecError(f"--rdzv {address}:{port}: {error.strerror or error}") from None
-
-
-async def _connect(address: str, port: int, token: str) -> _Streams:
+async def _connect(address: str, port: int, token: str, tls: Certificates | None) -> _Streams:
     """Connect to the coordinator on another node; each side proves the token to the other."""
     loop = asyncio.get_running_loop()
     end = loop.time() + _SEARCH_S
     while True:
         try:
-            return await asyncio.wait_for(_greet(address, port, token), _REACH_S)
+            return await asyncio.wait_for(_greet(address, port, token, tls), _REACH_S)
+        except ssl.SSLError as error:
+            if tls:
+                raise tls.explain(error, f"{address}:{port}") from None
+            raise
         except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
             reason = getattr(error, "strerror", None) or str(error) or "no answer"
         if loop.time() > end:
@@ -148,11 +183,12 @@ async def _connect(address: str, port: int, token: str) -> _Streams:
                 f"--rdzv {address}:{port}: no coordinator of a job there after {_SEARCH_S:.0f} s ({reason}): "
                 "start the launcher of that host first, and check the address, the port and the firewall"
             )
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(_AGAIN_S)
 
 
-async def _greet(address: str, port: int, token: str) -> _Streams:
-    reader, writer = await asyncio.open_connection(address, port, limit=LIMIT_BYTES)
+async def _greet(address: str, port: int, token: str, tls: Certificates | None) -> _Streams:
+    encrypted = tls.client if tls else None
+    reader, writer = await asyncio.open_connection(address, port, limit=LIMIT_BYTES, ssl=encrypted)
     try:
         question = await _read(reader)
         nonce = secrets.token_hex(16)
@@ -173,7 +209,9 @@ async def _read(reader: asyncio.StreamReader) -> Message:
     try:
         line = await reader.readline()
         if not line:
-            raise ConnectionResetError("it closed the connection")
+            raise ConnectionResetError(
+                "it closed the connection; does it want --tls, or another certificate?"
+            )
         return unpack(line)
     except ValueError:
         raise LockstepError("what listens at --rdzv is no Lockstep launcher: choose another port") from None

@@ -20,6 +20,7 @@ from typing import Any
 
 from lockstep.elastic.process_control import end_with_parent, name_process
 from lockstep.errors import LockstepError
+from lockstep.spec.start.stop_signal import STOPPING
 
 _REQUEST_BYTES = 1 << 20
 
@@ -28,7 +29,7 @@ def serve() -> None:
     """Serve the launcher; arguments: socket descriptor, the launcher's pid, module to import, sys.path."""
     line = socket.socket(fileno=int(sys.argv[1]))
     end_with_parent(int(sys.argv[2]))
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)  # the launcher ends this process
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -72,14 +73,13 @@ def _report_ended(line: socket.socket) -> None:
 def _fork(line: socket.socket, request: dict[str, Any], fds: list[int]) -> bool:
     """Fork a worker; True in the child, which now has the output and environment of the request."""
     parent = os.getpid()
-    signals = (signal.SIGINT, signal.SIGTERM)
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # held back until the child has its own handlers
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # held until the child has its own handlers
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about forking beside threads: numpy's are idle
         pid = os.fork()
     control, stdout, stderr = fds
     if pid:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for fd in fds:
             os.close(fd)
         line.send(json.dumps({"worker": request["worker"], "pid": pid}).encode())
@@ -88,10 +88,10 @@ def _fork(line: socket.socket, request: dict[str, Any], fds: list[int]) -> bool:
     end_with_parent(parent)
     name_process(f"lockstep {request['worker']}")
     os.setsid()  # only the launcher gets the terminal's signals, and forwards each once
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+    for number in (*STOPPING, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)  # a warning may be held until the training begins
     except KeyboardInterrupt:  # one that came before this process began
         os._exit(130)
     null = os.open(os.devnull, os.O_RDWR)

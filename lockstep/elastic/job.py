@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class Job:
     rdzv: tuple[str, int] | None = None
     nodes: tuple[int, int] = (1, 1)
     token: str = ""
+    tls: Path | None = None  # the folder of certificates, if launchers talk by TLS
     advice: str = "; the same command with --resume auto goes on"
     tells_losses: bool = False  # whether the launcher tells of lost workers; in a training, worker 0 does
     preload: str = "torch"  # the module that the fork server imports for all workers

@@ -18,9 +18,11 @@ from lockstep.elastic.job import Job
 from lockstep.elastic.message import Message
 from lockstep.elastic.process_control import fate, is_stopped
 from lockstep.elastic.restart import Restarts
+from lockstep.elastic.stop_request import StopRequests
 from lockstep.elastic.worker_command import WorkerCommand, own_command
 from lockstep.elastic.worker_process import Processes, Worker
 from lockstep.spec.launch import RESTART_CODE
+from lockstep.spec.start.stop_signal import STOPPING, WARNING
 
 Show = Callable[[str, str], None]  # gets the name of a worker and a line
 _FROZEN_S = 1.0  # a worker that is stopped (SIGSTOP) for this long is killed
@@ -28,6 +30,7 @@ _DEAF_S = 60.0  # a worker without heartbeats for this long hangs as a whole, an
 _LOOK_S = 0.2
 _ASK_EVERY_S = 0.5  # between two SIGTERMs: after the first a worker still finishes its step
 _GRACE_S = 10.0  # for workers to end by themselves, before they are killed
+_SAVED_S = 40.0  # the same once they have saved: worker 0 may wait for a batch system's answer
 
 
 class Launcher:
@@ -38,7 +41,7 @@ class Launcher:
         self._processes = Processes(self._hear_worker, self._born, self._ended, self._print)
         self._link = Link(job, self._hear_coordinator, self._say)
         self._count, self._restarts, self._pending = 0, Restarts(job.restarts), 0
-        self._signals: list[signal.Signals] = []  # that this process received
+        self._signals = StopRequests()
         self._verdict = 0  # the exit code of an error that all workers share
         self._asked, self._end = 0.0, float("inf")  # when workers were last asked to end; when to kill
 
@@ -49,11 +52,12 @@ class Launcher:
     async def _main(self) -> int:
         loop = asyncio.get_running_loop()
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in STOPPING:
                 loop.add_signal_handler(number, self._take_signal, number)
         command = self._command or own_command()
         try:
             self._processes.open(command, self._job.preload)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {WARNING})  # what it has started may go on to hold it
             await self._link.open()
             while not await self._serve():
                 await self._rejoin()
@@ -75,7 +79,7 @@ class Launcher:
                 now = time.monotonic()
                 self._look(now)
                 self._link.beat(now)
-                if self._verdict or len(self._signals) > 1:
+                if self._verdict or self._signals.num_wishes > 1:
                     self._end_workers(now)
         finally:
             self._link.stop_hearing()
@@ -85,11 +89,13 @@ class Launcher:
         """Ask workers to end, again and again; those that told or hear a verdict end by themselves."""
         if now <= self._asked + _ASK_EVERY_S:
             return
-        killing = now > self._end or len(self._signals) > 2
-        if killing or len(self._signals) > 1 or not (self._job.is_elastic or self._processes.finished()):
-            but = None if len(self._signals) > 1 else 0  # worker 0's script may have caught the shared error
+        wishes = self._signals.num_wishes
+        killing = now > self._end or wishes > 2
+        if killing or wishes > 1 or not (self._job.is_elastic or self._processes.finished()):
+            but = None if wishes > 1 else 0  # worker 0's script may have caught the shared error
             self._processes.signal_all(signal.SIGKILL if killing else signal.SIGTERM, but)
-        self._asked, self._end = now, min(self._end, now + _GRACE_S)
+        grace_s = _SAVED_S if self._signals and wishes < 2 else _GRACE_S
+        self._asked, self._end = now, min(self._end, now + grace_s)
 
     def _is_lost(self) -> bool:
         """Whether this node has lost the job; that no longer matters after training, or while it stops."""
@@ -135,7 +141,7 @@ class Launcher:
     def _born(self, worker: Worker) -> None:
         """A worker's process has started; send it a signal that came before."""
         if self._signals and self._link.coordinator:
-            self._processes.send_signal(worker, self._signals[0])
+            self._processes.send_signal(worker, self._signals.first)
 
     def _ended(self, worker: Worker) -> None:
         """A worker has ended: report it, and replace it if it was killed."""
@@ -197,12 +203,12 @@ class Launcher:
             self._verdict = int(message["code"])
 
     def _take_signal(self, number: signal.Signals) -> None:
-        """Forward the first signal to the workers; if the coordinator is elsewhere, leave the job instead."""
-        self._signals.append(signal.Signals(number))
-        if len(self._signals) > 1:
+        """Forward the first signal to the workers; on another node leave the job, unless all are warned."""
+        if not self._signals.note(number):
             return
         if self._link.coordinator:
             self._link.coordinator.halt()
+        if self._link.coordinator or number == WARNING:
             self._processes.signal_all(signal.Signals(number))
         elif self._link.is_open:
             self._link.tell("leave")
@@ -226,7 +232,7 @@ class Launcher:
         if self._verdict or finished:
             return self._verdict or max(finished[0].code, 0)
         if self._signals:
-            first = self._signals[0]
+            first = self._signals.first
             left = ": this node left the job, which goes on" if not self._link.coordinator else ""
             self._say(f"stopped by {first.name}{left or f' in the middle of a step{self._job.advice}'}")
             return 128 + first

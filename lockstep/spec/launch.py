@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,11 +11,11 @@ from lockstep.spec.plan import Plan, read_plan
 from lockstep.spec.plan_check import check_plans, explain_lanes
 from lockstep.spec.prediction import read_prediction
 from lockstep.spec.run import Run
+from lockstep.spec.start.meeting import check_meeting, read_endpoint, read_nodes
 from lockstep.spec.world import World
 
 DEVICES = ("auto", "cpu", "cuda")
 BACKENDS = ("auto", "gloo", "nccl", "mpi")
-_ENDPOINT = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}")
 RESTART_CODE = 75  # the exit code of a worker that wants to be restarted
 
 
@@ -46,6 +45,7 @@ class Launch:
     restarts: int = 3  # how many lost workers a launcher replaces within an hour
     rdzv: str | None = None  # host:port of the launcher that holds the job's store
     nodes: str = "1"  # how many launchers: N, or MIN:MAX
+    tls: Path | None = None  # the folder of the certificates by which launchers know each other
     data_changed: bool = False  # resume although the data has changed; from there on it is another run
     copy_every: int = 100  # steps between copies of what only one worker has, with compression; 0: none
     audit: int = 0  # check a lane and a slice by computing them twice, every N steps; 0: never
@@ -60,6 +60,8 @@ class Launch:
         object.__setattr__(self, "runs_dir", Path(self.runs_dir))  # users may give text
         if self.pixel_cache is not None:
             object.__setattr__(self, "pixel_cache", Path(self.pixel_cache))
+        if self.tls is not None:
+            object.__setattr__(self, "tls", Path(self.tls))
         if isinstance(self.plan, str):
             object.__setattr__(self, "predicted", read_prediction(self.plan))
             object.__setattr__(self, "plan", read_plan(self.plan))
@@ -106,13 +108,7 @@ class Launch:
             raise SpecError(f"--pixel-cache-gb {self.pixel_cache_gb:g} must be above 0, at most 1e6")
         if not 0 <= self.wait_s <= 1e6:
             raise SpecError(f"--wait {self.wait_s:g} must be a number of seconds from 0")
-        if self.rdzv is not None and not (_ENDPOINT.fullmatch(self.rdzv) and 0 < self.endpoint[1] < 65536):
-            raise SpecError(f"--rdzv {self.rdzv} must be HOST:PORT of the launcher that coordinates the job")
-        low, high = self.num_nodes
-        if not 1 <= low <= high:
-            raise SpecError(f"--nodes {self.nodes} must be a number from 1, or MIN:MAX")
-        if high > 1 and not self.rdzv:
-            raise SpecError(f"--nodes {self.nodes} needs --rdzv host:port, at which the launchers meet")
+        check_meeting(self.rdzv, self.nodes, self.tls)
 
     @property
     def rank(self) -> int:
@@ -120,17 +116,13 @@ class Launch:
 
     @property
     def num_nodes(self) -> tuple[int, int]:
-        """The smallest and the largest number of launchers in the job; (0, 0) if `nodes` is invalid."""
-        low, _, high = self.nodes.partition(":")
-        if not low.isdecimal() or not (high or low).isdecimal():
-            return 0, 0
-        return int(low), int(high or low)
+        """The smallest and the largest number of launchers in the job."""
+        return read_nodes(self.nodes)
 
     @property
     def endpoint(self) -> tuple[str, int]:
         """Host and port at which the launchers of several nodes meet."""
-        host, _, port = (self.rdzv or ":0").rpartition(":")
-        return host.strip("[]"), int(port)
+        return read_endpoint(self.rdzv)
 
     def resume_command(self, run: Path) -> str:
         """The command that resumes a run with the same flags."""
@@ -146,6 +138,7 @@ class Launch:
             "--copy-every": self.copy_every if self.copy_every != plain.copy_every else None,
             "--rdzv": self.rdzv,
             "--nodes": self.nodes if self.nodes != plain.nodes else None,
+            "--tls": self.tls,
             "--audit": self.audit or None,
             "--plan": self.plan if self.plan != plain.plan else None,
             "--or": " --or ".join(map(str, self.fallbacks)) or None,

@@ -124,6 +124,13 @@ def _read_srun(environ: Mapping[str, str]) -> World:
     )
 
 
+def slurm_job(environ: Mapping[str, str]) -> str | None:
+    """The Slurm job that this process is part of, as scontrol takes it; of an array, only its own task."""
+    if {"SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"} <= environ.keys():
+        return f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
+    return environ.get("SLURM_JOB_ID")
+
+
 def _first_host(nodes: str) -> str:
     """The first of Slurm's list of nodes: of `gpu[003-007,9],cpu1` it is gpu003."""
     found = re.match(r"([^,\[]+)(?:\[(\w+))?", nodes)

@@ -127,7 +127,7 @@ class Loop:
             journal.step(done, state)
             self._report_generation()
             if result.stop:
-                self._stop(self._interrupt.signal or signal.SIGTERM)
+                self._stop(self._interrupt.agree(self._group))
             if self._is_due() and state.step_in_epoch < self._steps:
                 self._journal.save(state)
                 last = time.perf_counter()

@@ -1,5 +1,6 @@
 """Several launchers of one job: on one host by loopback, and as two nodes with a cable that is cut."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -11,6 +12,10 @@ from job import Job, assert_no_step_lost
 from namespaces import can_make_namespaces, inside, ip, two_nodes
 from small import call, small_run, summary, train, train_command
 from world import free_port
+
+from lockstep.elastic.coordinator_link import Link
+from lockstep.elastic.job import Job as ElasticJob
+from lockstep.errors import SpecError
 
 pytestmark = pytest.mark.gloo
 TOKEN = {"LOCKSTEP_TOKEN": "a secret of sixteen"}
@@ -176,6 +181,33 @@ def test_a_worker_of_another_run_is_refused_and_the_job_does_not_notice(expected
         first.finish()
     assert_same(summary(first.run), expected)
     assert len(summary(first.run)["generations"]) == 1
+
+
+def test_a_host_may_be_named_later_than_its_launcher_starts(monkeypatch):
+    """As where a batch system makes the names of its nodes while they start."""
+    look_up, said, asked = socket.getaddrinfo, [], []
+
+    def know_later(host, *arguments, **options):
+        asked.append(host)
+        if host == "no-such-host.invalid" or len(asked) < 3:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return look_up("127.0.0.1", *arguments, **options)
+
+    async def open_and_close(host):
+        wanted = ElasticJob(1, 2, rdzv=(host, free_port()), nodes=(1, 2), token="a secret of sixteen")
+        link = Link(wanted, said.append, said.append)
+        try:
+            await link.open()
+            assert link.coordinator and not await link.enter()
+        finally:
+            await link.close()
+
+    monkeypatch.setattr(socket, "getaddrinfo", know_later)
+    asyncio.run(open_and_close("pod-0"))
+    assert len(asked) > 2 and "Name or service not known; trying for 30 s" in said[0], said
+    monkeypatch.setattr("lockstep.elastic.coordinator_link._SEARCH_S", 0.1)
+    with pytest.raises(SpecError, match=r"no-such-host.*: no host of this name is known"):
+        asyncio.run(open_and_close("no-such-host.invalid"))
 
 
 @pytest.mark.skipif(not can_make_namespaces(), reason="needs root, iproute2 and network namespaces")

@@ -17,14 +17,15 @@ from stat import S_ISREG
 import numpy as np
 
 from lockstep.data.decoding.decode import UNREADABLE, Pixels, cut_image, explain_unreadable, fit_image
+from lockstep.spec.start.stop_signal import STOPPING
 
 MOST_BYTES = 1 << 17  # of a message
 
 
 def serve_all() -> None:
     """Answer requests until the socket is closed: an empty list, or what is wrong with an image."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in STOPPING:
+        signal.signal(number, signal.SIG_IGN)
     line = socket.socket(fileno=int(sys.argv[1]))
     with suppress(OSError):  # the other has ended
         while True:

@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from lockstep.data.decoding.deal_requests import deal_requests
-from lockstep.data.own.sample_server import REQUEST_BYTES, SIGNALS, SampleForm, serve_samples
+from lockstep.data.own.sample_server import REQUEST_BYTES, SampleForm, serve_samples
 from lockstep.kernels.structure import map_tensors
+from lockstep.spec.start.stop_signal import STOPPING
 
 _ALIGN = 64
 _INDEX_BYTES = 64  # of a request, for each sample
@@ -74,7 +75,7 @@ class DataProcesses:
     def __init__(self, parts: Sequence[Any], count: int, begin: Callable[[], None]) -> None:
         self._parts, self._lock = parts, threading.Lock()
         self._lines: dict[socket.socket, int] = {}  # the pid of each process
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until a child ignores them
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # until a child ignores them
         try:
             for _ in range(count):
                 self._fork(begin)

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from lockstep.data.sample import as_image, as_label, as_target
 from lockstep.kernels.structure import describe, leaves
+from lockstep.spec.start.stop_signal import STOPPING
 
 REQUEST_BYTES = 1 << 16
-SIGNALS = signal.SIGINT, signal.SIGTERM
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ def serve_samples(line: socket.socket, parts: Sequence[Any], begin: Callable[[],
     """Answer requests until the parent closes the line; the process ends here."""
     code = 1
     try:
-        for number in SIGNALS:  # the parent ends this process when it has done with it
+        for number in STOPPING:  # the parent ends this process when it has done with it
             signal.signal(number, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
         begin()
         torch.set_num_threads(1)
         while True:
