@@ -23,6 +23,7 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
+        self.is_over = False  # whether a second one has ended the run
         self.answers = False  # whether to confirm a signal on stderr: only worker 0 does
         self._noted_at = 0.0
         self._before: dict[signal.Signals, Any] = {}
@@ -45,6 +46,7 @@ class Interrupt:
     def _note(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if self.signal and now > self._noted_at + _ONE_WISH_S:
+            self.is_over = True
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
         if not self.signal:
             self.signal, self._noted_at = signal.Signals(number), now
