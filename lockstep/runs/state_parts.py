@@ -155,6 +155,10 @@ class StateParts:
                     target = mine[listed.name, place.start]
                     target.detach().copy_(part.view(target.shape))
 
+    def num_bytes(self, own: Sequence[StatePiece]) -> int:
+        """Of the whole state; a collective."""
+        return sum(TensorEntry(each.name, each.dtype, each.shape).num_bytes for each in self._listed(own))
+
     def shapes(self, own: Sequence[StatePiece]) -> dict[str, tuple[int, ...]]:
         """The shapes of all tensors of the whole state by name; a collective."""
         self.known = {listed.name: listed.shape for listed in self._listed(own)}

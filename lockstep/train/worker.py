@@ -33,6 +33,7 @@ from lockstep.spec import Launch, Run
 from lockstep.spec.identity import Identity
 from lockstep.spec.world import World
 from lockstep.train.dealt import deal, forget_part
+from lockstep.train.foresight.dry_run import try_run
 from lockstep.train.handshake import (
     RollCall,
     answer_roll,
@@ -170,7 +171,7 @@ class _Worker:
         setup = self.setup if roll.agrees and self.setup else self._agree_on_setup(group)
         dealt = deal(setup, self.launch, group, generation)
         journal = self.journal = self.journal or Journal(self._tell, setup.about(), self.launch.trace)
-        saved = None if roll.has_directory else self._open(group, journal, roll, held)
+        saved = None if roll.has_directory or self.launch.dry_run else self._open(group, journal, roll, held)
         if self.launch.splits_state(self.run):
             self.state = begin_parts(group, setup, dealt.begin, held, saved, journal)
             self.kept.begin(group, generation.nodes[:size] if generation else (), self.state)
@@ -182,6 +183,8 @@ class _Worker:
                 share_state(group, state, roll.source or 0)
             self.state = state
         with closing(dealt):
+            if self.launch.dry_run:
+                raise try_run(dealt, self.state, self.launch, self._tell)
             return Loop(dealt, self.state, self.launch, journal, interrupt, self.groups).run()
 
     def _agree_on_setup(self, group: Group) -> Setup:
