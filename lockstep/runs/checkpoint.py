@@ -193,18 +193,25 @@ def _seal(manifest: dict[str, Any]) -> str:
 
 
 def prune(folder: Path, keep: int, step: int, best_step: int) -> None:
-    """Remove checkpoints that are neither among the newest `keep` nor the best, and leftovers of crashes.
+    """Remove `surplus_files`; manifests first."""
+    for path in surplus_files(folder, keep, step, best_step):
+        path.unlink(missing_ok=True)
 
-    Manifests are removed first. Checkpoints after `step` stay and do not count: a run that fell back from a
-    damaged one must not lose its own newest checkpoints to it.
+
+def surplus_files(folder: Path, keep: int, step: int, best_step: int) -> list[Path]:
+    """Files of checkpoints that are neither among the newest `keep` nor the best, and leftovers of crashes.
+
+    Manifests come first. Checkpoints after `step` stay and do not count: a run that fell back from a damaged
+    one must not lose its own newest checkpoints to it.
     """
-    paths = {number: path for number, path in checkpoint_steps(folder).items() if number <= step}
-    wanted = {*sorted(paths)[-keep:], best_step}
-    for number, path in paths.items():
-        if number not in wanted:
-            path.unlink(missing_ok=True)
-    manifests = {path.stem for path in checkpoint_steps(folder).values()}
-    for path in folder.iterdir():
-        dead = path.suffix == ".tmp" or (path.suffix == ".safetensors" and path.stem not in manifests)
-        if dead and path.name.lstrip(".").startswith("step-"):
-            path.unlink(missing_ok=True)
+    every = checkpoint_steps(folder)
+    past = sorted(number for number in every if number <= step)
+    surplus = {every[number] for number in past if number not in {*past[-keep:], best_step}}
+    whole = {path.stem for path in every.values() if path not in surplus}
+    dead = [
+        path
+        for path in folder.iterdir()
+        if path.name.lstrip(".").startswith("step-")
+        and (path.suffix == ".tmp" or (path.suffix == ".safetensors" and path.stem not in whole))
+    ]
+    return [*sorted(surplus), *sorted(dead)]
