@@ -4,8 +4,9 @@ python benchmarks/beside.py                                      # ResNet-18 of 
 python benchmarks/beside.py --model resnet50 --size 224 --batch 256 --every 100 --device cuda --precision bf16
 
 One run, in stretches of `--every` steps, each of which begins with another way in turn: no checkpoint, one
-that is written beside the steps, one that they wait for. The run is that of `lockstep train`. A stretch is
-compared with those without a checkpoint right before and after it; the first stretches of all warm up.
+that is written beside the steps, one that they wait for. The run is that of `lockstep train`; a stretch is an
+epoch, with an evaluation of one batch. A stretch is compared with those without a checkpoint right before and
+after it; the first stretches of all warm up.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from measure import make_parser, make_record
 
 import lockstep
+from lockstep.data.store import MemorySplit, Store
 from lockstep.elastic.worker_groups import WorkerGroups
 from lockstep.runs.beside.saver import Saver
 from lockstep.runs.beside.state_copy import StateCopy
@@ -31,7 +34,6 @@ from lockstep.train.setup import Given
 from lockstep.train.worker import fit
 
 WAYS = ("none", "beside", "none", "waited for")
-MOST_REPEATS = 64  # of an image in an epoch: all of it is one epoch
 WARM = len(WAYS)  # stretches that do not count
 
 
@@ -45,7 +47,13 @@ class Watch:
         self._save, self._take = Saver.save, StateCopy.take
 
     def __enter__(self) -> Watch:
-        Saver.save, StateCopy.take = self._saved, self._taken  # type: ignore[method-assign,assignment]
+        def save(saver: Saver, *given: Any, **options: Any) -> bool:
+            return self._saved(saver, *given, **options)
+
+        def take(copy: StateCopy, *given: Any) -> Any:
+            return self._taken(copy, *given)
+
+        Saver.save, StateCopy.take = save, take  # type: ignore[method-assign]
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -92,17 +100,11 @@ def main() -> None:
     parser.add_argument("--precision", default="fp32")
     options = parser.parse_args()
     stretches = WARM + len(WAYS) * options.rounds + 1
-    steps = options.every * (stretches + 2)
-    images = -(-steps // MOST_REPEATS) * options.batch
     keys = {
         "model.name": options.model,
-        "data.size": options.size,
-        "data.num_train": images,
-        "data.num_test": options.batch,
-        "data.repeats": MOST_REPEATS,
         "train.batch": options.batch,
         "train.lanes": options.lanes,
-        "train.epochs": 1,
+        "train.epochs": stretches + 2,  # each is a stretch
         "train.precision": options.precision,
         "schedule.warmup_epochs": 0,
         "optimizer.lr": 0.001,
@@ -110,10 +112,11 @@ def main() -> None:
     }
     given = parse_overrides([f"{key}={value}" for key, value in keys.items()])
     run = from_table(merge(to_table(lockstep.recipe("shapes")), given))
+    images = Given(data=make_images(options.size, options.batch, options.every))
     with tempfile.TemporaryDirectory() as folder, Watch(options.every, stretches) as watch:
         launch = lockstep.Launch(name="run", runs_dir=Path(folder), device=options.device)
         with contextlib.suppress(InterruptedError):
-            fit(run, launch, watch, WorkerGroups, Given())
+            fit(run, launch, watch, WorkerGroups, images)
     details = {
         "ms a step without": round(1e3 * statistics.median(watch.seconds[WARM::2]) / options.every, 3),
         "checkpoint MB": round(watch.size / 1e6, 1),
@@ -137,6 +140,18 @@ def main() -> None:
         print(f"{what}: {records[-1].value:.2f} % {records[-1].spread} n={records[-1].n}")
     print(details)
     write_records(options.output, records)
+
+
+def make_images(size: int, batch: int, steps: int) -> Store:
+    """As many random images as so many steps take, and a batch for the evaluation."""
+    train, test = (
+        MemorySplit(
+            torch.randint(0, 256, (count, 3, size, size), dtype=torch.uint8), torch.randint(0, 10, (count,))
+        )
+        for count in (batch * steps, batch)
+    )
+    half = (0.5,) * 3
+    return Store("random", tuple(map(str, range(10))), (3, size, size), train, test, half, half)
 
 
 def offsets(seconds: list[float]) -> list[list[float]]:

@@ -77,14 +77,15 @@ class NewCheckpoint:
 
     def write(self, pieces: Sequence[StatePiece]) -> None:
         """Write all tensors and commit; OSError if the disk is full, and nothing is left of it."""
-        parts = StateParts()
-        file = parts.open(pieces, self.temporary)
-        for piece in pieces:
-            file.put(piece)
-        if error := file.close():
+        try:
+            file = StateParts().open(pieces, self.temporary)
+            for piece in pieces:
+                file.put(piece)
+            if error := file.close():
+                raise error
+            self.commit()
+        finally:
             self.discard()
-            raise error
-        self.commit()
 
     def commit(self) -> None:
         """Make the tensors that were written a checkpoint, then keep only the newest and the best."""

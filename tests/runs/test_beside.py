@@ -6,15 +6,20 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from forked import Forked, call
 from job import Job
+from patience import PATIENCE_S
 from small import rows, small_run, summary, train, train_command
+from world import in_threads
 
-from lockstep.runs import checkpoint
+from lockstep.runs import checkpoint, state_parts
 from lockstep.runs.beside.checkpoint_writer import CheckpointWriter
 from lockstep.runs.event import CheckpointSaved, Notice, StepDone
+from lockstep.runs.state_parts import StatePiece
 
 FULL = ("train.ema=0.9", "optimizer.name=adamw", "optimizer.lr=0.003", "data.augment=flip,crop")
 KILLED = Path(__file__).with_name("killed_writer.py")
@@ -111,6 +116,41 @@ def test_kills_at_every_point_lose_nothing_that_was_whole(tmp_path):
         assert found[key] == whole.summary[key], key
     assert [row["step"] for row in rows(tmp_path / "run", "step")] == list(range(1, 15))
     assert not list((tmp_path / "run" / "checkpoints").glob(".*")), "what was left is removed"
+
+
+@pytest.mark.gloo
+@pytest.mark.parametrize("all_see", [True, False])
+def test_parts_are_a_checkpoint_once_all_have_written_theirs(tmp_path, monkeypatch, all_see):
+    """Worker 1 is late; if it does not see the folder, worker 0 gets its part and writes it at once."""
+    go_on, here, access = threading.Event(), threading.local(), os.access
+    put = state_parts.PartsFile.put
+
+    def put_late(file, piece):
+        assert not piece.start or go_on.wait(PATIENCE_S)
+        put(file, piece)
+
+    monkeypatch.setattr(state_parts.PartsFile, "put", put_late)
+    monkeypatch.setattr(os, "access", lambda path, mode: (all_see or here.rank == 0) and access(path, mode))
+
+    def work(group):
+        here.rank, told = group.rank, []
+        own = StatePiece("model.w", (4,), 2 * group.rank, torch.tensor([0.0, 1.0]) + 2 * group.rank)
+        state = SimpleNamespace(step=3, parts=state_parts.StateParts(group), pieces=lambda: [own])
+        new = checkpoint.NewCheckpoint(tmp_path / "new", {"step": 3, "best_step": -1}, "identity", 1)
+        writer = CheckpointWriter(lambda *report: told.append(report))
+        writer.begin(state, None if group.rank else new)
+        own.tensor.fill_(9.0)
+        writer.settle()
+        assert not all_see or (writer.step == 3 and not told), "worker 1 has not written its part"
+        group.barrier()
+        go_on.set()
+        writer.settle(wait=True)
+        writer.close()
+        return [(new.step, error) for new, error in told]
+
+    assert in_threads(2, work) == [[(3, None)], []]
+    saved = checkpoint.load_newest(tmp_path / "new", pytest.fail)
+    assert saved.tensors["model.w"].tolist() == [0.0, 1.0, 2.0, 3.0]
 
 
 @pytest.mark.gloo

@@ -55,9 +55,14 @@ class CheckpointWriter:
             copied = self._copy.take(own)
             self._writing = _Writing(state.step, self._submit(lambda: new.write(copied)), new)
             return
-        file = parts.open(own, new.temporary if new else None)
-        parts.gather(own, file)
-        copied = self._copy.take(file.chosen(own))
+        try:
+            file = parts.open(own, new.temporary if new else None)
+            parts.gather(own, file)
+            copied = self._copy.take(file.chosen(own))
+        except BaseException:
+            if new:
+                new.discard()
+            raise
         done = self._submit(lambda: _write_parts(file, copied))
         self._writing = _Writing(state.step, done, new, parts)
 
