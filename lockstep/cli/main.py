@@ -26,6 +26,7 @@ VERBS = (
     "sweep",
 )
 FORESIGHT = ("probe", "profile", "plan", "scale", "simulate", "report")  # verbs of the folder of that name
+SHELF = ("runs",)
 _DESCRIPTION = """\
 Train convolutional networks to the same bits: by any number of workers, killed and resumed.
 
@@ -37,6 +38,7 @@ Train convolutional networks to the same bits: by any number of workers, killed 
   lockstep launch --workers 4 script.py   a loop of your own, with lockstep.lanes in it
   lockstep sweep fashion -o optimizer.lr=0.05,0.1,0.2   a run for each value, and which is best
   lockstep verify fashion fashion-2       are two runs the same, bit for bit?
+  lockstep runs list                      the runs of a folder; `compare` and `prune` them
   lockstep layers --plan channel=2        how a plan deals layers to workers
   lockstep probe                          how fast this machine is, for predictions
   lockstep profile fashion                what every layer costs here
@@ -55,7 +57,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"lockstep {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for module in (*VERBS, *(f"foresight.{verb}" for verb in FORESIGHT)):
+    foresight, shelf = (f"foresight.{verb}" for verb in FORESIGHT), (f"shelf.{verb}" for verb in SHELF)
+    for module in (*VERBS, *foresight, *shelf):
         importlib.import_module(f"lockstep.cli.{module}").add_parser(verbs)
     return parser
 

@@ -101,6 +101,12 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument(
         "--quiet", action="store_true", help="print nothing but warnings and errors, on stderr"
     )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="build everything, do the first steps in memory, say what time and memory they took, and stop; "
+        "nothing is written",
+    )
     parser.add_argument("--print-config", action="store_true", help="print the Run as TOML and stop")
     parser.set_defaults(handler=run_train)
 
@@ -139,6 +145,7 @@ def run_train(options: argparse.Namespace) -> int:
         audit=options.audit,
         data_changed=options.data_changed,
         stop_after_epochs=options.stop_after_epochs,
+        dry_run=options.dry_run,
         quiet=options.quiet,
         plan=plan,
         fallbacks=tuple(fallbacks),

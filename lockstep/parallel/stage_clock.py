@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -11,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from lockstep.measure.peak_memory import peak_bytes
 from lockstep.parallel.schedule import Turn
 
 T = TypeVar("T")
@@ -52,8 +52,6 @@ class StageClock:
     def report(self, stage: int, sent_bytes: int, device: torch.device) -> dict[str, Any]:
         """What `summary.json` has of this stage."""
         steps = max(self._steps - 1, 1)
-        on_gpu = device.type == "cuda"
-        peak = torch.cuda.max_memory_allocated(device) if on_gpu else _peak_bytes()
         return {
             "stage": stage,
             "busy_s": round(self._busy_s / steps, 6),
@@ -61,11 +59,6 @@ class StageClock:
             "bubble": round(self._waited_s / max(self._busy_s + self._waited_s, 1e-9), 4),
             "sent_mb": round(sent_bytes / max(self._steps, 1) / 1e6, 3),
             "lanes_in_flight": self.in_flight,
-            "peak_mb": round(peak / 1e6, 1),
+            "peak_mb": round(peak_bytes(device) / 1e6, 1),
             "timeline": self._timeline,
         }
-
-
-def _peak_bytes() -> int:
-    """The most memory that this process has had, on Linux."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -11,7 +11,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from lockstep.errors import CheckpointError
+from lockstep.runs.state_parts import StateParts, StatePiece
 from lockstep.runs.tensor_file import TensorFile, file_sha256
 from lockstep.runs.train_state import TrainState, hash_state
 
@@ -50,37 +52,66 @@ class Saved:
             raise CheckpointError(f"{self.path}: does not fit this model or optimizer: {differ[0]}")
 
 
-def save_checkpoint(folder: Path, state: TrainState, identity: str, keep: int, writes: bool = True) -> Path:
-    """Write a checkpoint, then keep only the newest `keep` and the best; OSError if the disk is full.
+@dataclass(frozen=True)
+class NewCheckpoint:
+    """A checkpoint that is not whole yet: its place, and what its manifest says beside the tensors."""
 
-    A collective if the state is in parts; only worker 0 `writes` more than its part, and gets errors.
-    """
-    tensors_path = folder / f"step-{state.step:09d}.safetensors"
-    path = tensors_path.with_suffix(".json")
-    temporary = tensors_path.with_name(f".{tensors_path.name}.{os.getpid()}.tmp")
-    try:
-        if writes:
-            folder.mkdir(parents=True, exist_ok=True)
-        state.write_tensors(temporary if writes else None)
-        if not writes:
-            return path
-        manifest = {
-            "format": _FORMAT,
-            "file": tensors_path.name,
-            "bytes": temporary.stat().st_size,
-            "sha256": file_sha256(temporary),
-            "identity": identity,
-            "cursor": state.cursor(),
-            **hash_state(sorted(TensorFile(temporary).items())),
-        }
-        manifest["seal"] = _seal(manifest)
-        temporary.replace(tensors_path)
-        sync_folder(folder)
-    finally:
-        temporary.unlink(missing_ok=True)
-    write_durably(path, (json.dumps(manifest, indent=1) + "\n").encode())
-    prune(folder, keep, state.step, state.best_step)
-    return path
+    folder: Path
+    cursor: dict[str, Any]
+    identity: str
+    keep: int  # how many of the newest stay, and the best
+
+    @property
+    def step(self) -> int:
+        return int(self.cursor["step"])
+
+    @property
+    def temporary(self) -> Path:
+        """Where the tensors are written before they are a checkpoint's."""
+        return self.folder / f".step-{self.step:09d}.safetensors.{os.getpid()}.tmp"
+
+    @property
+    def path(self) -> Path:
+        """The manifest."""
+        return self.folder / f"step-{self.step:09d}.json"
+
+    def write(self, pieces: Sequence[StatePiece]) -> None:
+        """Write all tensors and commit; OSError if the disk is full, and nothing is left of it."""
+        try:
+            file = StateParts().open(pieces, self.temporary)
+            for piece in pieces:
+                file.put(piece)
+            if error := file.close():
+                raise error
+            self.commit()
+        finally:
+            self.discard()
+
+    def commit(self) -> None:
+        """Make the tensors that were written a checkpoint, then keep only the newest and the best."""
+        tensors = self.path.with_suffix(".safetensors")
+        try:
+            manifest = {
+                "format": _FORMAT,
+                "file": tensors.name,
+                "bytes": self.temporary.stat().st_size,
+                "sha256": file_sha256(self.temporary),
+                "identity": self.identity,
+                "cursor": self.cursor,
+                **hash_state(sorted(TensorFile(self.temporary).items())),
+            }
+            manifest["seal"] = _seal(manifest)
+            self.temporary.replace(tensors)
+            sync_folder(self.folder)
+        finally:
+            self.discard()
+        write_durably(self.path, (json.dumps(manifest, indent=1) + "\n").encode())
+        prune(self.folder, self.keep, self.step, self.cursor["best_step"])
+
+    def discard(self) -> None:
+        """Remove what was written and is no checkpoint."""
+        with suppress(OSError):
+            self.temporary.unlink(missing_ok=True)
 
 
 def load_checkpoint(path: Path) -> Saved:
@@ -163,18 +194,25 @@ def _seal(manifest: dict[str, Any]) -> str:
 
 
 def prune(folder: Path, keep: int, step: int, best_step: int) -> None:
-    """Remove checkpoints that are neither among the newest `keep` nor the best, and leftovers of crashes.
+    """Remove `surplus_files`; manifests first."""
+    for path in surplus_files(folder, keep, step, best_step):
+        path.unlink(missing_ok=True)
 
-    Manifests are removed first. Checkpoints after `step` stay and do not count: a run that fell back from a
-    damaged one must not lose its own newest checkpoints to it.
+
+def surplus_files(folder: Path, keep: int, step: int, best_step: int) -> list[Path]:
+    """Files of checkpoints that are neither among the newest `keep` nor the best, and leftovers of crashes.
+
+    Manifests come first. Checkpoints after `step` stay and do not count: a run that fell back from a damaged
+    one must not lose its own newest checkpoints to it.
     """
-    paths = {number: path for number, path in checkpoint_steps(folder).items() if number <= step}
-    wanted = {*sorted(paths)[-keep:], best_step}
-    for number, path in paths.items():
-        if number not in wanted:
-            path.unlink(missing_ok=True)
-    manifests = {path.stem for path in checkpoint_steps(folder).values()}
-    for path in folder.iterdir():
-        dead = path.suffix == ".tmp" or (path.suffix == ".safetensors" and path.stem not in manifests)
-        if dead and path.name.lstrip(".").startswith("step-"):
-            path.unlink(missing_ok=True)
+    every = checkpoint_steps(folder)
+    past = sorted(number for number in every if number <= step)
+    surplus = {every[number] for number in past if number not in {*past[-keep:], best_step}}
+    whole = {path.stem for path in every.values() if path not in surplus}
+    dead = [
+        path
+        for path in folder.iterdir()
+        if path.name.lstrip(".").startswith("step-")
+        and (path.suffix == ".tmp" or (path.suffix == ".safetensors" and path.stem not in whole))
+    ]
+    return [*sorted(surplus), *sorted(dead)]

@@ -108,5 +108,23 @@ class Regrouped:
     undone: int = 0  # steps after `step` that are done again, as a part of the state was lost
 
 
-Event = Started | StepDone | EpochDone | Notice | CheckpointSaved | Regrouped | Finished
+@dataclass(frozen=True)
+class Tried:
+    """A dry run is over: steps were done in memory only; sizes in bytes."""
+
+    run: Run
+    model: str
+    data: str
+    num_params: int
+    identity: str
+    kernels: str
+    steps: tuple[int, ...]  # of each epoch
+    workers: tuple[dict[str, Any], ...]  # where each one ran, its seconds and its memory
+    predicted: dict[str, float]  # seconds of the parts of a step; empty if the machine was not probed
+    predicted_from: str
+    predicted_bytes: float  # of the worker that needs the most; 0 if not known
+    state_bytes: int  # of a checkpoint
+
+
+Event = Started | StepDone | EpochDone | Notice | CheckpointSaved | Regrouped | Tried | Finished
 Listener = Callable[[Event], None]

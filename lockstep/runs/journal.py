@@ -1,4 +1,4 @@
-"""Writes what worker 0 records when the loop says so: metrics, trace, checkpoints, summary and events.
+"""Writes what worker 0 records when the loop says so: metrics, trace, summary and events; has its saver.
 
 Every worker keeps its latest rows in memory: a new worker 0 writes those that a killed one did not.
 """
@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from lockstep.comm.group import Group
 from lockstep.models.tensors import tensors_sha256
-from lockstep.runs import checkpoint
 from lockstep.runs.about import About, Pace, about_row
+from lockstep.runs.beside.saver import Saver
 from lockstep.runs.directory import RunDirectory, is_done
 from lockstep.runs.event import (
-    CheckpointSaved,
     EpochDone,
     Finished,
     Listener,
@@ -46,6 +44,7 @@ class Journal:
         self._started = False
         self._told: set[str] = set()
         self._pace, self.epoch_pace = Pace(), Pace()
+        self.saver = Saver(on_event, about.run)
         self.identity = digest(about.identity)
         self.found: dict[str, Any] = {}  # the run's path and summary, the same on every worker
 
@@ -53,10 +52,12 @@ class Journal:
         """Write to the run's directory from now on, under the identity that the run began with."""
         self._directory, self._started = directory, False
         self.identity = digest(directory.identity())
+        self.saver.open(directory.checkpoints, self.identity)
         self.found = {"path": str(directory.path.resolve()), "summary": directory.summary()}
 
-    def close(self) -> None:
-        """Close the files."""
+    def close(self, wait: bool = True) -> None:
+        """Close the files, once a checkpoint that is being written is whole, unless told not to `wait`."""
+        self.saver.close(wait)
         if self._directory:
             self._directory.close()
         self._directory = None
@@ -166,11 +167,6 @@ class Journal:
         rows = self._directory.read_rows(_METRICS) if self._directory else []
         return [row for row in rows if row.pop("kind") == "generation"]
 
-    def is_saved(self, state: TrainState) -> bool:
-        """Whether there is a checkpoint of the state's step."""
-        steps = checkpoint.checkpoint_steps(self._directory.checkpoints) if self._directory else {}
-        return state.step in steps
-
     def step(self, done: StepDone, state: TrainState) -> None:
         """Record a committed step."""
         batch, steps = self._about.run.train.batch_of(done.epoch), done.steps
@@ -197,31 +193,12 @@ class Journal:
             hashes = {name: tensors_sha256({name: named[name]})[:_HASH_DIGITS] for name in sorted(named)}
             self._add(_TRACE, {"step": state.step, "tensors": hashes})
 
-    def save(self, state: TrainState) -> bool:
-        """Write a checkpoint, all workers if the state is in parts; if it fails, warn and return False."""
-        if not self._directory:
-            if state.parts:
-                checkpoint.save_checkpoint(Path(), state, self.identity, 0, writes=False)
-            return True
-        folder = self._directory.checkpoints
-        try:
-            keep = self._about.run.checkpoint.count(finished=False)
-            path = checkpoint.save_checkpoint(folder, state, self.identity, keep)
-        except OSError as error:
-            goes_on = "training goes on and " if state.epoch < self._about.run.train.epochs else ""
-            self.warn(
-                f"checkpoint of step {state.step} NOT saved: {error.strerror or error}; {goes_on}"
-                f"earlier checkpoints are kept: free space on {folder}"
-            )
-            return False
-        self._emit(CheckpointSaved(path, state.step))
-        return True
-
     def finish(self, summary: dict[str, Any], state: TrainState, write: bool = True) -> str:
         """Write the summary and announce the end; returns which files could not be written."""
         if not self._directory:
             return ""
-        lost = [f"its checkpoint of step {state.step}"] if write and not self.is_saved(state) else []
+        is_saved = self.saver.is_saved(state.step, state.step)
+        lost = [f"its checkpoint of step {state.step}"] if write and not is_saved else []
         if write:
             try:
                 self._directory.write_summary(summary)
@@ -229,9 +206,7 @@ class Journal:
                 self.warn(f"summary.json NOT written: {error.strerror or error}")
                 lost.append("summary.json")
         if write and not lost:
-            keep = self._about.run.checkpoint.count(finished=True)
-            with suppress(OSError):  # surplus checkpoints do no harm
-                checkpoint.prune(self._directory.checkpoints, keep, state.step, state.best_step)
+            self.saver.keep_last(state)
         self._emit(Finished(self._directory.path, summary))
         return " and ".join(lost)
 

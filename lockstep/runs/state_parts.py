@@ -1,13 +1,13 @@
-"""A state that is dealt to workers: its tensors, tensor by tensor, whole at worker 0 or back to their owners.
+"""A state that is dealt to workers: its tensors, one by one, into a file, to worker 0, or back to owners.
 
-Nobody needs memory for more than its own part and one tensor.
+Nobody needs memory for more than its own part, a copy of it while it is written, and one tensor.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -55,6 +55,34 @@ class _Listed:
         return list({place.start: place for place in reversed(self.places)}.values())
 
 
+class PartsFile:
+    """A file that is being filled by workers, each with its parts; or by worker 0 with all of them."""
+
+    def __init__(
+        self,
+        writer: TensorWriter | None,
+        mine: set[tuple[str, int]],
+        is_gathered: bool,
+        error: OSError | None,
+    ) -> None:
+        self._writer, self._mine, self._error = writer, mine, error
+        self.is_gathered = is_gathered  # worker 0 gets all parts, since not all workers see the file
+
+    def chosen(self, own: Iterable[StatePiece]) -> list[StatePiece]:
+        """Those pieces that this worker writes: of what several have, the first one's."""
+        return [piece for piece in own if (piece.name, piece.start) in self._mine]
+
+    def put(self, piece: StatePiece) -> None:
+        """Write a piece, unless something failed before."""
+        if self._writer and not self._error:
+            self._error = _try(partial(self._writer.put, piece.name, piece.tensor, piece.start))
+
+    def close(self) -> OSError | None:
+        """Make what was written durable; gives the first error that there was."""
+        failed = _try(self._writer.close) if self._writer else None
+        return self._error or failed
+
+
 class StateParts:
     """The parts of a state of all workers in `world`; those in `same` have the same layers."""
 
@@ -78,35 +106,37 @@ class StateParts:
                     world.recv(whole.view(-1)[place.start : place.start + place.count], place.rank)
             yield listed.name, whole
 
-    def write(self, own: Sequence[StatePiece], path: Path | None) -> None:
-        """Write all parts into one new file, for which worker 0 has a path; a collective.
+    @property
+    def is_shared(self) -> bool:
+        """Whether other workers have parts, too."""
+        return self._world.size > 1
 
-        Workers that see that file write their parts themselves, all at once. If one does not, worker 0 gets
-        all parts and writes them. It raises an OSError if anybody could not write.
-        """
-        world, mine, listed = self._world, _by_place(own), self._listed(own)
+    def open(self, own: Sequence[StatePiece], path: Path | None) -> PartsFile:
+        """Begin one new file for all parts, for which worker 0 has a path; a collective."""
+        world, listed = self._world, self._listed(own)
         entries = [TensorEntry(each.name, each.dtype, each.shape) for each in listed]
-        error = _try(lambda: begin_tensors(path, entries)) if path else None
+        error = _try(partial(_begin, path, entries)) if path else None
         target = str(path.absolute()) if path and not error else ""
         target = world.broadcast_bytes(target.encode()).decode()
         sees = bool(target) and os.access(target, os.R_OK | os.W_OK)
         all_see = all(world.all_gather_bytes(b"sees" if sees else b""))
         writer = TensorWriter(Path(target), entries) if sees else None
-        places = [(each.name, place) for each in listed for place in each.owners if target]
-        for name, place in places if all_see else ():
-            if writer and place.rank == world.rank:
-                error = error or _try(partial(writer.put, name, mine[name, place.start], place.start))
-        for name, whole in self.collect(own) if target and not all_see else ():
-            if path and writer:
-                error = error or _try(partial(writer.put, name, whole))
-        if writer:
-            error = _try(writer.close) or error
-        told = world.all_gather_bytes(
-            json.dumps([error.errno, error.strerror or str(error)] if error else None).encode()
-        )
-        failed = next((OSError(*found) for text in told if (found := json.loads(text))), None)
-        if path and failed:
-            raise failed
+        mine = {
+            (each.name, place.start) for each in listed for place in each.owners if place.rank == world.rank
+        }
+        return PartsFile(writer, mine if all_see else set(), bool(target) and not all_see, error)
+
+    def gather(self, own: Sequence[StatePiece], file: PartsFile) -> None:
+        """If not all workers see the file, let worker 0 write all parts, tensor by tensor; a collective."""
+        for name, whole in self.collect(own) if file.is_gathered else ():
+            if self._world.rank == 0:
+                file.put(StatePiece(name, tuple(whole.shape), 0, whole))
+
+    def agree(self, is_done: bool, error: OSError | None) -> tuple[bool, OSError | None]:
+        """Whether all workers are done, and the error of the first that could not; a collective."""
+        mine = [is_done, [error.errno, error.strerror or str(error)] if error else None]
+        every = [json.loads(text) for text in self._world.all_gather_bytes(json.dumps(mine).encode())]
+        return all(done for done, _ in every), next((OSError(*why) for _, why in every if why), None)
 
     def hand_out(self, own: Sequence[StatePiece], saved: Mapping[str, Tensor] | None) -> None:
         """Copy tensors that worker 0 has into the parts of all workers; a collective."""
@@ -124,6 +154,10 @@ class StateParts:
                 if place.rank == world.rank:
                     target = mine[listed.name, place.start]
                     target.detach().copy_(part.view(target.shape))
+
+    def num_bytes(self, own: Sequence[StatePiece]) -> int:
+        """Of the whole state; a collective."""
+        return sum(TensorEntry(each.name, each.dtype, each.shape).num_bytes for each in self._listed(own))
 
     def shapes(self, own: Sequence[StatePiece]) -> dict[str, tuple[int, ...]]:
         """The shapes of all tensors of the whole state by name; a collective."""
@@ -164,6 +198,11 @@ class StateParts:
                 listed = found.setdefault(name, _Listed(name, tuple(shape), getattr(torch, dtype), []))
                 listed.places.append(_Place(rank, start, count))
         return [found[name] for name in sorted(found)]
+
+
+def _begin(path: Path, entries: Sequence[TensorEntry]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    begin_tensors(path, entries)
 
 
 def _by_place(own: Sequence[StatePiece]) -> dict[tuple[str, int], Tensor]:

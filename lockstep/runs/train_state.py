@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -127,10 +126,6 @@ class TrainState:
         If the state is in parts it is a collective, and only worker 0 gets values.
         """
         return (self.parts or StateParts()).collect(self.pieces())
-
-    def write_tensors(self, path: Path | None) -> None:
-        """Write all tensors to a new file, whose path worker 0 has; a collective if the state is in parts."""
-        (self.parts or StateParts()).write(self.pieces(), path)
 
     def pieces(self) -> list[StatePiece]:
         """What this worker has of every tensor of the state."""

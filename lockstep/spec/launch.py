@@ -50,6 +50,7 @@ class Launch:
     copy_every: int = 100  # steps between copies of what only one worker has, with compression; 0: none
     audit: int = 0  # check a lane and a slice by computing them twice, every N steps; 0: never
     stop_after_epochs: int = 0  # save and stop once so many epochs are trained; 0: at the end
+    dry_run: bool = False  # do the first steps in memory, tell what they took, and write nothing
     quiet: bool = False  # print only warnings; a listener still gets every event
     plan: Plan = field(default_factory=Plan)  # how the model is dealt to workers
     fallbacks: tuple[Plan, ...] = ()  # plans for fewer workers, the first that comes out
@@ -71,11 +72,9 @@ class Launch:
             raise SpecError(f"--device: {unknown('device', self.device, DEVICES)}")
         if self.backend not in BACKENDS:
             raise SpecError(f"--backend: {unknown('backend', self.backend, BACKENDS)}")
-        if self.resume and self.fork:
-            raise SpecError(
-                f"--resume {self.resume} and --fork {self.fork} exclude each other: "
-                "resume goes on with a run, fork starts a new one from its weights"
-            )
+        new = f"--fork {self.fork}" if self.fork else "--dry-run" if self.dry_run else ""
+        if self.resume and new:
+            raise SpecError(f"--resume {self.resume} and {new} exclude each other: leave one of them out")
         if self.data_changed and not self.resume:
             raise SpecError("--data-changed needs --resume: it lets a run go on with data that was repaired")
         name, workers = self.name, self.workers

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
@@ -169,13 +169,15 @@ class Engine:
         """The parts of a step as they were predicted and as worker 0 measured them; empty for the others."""
         if self._world.rank:
             return {}
-        told, train = self._launch.predicted, self._setup.run.train
-        is_own = all(told.get(key, getattr(train, key)) == getattr(train, key) for key in OF)
-        source = "the plan's file"
-        if not told or not is_own:
-            told, source = predict_own(self._setup, self._plan)
+        told, source = self.foretell()
         found = self._parts.compare(told)
         return {"predicted": found, "predicted_from": source} if found else {}
+
+    def foretell(self) -> tuple[Mapping[str, Any], str]:
+        """Predicted seconds of the parts of a step, and from what; empty if this machine was not probed."""
+        told, train = self._launch.predicted, self._setup.run.train
+        is_own = all(told.get(key, getattr(train, key)) == getattr(train, key) for key in OF)
+        return (told, "the plan's file") if told and is_own else predict_own(self._setup, self._plan)
 
     def close(self) -> None:
         """End the background threads, and restore the model."""

@@ -28,6 +28,7 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
+        self.is_over = False  # whether a second one has ended the run
         self.answers = False  # whether to confirm a signal on stderr: only worker 0 does
         self._wished_at = 0.0  # by a person, or by who ends the job
         self._before: dict[signal.Signals, Any] = {}
@@ -63,6 +64,7 @@ class Interrupt:
         now = time.monotonic()
         if number != WARNING:
             if self._wished_at and now > self._wished_at + _ONE_WISH_S:
+                self.is_over = True
                 raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
             self._wished_at = self._wished_at or now
         if not self.signal:

@@ -14,6 +14,7 @@ from typing import Any
 
 from lockstep.comm.group_source import GroupSource
 from lockstep.errors import AuditFailed, Interrupted, NotSaved, NumericsError, Paused
+from lockstep.runs.beside.due_steps import DueSteps
 from lockstep.runs.event import EpochDone, StepDone
 from lockstep.runs.journal import Journal
 from lockstep.runs.train_state import Totals, TrainState
@@ -48,7 +49,7 @@ class Loop:
         self._setup, self._state, self._launch = setup, state, launch
         self._journal, self._interrupt, self._groups = journal, interrupt, groups
         state.step_in_epoch = min(state.step_in_epoch, self._steps)  # if images were removed since
-        self._first_step = state.step
+        self._first_step, self._due = state.step, DueSteps(setup.run, state)
         self._is_new = True  # this generation is not reported yet
 
     def run(self) -> Result:
@@ -66,8 +67,8 @@ class Loop:
             journal.notice(self._dealt.explain_state(state, journal.undone))
         for line in self._dealt.told:
             journal.notice(line)
-        if self._is_due() and self._is_unsaved():
-            journal.save(state)  # from here on a run that dies can be resumed
+        if self._is_unsaved(self._due.last()):
+            journal.saver.save(state)  # from here on a run that dies can be resumed
         if halts:
             self._report_generation()
             self._stop(signal.SIGTERM, "stopped because too few workers are left")
@@ -76,11 +77,12 @@ class Loop:
                 pass
         except (NumericsError, AuditFailed):
             prove_state(self._group, self._state)  # the fault may be in the state itself
-            self._journal.save(self._state)
+            journal.saver.save(state, wait=True)
             raise
         self._report_generation()
         hashes = prove_state(self._group, self._state)
         self._dealt.make_whole(state)
+        journal.saver.settle(wait=True)
         return self._finish(self._journal.summarize(self._state, self._group, hashes, told), write=True)
 
     def _train_stage(self) -> dict[str, Any] | None:
@@ -128,8 +130,10 @@ class Loop:
             self._report_generation()
             if result.stop:
                 self._stop(self._interrupt.agree(self._group))
-            if self._is_due() and state.step_in_epoch < self._steps:
-                self._journal.save(state)
+            if self._due.asks():
+                journal.saver.settle()
+            if self._due.is_due() and state.step_in_epoch < self._steps:
+                journal.saver.save(state)
                 last = time.perf_counter()
             if result.move:
                 raise Moved
@@ -169,24 +173,16 @@ class Loop:
         )
         state.epoch, state.step_in_epoch, state.totals = state.epoch + 1, 0, Totals()
         self._journal.epoch(done)
-        self._journal.save(state)
+        self._journal.saver.save(state)
 
-    def _is_unsaved(self) -> bool:
-        """Whether there is no checkpoint of the present step; the same on every worker."""
-        saved = b"saved" if self._journal.is_open and self._journal.is_saved(self._state) else b""
+    def _is_unsaved(self, first: int) -> bool:
+        """Whether there is no checkpoint of a step from `first` to the present; the same on every worker."""
+        journal = self._journal
+        saved = b"saved" if journal.is_open and journal.saver.is_saved(first, self._state.step) else b""
         return not self._group.broadcast_bytes(saved)
 
-    def _is_due(self) -> bool:
-        """Whether a checkpoint is due after the step that was committed last, or one of its round."""
-        state, most = self._state, self._setup.run.train.local_steps
-        last = (state.step_in_epoch - 1) % most + 1  # steps of the last round: an epoch begins with one
-        return state.step_in_epoch == 0 or any(self._is_due_at(state.step - n) for n in range(last))
-
-    def _is_due_at(self, step: int) -> bool:
-        return step % self._setup.run.checkpoint.every_steps == 0
-
     def _is_read_at(self, step: int) -> bool:
-        return self._is_due_at(step) or self._dealt.kept.is_due_at(step)
+        return self._due.is_due_at(step) or self._due.asks_at(step) or self._dealt.kept.is_due_at(step)
 
     @property
     def _generation(self) -> Generation | None:
@@ -202,7 +198,7 @@ class Loop:
         self._journal.regroup(self._generation, self._first_step, self._group.size)
 
     def _stop(self, number: signal.Signals, cause: str = "") -> None:
-        saved = self._journal.save(self._state)
+        saved = self._journal.saver.save(self._state, wait=True)
         told = "the state is saved" if saved else "its state could NOT be saved, older checkpoints stay"
         raise Interrupted(
             f"{cause or f'stopped by {number.name}'} after step {self._state.step}; {told}: "
@@ -216,7 +212,8 @@ class Loop:
         if not wanted or state.epoch < wanted:
             return
         self._report_generation()
-        if self._is_unsaved():  # that failed at the epoch's end
+        self._journal.saver.settle(wait=True)
+        if self._is_unsaved(state.step):  # that failed at the epoch's end
             self._stop(signal.SIGTERM, f"stopped by --stop-after-epochs {wanted}")
         raise Paused(
             f"stopped by --stop-after-epochs {wanted} after epoch {state.epoch} of "

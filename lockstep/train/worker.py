@@ -24,6 +24,7 @@ from lockstep.errors import GroupLost, LockstepError, SpecError
 from lockstep.kernels.numerics import plain_torch, prepare_device
 from lockstep.runs.checkpoint import Saved
 from lockstep.runs.event import Event, Listener, Notice
+from lockstep.runs.held_state import HeldParts
 from lockstep.runs.journal import Journal
 from lockstep.runs.kept_state import KeptState
 from lockstep.runs.resume import continued_identity, open_directory, recorded_identity, reopen_directory
@@ -32,6 +33,7 @@ from lockstep.spec import Launch, Run
 from lockstep.spec.identity import Identity
 from lockstep.spec.world import World
 from lockstep.train.dealt import deal, forget_part
+from lockstep.train.foresight.dry_run import try_run
 from lockstep.train.handshake import (
     RollCall,
     answer_roll,
@@ -92,16 +94,15 @@ class _Worker:
         if self.groups.joins:
             self._prepare_to_join()
         try:
-            with Interrupt() as interrupt:
+            with (interrupt := Interrupt()):
                 while True:
-                    result = self._work_in_group(self.groups.next(), interrupt)
-                    if result:
+                    if result := self._work_in_group(self.groups.next(), interrupt):
                         return result
         except LeftOut:
             raise SystemExit(0) from None  # the others train on; the launcher says so
         finally:
             if self.journal:
-                self.journal.close()
+                self.journal.close(wait=not interrupt.is_over)
 
     def _work_in_group(self, group: Group, interrupt: Interrupt) -> Result | None:
         """Train in one generation; None if another one follows."""
@@ -170,7 +171,7 @@ class _Worker:
         setup = self.setup if roll.agrees and self.setup else self._agree_on_setup(group)
         dealt = deal(setup, self.launch, group, generation)
         journal = self.journal = self.journal or Journal(self._tell, setup.about(), self.launch.trace)
-        saved = None if roll.has_directory else self._open(group, journal, roll, bool(held.cursor))
+        saved = None if roll.has_directory or self.launch.dry_run else self._open(group, journal, roll, held)
         if self.launch.splits_state(self.run):
             self.state = begin_parts(group, setup, dealt.begin, held, saved, journal)
             self.kept.begin(group, generation.nodes[:size] if generation else (), self.state)
@@ -182,6 +183,8 @@ class _Worker:
                 share_state(group, state, roll.source or 0)
             self.state = state
         with closing(dealt):
+            if self.launch.dry_run:
+                raise try_run(dealt, self.state, self.launch, self._tell)
             return Loop(dealt, self.state, self.launch, journal, interrupt, self.groups).run()
 
     def _agree_on_setup(self, group: Group) -> Setup:
@@ -202,8 +205,7 @@ class _Worker:
         """Build the run's parts; a worker that `tells` sends a notice before work that takes long."""
         given = self.given
         if tells and given.data is not None:
-            any_target = given.loss is not None
-            store = from_map_style(given.data, lambda text: self._tell(Notice(text)), any_target)
+            store = from_map_style(given.data, lambda text: self._tell(Notice(text)), given.loss is not None)
             given = replace(given, data=store)
         return set_up(self.run, self.device, given, recorded, self.launch.plan.splits_model)
 
@@ -211,19 +213,19 @@ class _Worker:
         """Build everything before the others wait for this worker; an error here ends only this worker."""
         self.setup = self._build(None, tells=False)
         theirs = self.groups.ask_identity()
-        if theirs:
+        if theirs:  # it has the fields that only worker 0 knows, too
             compare_identities(theirs, self.setup.identity)
-            self.setup.identity = theirs  # with the fields that only worker 0 knows
+            self.setup.identity = theirs
 
-    def _open(self, group: Group, journal: Journal, roll: RollCall, is_held: bool) -> Saved | None:
+    def _open(self, group: Group, journal: Journal, roll: RollCall, held: HeldParts) -> Saved | None:
         """Let worker 0 open the run's directory, and tell all workers its path.
 
-        Returns the checkpoint to go on from, at worker 0 and if the workers have no state (`is_held`).
+        Returns the checkpoint to go on from, at worker 0 and if the workers have no state.
         """
         if group.rank:
             journal.close()
         saved = everywhere(
-            group, lambda: None if journal.is_open or group.rank else self._take(journal, roll, is_held)
+            group, lambda: None if journal.is_open or group.rank else self._take(journal, roll, held)
         )
         journal.found = json.loads(group.broadcast_bytes(json.dumps(journal.found).encode()))
         if group.rank == 0:
@@ -235,10 +237,10 @@ class _Worker:
         assert self.setup
         self.groups.tell_job(str(path.resolve()), dict(self.setup.identity))
 
-    def _take(self, journal: Journal, roll: RollCall, is_held: bool) -> Saved | None:
+    def _take(self, journal: Journal, roll: RollCall, held: HeldParts) -> Saved | None:
         """Open the run's directory; if no worker has a state, find one there."""
         assert self.setup
-        is_lost = roll.source is None and not is_held
+        is_lost = roll.source is None and not held.cursor
         known = journal.found.get("path") or self.groups.run
         if known:
             directory, saved = reopen_directory(Path(known), self.setup.about(), self._tell, is_lost)

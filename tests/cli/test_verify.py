@@ -63,7 +63,7 @@ def flip(directory, step, name, place):
     saved.restore(state)
     bits = state.named()[name].detach().view(-1).numpy().view("int32")
     bits[place] ^= 1
-    checkpoint.save_checkpoint(folder, state, saved.manifest["identity"], 99)
+    checkpoint.NewCheckpoint(folder, state.cursor(), saved.manifest["identity"], 99).write(state.pieces())
 
 
 def content(directory):

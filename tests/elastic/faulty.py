@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import lockstep
 from lockstep.cli import listeners
 from lockstep.elastic import restart
 from lockstep.runs import checkpoint, journal
+from lockstep.runs.beside.saver import Saver
 from lockstep.spec.run_file import from_table, merge, parse_overrides, to_table
 from lockstep.train import loop, setup, worker
 from lockstep.train import optimizer as rules
@@ -27,6 +29,7 @@ WORKERS = 3
 PATIENCE_S = 30.0
 restart.MOST_S = 0.02
 here: dict[str, Any] = {"step": 0, "rank": -1}
+beside = threading.local()  # in the thread that writes checkpoints: the step of the one that is written
 
 
 def mark(fault):
@@ -36,7 +39,7 @@ def mark(fault):
 
 def maybe_die(point):
     """End this process as a kill would, if this is the time, the place and the worker."""
-    fault = (point, here["step"], here["rank"])
+    fault = (point, getattr(beside, "step", here["step"]), here["rank"])
     if fault in FAULTS and not mark(fault).exists():
         mark(fault).touch()
         if point == "a worker raises":
@@ -76,6 +79,12 @@ def wait_for_all():
     return link.wants_to_move
 
 
+def note_commit(self):
+    beside.step = self.step - 1  # after which it was begun
+    commit(self)
+    del beside.step
+
+
 def note_rank(self, group, interrupt):
     here["rank"], here["groups"] = group.rank, self.groups
     return train(self, group, interrupt)
@@ -87,9 +96,11 @@ around(Step, "_commit", "before the commit", "after the commit")
 around(rules, "update_params", "", "within the commit")
 around(steps, "average_weights", "", "within the commit, after the averages")
 around(journal.Journal, "step", "before the row", "after the row")
-around(journal.Journal, "save", "before the checkpoint", "after the checkpoint")
+around(Saver, "save", "before the checkpoint", "after the checkpoint is begun")
+commit, checkpoint.NewCheckpoint.commit = checkpoint.NewCheckpoint.commit, note_commit
+around(checkpoint, "file_sha256", "before the checkpoint's hash")
 around(checkpoint, "sync_folder", "", "between the checkpoint's files")
-around(checkpoint, "prune", "before the pruning")
+around(checkpoint, "prune", "before the pruning", "after the checkpoint")
 around(Evaluator, "__call__", "before the evaluation", "after the evaluation")
 around(journal.Journal, "epoch", "before the epoch's row", "after the epoch's row")
 around(worker, "call_roll", "in the recovery", "in the recovery, after the roll call")

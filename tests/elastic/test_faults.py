@@ -55,6 +55,8 @@ POINTS = {
     "before the row": 2,
     "after the row": 2,
     "before the checkpoint": 3,
+    "after the checkpoint is begun": 3,
+    "before the checkpoint's hash": 3,
     "between the checkpoint's files": 3,
     "before the pruning": 3,
     "after the checkpoint": 3,
@@ -73,11 +75,17 @@ COMPRESSED = (  # enough to lose what lanes remember, and its copies, before, wi
     "within the commit",
     "after the commit",
     "after the row",
+    "after the checkpoint is begun",
     "after the evaluation",
     "in the recovery",
     "in the recovery, after the roll call",
 )
-ONLY_WORKER_0 = ("between the checkpoint's files", "before the pruning")  # the others save nothing
+ONLY_WORKER_0 = (  # the others save nothing
+    "before the checkpoint's hash",
+    "between the checkpoint's files",
+    "before the pruning",
+    "after the checkpoint",
+)
 
 
 @pytest.mark.parametrize(("rank", "compress"), [(0, "none"), (1, "none"), (0, "top:0.05")])

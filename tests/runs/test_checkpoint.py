@@ -27,7 +27,9 @@ def state(step: int = 0, seed: int = 0, width: int = 3) -> TrainState:
 def save(folder: Path, step: int, keep: int = 9, best_step: int = -1) -> Path:
     made = state(step, seed=step)
     made.best_step = best_step
-    return checkpoint.save_checkpoint(folder, made, "identity", keep)
+    new = checkpoint.NewCheckpoint(folder, made.cursor(), "identity", keep)
+    new.write(made.pieces())
+    return new.path
 
 
 def names(folder: Path) -> list[str]:

@@ -6,12 +6,14 @@ import os
 import sys
 import time
 from types import TracebackType
-from typing import Any, TextIO
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
+from lockstep.cli.watch.layer_line import describe_layers
+from lockstep.cli.watch.tried import describe_try
 from lockstep.runs.event import (
     CheckpointSaved,
     EpochDone,
@@ -21,6 +23,7 @@ from lockstep.runs.event import (
     Regrouped,
     Started,
     StepDone,
+    Tried,
 )
 
 _LINE_EVERY_S = 10.0
@@ -82,6 +85,9 @@ class Progress:
                 self._print(describe(event), "bold yellow")
             case CheckpointSaved():
                 pass  # a line for each checkpoint would hide the rest
+            case Tried():
+                for line in describe_try(event):
+                    self._print(line)
             case Finished():
                 self._finish(event)
 
@@ -212,23 +218,6 @@ def describe(event: Regrouped) -> str:
     again += f", {event.spares} spare" * bool(event.spares)
     went_on = f"{_count(event.workers, 'worker')} went on from step {event.step} after {event.seconds:.2f} s"
     return f"{'; '.join(event.changes)}: {went_on}{again}"
-
-
-def describe_layers(layers: dict[str, Any]) -> str:
-    """One line for layers over several workers: what is cut, and what the exchanges cost."""
-    sent = {"rows": 0.0, "channels": 0.0, "gradients": 0.0}
-    for row in layers["rows"]:
-        is_last = row["layer"] == "gradients"
-        sent["gradients" if is_last else "rows"] += row["spatial_mb"]
-        sent["gradients" if is_last else "channels"] += row["channel_mb"]
-    parts = [f"{name} {mb:.2f} MB" for name, mb in sent.items() if mb]
-    spent, busy, share = layers["exchange_s"], layers["busy_s"], 100 * layers["share"]
-    kind = " to launch" if layers["timed"] == "launches" else ""
-    return (
-        f"{share:.0f} % of the multiplications are cut; exchanges took {spent:.3f} s a step{kind} "
-        f"beside {busy:.3f} s of computing ({100 * spent / max(spent + busy, 1e-9):.0f} %): "
-        f"{', '.join(parts) or 'nothing'} sent a step"
-    )
 
 
 def _percent(accuracy: float | None, width: str = "6.2") -> str:

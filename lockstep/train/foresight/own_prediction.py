@@ -13,6 +13,7 @@ from lockstep.measure.probe_device import name_device
 from lockstep.models import build_model
 from lockstep.planner.cost import predict
 from lockstep.planner.deal_work import deal_work
+from lockstep.planner.memory import worker_memory
 from lockstep.planner.remembered import recall_cluster, recall_profile
 from lockstep.spec.plan import Plan
 from lockstep.spec.profile import Profile
@@ -30,19 +31,32 @@ def predict_own(setup: Setup, plan: Plan) -> tuple[dict[str, float], str]:
         return {}, ""
 
 
+def predict_memory(setup: Setup, plan: Plan) -> float:
+    """Bytes of the busiest worker, for weights, gradients, optimizer and activations; 0 if not known."""
+    try:
+        profile = _find_profile(setup)
+        return 1e9 * worker_memory(setup.run, profile, plan, bool(setup.lowering)).total_gb
+    except Exception:  # a user's module that cannot be counted
+        return 0.0
+
+
 def _predict(setup: Setup, plan: Plan) -> tuple[dict[str, float], str]:
-    device, run, store = name_device(setup.device), setup.run, setup.store
-    cluster = recall_cluster(device)
+    cluster = recall_cluster(name_device(setup.device))
     if not cluster:
         return {}, ""
-    if setup.is_own_model:  # which the run does not name
-        profile = _count(run, deepcopy(setup.model).cpu(), store.shape, len(store.classes), len(store.train))
-    else:
-        profile = recall_profile(run, store.shape, device) or count_profile(
-            run, store.shape, len(store.classes), len(store.train)
-        )
+    profile = _find_profile(setup)
     source = "the probe, and a profile of this run" if profile.device else "the probe, layers counted: rough"
-    return predict(deal_work(run, profile, cluster, plan)).segments(), source
+    return predict(deal_work(setup.run, profile, cluster, plan)).segments(), source
+
+
+def _find_profile(setup: Setup) -> Profile:
+    """The profile that was measured of this run on this machine; else its layers, counted."""
+    run, store = setup.run, setup.store
+    sizes = len(store.classes), len(store.train)
+    if setup.is_own_model:  # which the run does not name
+        return _count(run, deepcopy(setup.model).cpu(), store.shape, *sizes)
+    known = recall_profile(run, store.shape, name_device(setup.device))
+    return known or count_profile(run, store.shape, *sizes)
 
 
 def count_profile(run: Run, shape: Shape, classes: int, images: int) -> Profile:
