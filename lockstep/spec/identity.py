@@ -32,6 +32,9 @@ _ADDED: dict[str, object] = {
     "optimizer.decay_norms": True,
     "optimizer.scale": "none",
     "optimizer.base_batch": 256,
+    "optimizer.rates": [],
+    "model.freeze": [],
+    "data.normalize": "",
 }
 
 # Keys of a Run that cannot change a bit: they say where files are, or when checkpoints are saved.
