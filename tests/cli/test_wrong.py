@@ -53,9 +53,7 @@ def test_every_wrong_image_is_shown_the_surest_first(photos, tmp_path, capsys):
     shown = page.split('id="wrong"')[1].split("</section>")[0]
     texts = [unescape(text) for text in re.findall(r"<span>([^<]*)</span>", shown)]
     assert texts[::2] == [f"{classes[labels[i]]} taken for {classes[taken[i]]}" for i in order]
-    assert texts[1::2] == [
-        f"{100 * sure[i]:.1f} % sure, {100 * of_label[i]:.1f} % for its label" for i in order
-    ]
+    assert texts[1::2] == [f"{100 * sure[i]:.1f} % (label {100 * of_label[i]:.1f} %)" for i in order]
     names = re.findall(r'title="([^"]*)"', shown)
     assert all(name.split("/")[0] == classes[labels[i]] for name, i in zip(names, order, strict=True))
     jpegs = re.findall(r"base64,([^\"]*)", shown)

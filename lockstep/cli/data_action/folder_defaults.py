@@ -94,7 +94,8 @@ def tell_defaults(facts: ImageFacts, run: Run) -> None:
         return
     train, optimizer = run.train, run.optimizer
     size = run.data.options.get("sizes") or run.data.options.get("size", facts.side)
-    words = "fewer images train longer, and photographs of few a class are changed more"
+    changes = "" if run.model.weights else ", and photographs of few a class are changed more"
+    words = f"fewer images train longer{changes}"
     print(
         f"{facts}: {run.model.name} at {size} pixels, {train.epochs} epoch{'s' * (train.epochs > 1)}, "
         f"batch {train.batch} in {train.lanes} lane{'s' * (train.lanes > 1)}, {train.precision}, "

@@ -71,9 +71,7 @@ def _show_pairs(pairs: Sequence[ShownPair]) -> Section:
 
 def _show_mistakes(mistakes: Sequence[ShownMistake]) -> Section:
     section = Section("wrong", "Most confident wrong predictions")
-    section.add(
-        write_text("Look here for wrong labels first: a model that is sure and wrong is often right.")
-    )
+    section.add(write_text("Below an image: how sure the model was, and what it gave the label."))
     section.add(_gallery(mistakes, with_classes=True))
     return section
 
@@ -98,7 +96,7 @@ def _item(mistake: ShownMistake, with_classes: bool) -> str:
     """An image and what was said of it; a screen reader is told the classes."""
     says = f"{mistake.label} taken for {mistake.predicted}"
     source = f"data:image/jpeg;base64,{b64encode(mistake.jpeg).decode()}"
-    lines = [f"{_percent(mistake.confidence)} sure, {_percent(mistake.of_label)} for its label"]
+    lines = [f"{_percent(mistake.confidence)} (label {_percent(mistake.of_label)})"]
     if with_classes:
         lines.insert(0, says)
     short = mistake.name if len(mistake.name) <= _LONGEST else f"…{mistake.name[1 - _LONGEST :]}"
