@@ -50,13 +50,15 @@ class Browser:
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
-    def open(self, path: Path, width: int, dark: bool = False) -> None:
-        """Show a page in a window of this width and wait until all of its plots are drawn."""
+    def open(self, path: Path, width: int, dark: bool = False, has_plots: bool = True) -> None:
+        """Show a page in a window of this width and wait until all of it is there, its plots drawn."""
         self.resize(width, dark)
         self.call("Page.navigate", url=path.resolve().as_uri())
-        self.wait(
-            "document.readyState === 'complete' && document.documentElement.dataset.drawn !== undefined"
+        drawn = " && document.documentElement.dataset.drawn !== undefined"
+        there = (
+            f"location.href === {json.dumps(path.resolve().as_uri())} && document.readyState === 'complete'"
         )
+        self.wait(there + (drawn if has_plots else ""))
 
     def resize(self, width: int, dark: bool) -> None:
         """Give the window a width and a scheme of colours."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import replace
-from functools import partial
+from datetime import UTC, datetime
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +25,14 @@ from lockstep.errors import BadInput, DataError
 if TYPE_CHECKING:
     from lockstep.data import Split
     from lockstep.runs.trained_run import Trained
+    from lockstep.train.evaluation.confusion import Confusion, Mistake
     from lockstep.train.evaluation.host_evaluate import Evaluation
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _TOP = 5
+_PAIRS, _WITH_IMAGES, _EXAMPLES = 30, 10, 6  # pairs of classes; how many have images; how many each
+_SHOWN, _SIDE = 48, 128  # the most confident wrong predictions, and pixels a side of an image
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -55,6 +59,13 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument(
         "--confusion", type=Path, metavar="FILE.png", help="also draw which classes are taken for which"
     )
+    parser.add_argument(
+        "--wrong",
+        type=Path,
+        metavar="FILE.html",
+        help="also write a page of the wrong predictions: the most confused pairs of classes, and images, "
+        "most confident first",
+    )
     add_json(parser)
     add_eval_workers(parser)
     parser.set_defaults(handler=evaluate)
@@ -64,9 +75,13 @@ def evaluate(options: argparse.Namespace) -> int:
     """Evaluate, alone or as one of several workers, and print loss and accuracy."""
     if options.confusion:
         check_new_file(options.confusion, "--confusion")
-    launch = start_users(eval_launch(options))
-    if launch.world and (options.by_class or options.confusion):
-        raise BadInput("--by-class and --confusion are for one process: leave --workers and --plan out")
+    if options.wrong:
+        check_new_file(options.wrong, "--wrong", ".html")
+    launch, counts = start_users(eval_launch(options)), options.by_class or options.confusion or options.wrong
+    if launch.world and counts:
+        raise BadInput(
+            "--by-class, --confusion and --wrong are for one process: leave --workers and --plan out"
+        )
     opens = _open_other if options.other_data else _open_own
     if launch.world:
         with joined_run(launch, partial(open_part, options)) as joined:
@@ -80,19 +95,26 @@ def evaluate(options: argparse.Namespace) -> int:
     trained = open_run(options, options.device)
     name, split = opens(trained, options)
     result = evaluate_trained(trained, split)
-    if not (options.by_class or options.confusion):
+    if not counts:
         _tell(trained, name, result, options)
         return 0
     from lockstep.train.evaluation.confusion import count_confusions
 
     found = count_confusions(trained, split)
     rows = found.rows(trained.classes)
-    _tell(trained, name, result, options, {"top5_accuracy": found.in_top5 / found.samples, "classes": rows})
+    pairs = [
+        {"class": trained.classes[label], "taken_for": trained.classes[predicted], "samples": count}
+        for label, predicted, count in found.pairs()[:_PAIRS]
+    ]
+    more = {"top5_accuracy": found.in_top5 / found.samples, "classes": rows, "confused": pairs}
+    _tell(trained, name, result, options, more)
     if options.confusion:
         from lockstep.report.confusion_picture import draw_confusion
 
         title = f"{trained.directory.name}, {name}: {found.samples:,} images"
         draw_confusion(found.counts.numpy(), trained.classes, title, options.confusion)
+    if options.wrong:
+        _write_page(trained, name, split, found, options.wrong)
     return 0
 
 
@@ -122,8 +144,11 @@ def _tell(
             f"{trained.directory} step {trained.step}: {what} {100 * result.accuracy:.2f} % "
             f"({result.correct:,} of {result.samples:,}), loss {result.loss:.4f}"
         )
-        if more:
-            _print_classes(more)
+        if options.by_class or options.confusion:
+            _print_classes(more or {})
+        if options.wrong and more:
+            for row in more["confused"][:_TOP]:
+                print(f"  {row['class']} taken for {row['taken_for']}: {row['samples']:,}")
 
 
 def _print_classes(more: dict[str, Any]) -> None:
@@ -135,6 +160,53 @@ def _print_classes(more: dict[str, Any]) -> None:
         share = "     –" if row["accuracy"] is None else f"{100 * row['accuracy']:5.1f} %"
         mistaken = f", most often taken for {row['mistaken_for']}" if row["mistaken_for"] else ""
         print(f"  {row['class']:{width}}  {share} of {row['samples']:,}{mistaken}")
+
+
+def _write_page(trained: Trained, name: str, split: Split, found: Confusion, path: Path) -> None:
+    """The page of wrong predictions, with a bounded number of images."""
+    import torch
+
+    from lockstep.data.images.thumbnail import thumbnail
+    from lockstep.report.page.mistake_page import ShownMistake, ShownPair, make_mistake_page
+
+    classes = trained.classes
+
+    @cache
+    def show(mistake: Mistake) -> ShownMistake:
+        images, _ = split.read(torch.tensor([mistake.sample]))
+        names = classes[mistake.label], classes[mistake.predicted]
+        file = _name_sample(split, mistake.sample)
+        return ShownMistake(thumbnail(images[0], _SIDE), file, *names, mistake.confidence, mistake.of_label)
+
+    pairs = []
+    for place, (label, predicted, count) in enumerate(found.pairs()[:_PAIRS]):
+        of_pair = [each for each in found.mistakes if (each.label, each.predicted) == (label, predicted)]
+        examples = [show(each) for each in of_pair[: _EXAMPLES if place < _WITH_IMAGES else 0]]
+        samples = int(found.counts[label].sum())
+        pairs.append(ShownPair(classes[label], classes[predicted], count, samples, examples))
+    wrong, samples = len(found.mistakes), found.samples
+    about = (
+        f"{wrong:,} of {samples:,} images of {name} are wrong, accuracy {100 * (1 - wrong / samples):.2f} %, "
+        f"at step {trained.step}. Written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC."
+    )
+    page = make_mistake_page(
+        f"{trained.directory.name}: wrong predictions",
+        about,
+        pairs,
+        [show(each) for each in found.mistakes[:_SHOWN]],
+        found.rows(classes),
+    )
+    with path.open("x", encoding="utf-8") as file:
+        file.write(page)
+
+
+def _name_sample(split: Split, sample: int) -> str:
+    """The class folder and the file of an image; its number if it has no file."""
+    from lockstep.data.images.encoded_split import EncodedSplit
+
+    if not isinstance(split, EncodedSplit):
+        return f"image {sample}"
+    return "/".join(Path(split.source.where(sample)).parts[-2:])
 
 
 def _open_own(trained: Trained, options: argparse.Namespace) -> tuple[str, Split]:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from lockstep.cli.data_action.folder_defaults import check_imagenet, find_facts, fit_folder, tell_defaults
+from lockstep.cli.data_action import folder_defaults
 from lockstep.cli.flag import add_device, add_elastic, add_feeding, add_run_keys, add_runs_dir, add_workers
 from lockstep.cli.launch import start_workers
 from lockstep.errors import BadInput, SpecError
@@ -164,7 +164,7 @@ def _train(options: argparse.Namespace, run: Run, launch: Launch) -> int:
         print(dump_toml(run), end="")
         return 0
     if options.recipe == "imagenet":
-        check_imagenet(run)
+        folder_defaults.check_imagenet(run)
     launch = start_workers(launch, run)
     from lockstep.cli.listeners import train_with_listeners
 
@@ -180,19 +180,20 @@ def resolve(options: argparse.Namespace, launch: Launch) -> tuple[Run, str]:
         layers.insert(0, read_toml(options.config))
         name = options.config.stem
     if launch.fork:
-        from lockstep.runs.resume import fork_weights
-
-        layers.append({"model": {"weights": str(fork_weights(launch))}})
+        layers = folder_defaults.lay_fork(launch, layers, tunes=options.recipe == "finetune")
     with named_file(options):
         run = _lay(to_table(base), layers)
         if options.recipe == "imagenet" and run.data.name == "pack":  # it has the size that a folder has
             kept = {"data": {"name": "pack", "size": base.data.options["size"]}}
             return _lay(merge(to_table(base), kept), layers), name
-        if options.recipe != "folder" or (facts := find_facts(run)) is None:
-            return run, name
-        run = _lay(merge(to_table(base), fit_folder(facts, run, name, launch)), layers)
-    if not launch.quiet:
-        tell_defaults(facts, run)
+        facts = folder_defaults.find_facts(run) if options.recipe in ("folder", "finetune") else None
+        if facts:
+            chosen = folder_defaults.fit_folder(facts, run, options.recipe, name, launch)
+            run = _lay(merge(to_table(base), chosen), layers)
+        if options.recipe == "finetune":
+            run = _lay(merge(to_table(run), folder_defaults.fit_weights(run, name, launch)), layers)
+    if facts and not launch.quiet:
+        folder_defaults.tell_defaults(facts, run)
     return run, name
 
 

@@ -143,7 +143,10 @@ class Augment:
 
 
 def check_augment(run: Run, store: Store, own: OwnFunction | None = None) -> None:
-    """Refuse augmentations that the images or targets of a data set cannot have."""
+    """Refuse augmentations and a normalization that the images or targets of a data set cannot have."""
+    if run.data.normalize and "sample_sha256" in store.manifest:
+        what = "is for data sets by name: normalize images of your own yourself, and give floats"
+        raise DataError(f"data.normalize={run.data.normalize}: {what}")
     if own is not None and not callable(own):
         raise DataError(f"augment={own!r}: give a function of (image, generator) that gives an image")
     own_item = [f"augment={getattr(own, '__name__', type(own).__name__)}"] if own else []

@@ -8,20 +8,21 @@ this folder and an entry to `_ENTRIES`. The file is imported only when the data 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.errors import DataError, unknown
 from lockstep.spec import Run
+from lockstep.spec.rule.normalization import fit_channels
 
 if TYPE_CHECKING:
     from lockstep.data.data_set import Count, DataSet
     from lockstep.data.fetch import Published
     from lockstep.data.store import Store
 
-_KEYS = ("name", "dir", "augment", "order", "repeats")  # keys that every data set has
+_KEYS = ("name", "dir", "augment", "order", "repeats", "normalize")  # keys that every data set has
 _DATA = Path("data")  # default folder for data sets
 
 
@@ -83,8 +84,10 @@ def open_store(name: str, dir: Path | None, options: Mapping[str, Any]) -> Store
 
 
 def open_data(run: Run) -> Store:
-    """Open the data set that a Run names."""
-    return open_store(run.data.name, Path(run.data.dir) if run.data.dir else None, run.data.options)
+    """Open the data set that a Run names, with the Run's normalization if it has one."""
+    store = open_store(run.data.name, Path(run.data.dir) if run.data.dir else None, run.data.options)
+    statistics = fit_channels(run.data.normalize, store.shape[0])
+    return replace(store, mean=statistics[0], std=statistics[1]) if statistics else store
 
 
 def check_data(run: Run, on_progress: Count) -> list[str]:

@@ -6,7 +6,6 @@ Initialization draws from torch's default generator, which the caller seeds, and
 from __future__ import annotations
 
 import difflib
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +18,10 @@ from lockstep.kernels import random
 from lockstep.models import option
 from lockstep.models.alexnet import AlexNet
 from lockstep.models.emotion48 import Emotion48
+from lockstep.models.freeze import freeze_parts
 from lockstep.models.googlenet import GoogLeNet
 from lockstep.models.lenet5 import LeNet5
+from lockstep.models.pretrained import TIMM, import_timm
 from lockstep.models.resnet import resnet18, resnet34, resnet50
 from lockstep.models.vgg11 import VGG11
 from lockstep.spec import Run
@@ -45,7 +46,6 @@ _MODELS = {
     "resnet50": ModelEntry(resnet50, 8),
 }
 _SMALL = ("lenet5", "emotion48")  # models to suggest if the images are too small for another
-_TIMM = "timm:"
 
 
 def model_names() -> tuple[str, ...]:
@@ -55,7 +55,7 @@ def model_names() -> tuple[str, ...]:
 
 def model_options(name: str) -> tuple[str, ...]:
     """The option keys of a model; none for `timm:NAME`, whose keys only timm knows."""
-    return () if name.startswith(_TIMM) else option.builder_options(_entry(name).builder)
+    return () if name.startswith(TIMM) else option.builder_options(_entry(name).builder)
 
 
 def build(
@@ -71,7 +71,7 @@ def build(
     for what, count in (("channels", in_channels), ("classes", num_classes)):
         if count < 1:
             raise ModelError(f"model.name={name} needs data with {what}; data gives {count}: check data.name")
-    if name.startswith(_TIMM):
+    if name.startswith(TIMM):
         return _build_timm(name, in_channels, num_classes, options)
     entry = _entry(name)
     option.check_options(name, entry.builder, options)
@@ -88,7 +88,7 @@ def build_model(
     `without_memory`: on torch's `meta` device, as shapes alone. timm computes with tensors while it builds,
     so its models have memory for a moment.
     """
-    early = without_memory and not run.model.name.startswith(_TIMM)
+    early = without_memory and not run.model.name.startswith(TIMM)
     with torch.random.fork_rng(), torch.device("meta" if early else "cpu"):
         torch.manual_seed(random.key("init", run.seed))
         model = build(
@@ -98,6 +98,7 @@ def build_model(
             image_size=(shape[1], shape[2]),
             options=run.model.options,
         )
+    freeze_parts(model, run.model.freeze)
     return model.to("meta") if without_memory else model
 
 
@@ -118,21 +119,12 @@ def _too_small(name: str, min_side: int, image_size: tuple[int, int]) -> str:
 
 
 def _build_timm(name: str, in_channels: int, num_classes: int, options: Mapping[str, Any]) -> nn.Module:
-    """Build one of timm's models; timm is imported only here because few runs need it."""
-    try:
-        timm = importlib.import_module("timm")
-    except ModuleNotFoundError as error:
-        raise ModelError(
-            f"model.name={name} needs {error.name}, not installed: pip install 'lockstep-train[timm]'"
-        ) from None
-    except Exception as error:  # timm imports torchvision, which fails with another build of torch
-        raise ModelError(
-            f"model.name={name}: timm cannot be imported ({error}): are torch and torchvision of one build?"
-        ) from None
-    timm_name = name.removeprefix(_TIMM)
+    """Build one of timm's models."""
+    timm = import_timm(name)
+    timm_name = name.removeprefix(TIMM)
     if not timm.is_model(timm_name):
         near = difflib.get_close_matches(timm_name, timm.list_models(), n=1, cutoff=0.5)
-        fix = f"did you mean '{_TIMM}{near[0]}'?" if near else "timm.list_models() lists them all"
+        fix = f"did you mean '{TIMM}{near[0]}'?" if near else "timm.list_models() lists them all"
         raise ModelError(f"model.name={name}: timm has no model '{timm_name}': {fix}")
     taken = {"pretrained": False, "in_chans": in_channels, "num_classes": num_classes}
     for key in options:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lockstep.errors import SpecError, unknown
-from lockstep.recipes.vision import cifar10, emotion, fashion, folder, imagenet, mnist, shapes
+from lockstep.recipes.vision import cifar10, emotion, fashion, finetune, folder, imagenet, mnist, shapes
 from lockstep.spec import Run
 
 RECIPES: dict[str, Callable[[], Run]] = {
-    function.__name__: function for function in (shapes, mnist, fashion, cifar10, emotion, folder, imagenet)
+    function.__name__: function
+    for function in (shapes, mnist, fashion, cifar10, emotion, folder, finetune, imagenet)
 }
 
 

@@ -1,4 +1,4 @@
-"""Which defaults the recipe `folder` has for a folder: a pure function of what is known of its images.
+"""The defaults of the recipes `folder` and `finetune` for a folder: pure functions of what is known of it.
 
 `cli/data_action/folder_defaults.py` asks it before a run is trained or shown. Test images take no part.
 """
@@ -14,6 +14,7 @@ _FEW_OF_A_CLASS = 1000  # images: below, colours are changed, too
 _LENGTHS = (1_000, 5_000, 20_000, 100_000, 500_000)  # images, between the epochs below
 _EPOCHS = (200, 100, 50, 24, 20, 16)
 _PHOTO_EPOCHS = (200, 120, 80, 40, 30, 18)
+_TUNED_EPOCHS = (30, 20, 12, 8, 6, 5)
 _BATCHES = (32, 64, 128, 256, 256, 256)
 _LANES = (2, 2, 4, 4, 4, 4)
 _PHOTO_SIZES = (96, 128, 160)  # the largest that is not above the images'
@@ -52,6 +53,26 @@ def choose_defaults(
             "decay_norms": not is_large,
         },
         "schedule": {"name": "onecycle", "warmup_epochs": 0.0},
+    }
+
+
+def choose_finetuning(num_train: int, has_gpu: bool) -> dict[str, Any]:
+    """Keys of a Run that begins with good weights: fewer epochs, and smaller rates.
+
+    Images keep the size that the weights were trained at, whatever their own is.
+    """
+    amount = bisect(_LENGTHS, num_train)
+    batch = min(_BATCHES[amount], 1 << max(num_train // 2, 2).bit_length() - 1)
+    return {
+        "model": {"name": "resnet50" if has_gpu else "resnet18"},
+        "data": {},
+        "train": {
+            "epochs": _TUNED_EPOCHS[amount],
+            "batch": batch,
+            "lanes": _LANES[amount] if batch >= 32 else 1,
+            "precision": "bf16" if has_gpu else "fp32",
+        },
+        "optimizer": {"lr": 0.04 * batch / 256},
     }
 
 

@@ -75,6 +75,21 @@ def folder() -> Run:
     )
 
 
+def finetune() -> Run:
+    """Published weights trained further on your own images: `-o data.dir=PHOTOS` with one folder a class.
+
+    ResNet-18 at 224 pixels, its last layer at ten times the rate of the others. timm downloads the weights;
+    `-o model.weights=FILE.safetensors` or `--fork RUN` starts from others.
+    """
+    return Run(
+        model=Model("resnet18", weights="pretrained"),
+        data=Data("folder", augment=("random_resized_crop:0.35:1", "flip"), options={"size": 224}),
+        train=Train(epochs=20, batch=32, lanes=2, channels_last=True, label_smoothing=0.1),
+        optimizer=Optimizer("nag", lr=0.005, weight_decay=1e-4, rates=("head:10",)),
+        schedule=Schedule("cosine", warmup_epochs=1),
+    )
+
+
 def imagenet() -> Run:
     """ResNet-50 on ImageNet at 224 pixels, 18 epochs: `-o data.dir=IMAGENET` with train/ and val/.
 

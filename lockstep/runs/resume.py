@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import CheckpointError, IdentityError, LockstepError
+from lockstep.models.pretrained import PRETRAINED
 from lockstep.runs import checkpoint
 from lockstep.runs.about import About
 from lockstep.runs.checkpoint import Saved
@@ -92,7 +93,9 @@ def _with_whole_paths(run: Run) -> Run:
     return replace(
         run,
         data=replace(run.data, dir=whole(run.data.dir)),
-        model=replace(run.model, weights=whole(run.model.weights)),
+        model=run.model
+        if run.model.weights == PRETRAINED
+        else replace(run.model, weights=whole(run.model.weights)),
         kernels=replace(run.kernels, table=whole(run.kernels.table)),
     )
 

@@ -2,7 +2,8 @@
 
 from lockstep.spec.launch import Launch
 from lockstep.spec.record import Record
-from lockstep.spec.run import Checkpoint, Data, Kernels, Model, Optimizer, Run, Schedule, Train
+from lockstep.spec.rule.update_rule import Optimizer, Schedule
+from lockstep.spec.run import Checkpoint, Data, Kernels, Model, Run, Train
 
 __all__ = [
     "Checkpoint",

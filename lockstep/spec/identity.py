@@ -32,10 +32,16 @@ _ADDED: dict[str, object] = {
     "optimizer.decay_norms": True,
     "optimizer.scale": "none",
     "optimizer.base_batch": 256,
+    "optimizer.rates": [],
+    "model.freeze": [],
 }
 
-# Keys of a Run that cannot change a bit: they say where files are, or when checkpoints are saved.
-_NOT_IDENTITY = ("data.dir", "model.weights", "kernels.table", "checkpoint.every_steps", "checkpoint.keep")
+# Keys of a Run that cannot change a bit: they say where files are, or when checkpoints are saved. The numbers
+# of data.normalize are in the manifest.
+_NOT_IDENTITY = (
+    *("data.dir", "data.normalize", "model.weights", "kernels.table"),
+    *("checkpoint.every_steps", "checkpoint.keep"),
+)
 
 
 # The history of a run's data: one row for each time that it was resumed with `--data-changed`.

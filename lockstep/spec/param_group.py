@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lockstep.spec.rule.optimizer_rule import RULES, Rule, is_norm_or_bias
-from lockstep.spec.run import Optimizer
+from lockstep.spec.rule.param_pattern import find_factor, split_rates
+from lockstep.spec.rule.update_rule import Optimizer
 
 Shape = tuple[int, ...]
 
@@ -36,14 +37,23 @@ class ParamGroup:
 def group_params(
     optimizer: Optimizer, shapes: Mapping[str, Sequence[int]], heads: Container[str]
 ) -> list[ParamGroup]:
-    """The groups of an optimizer; for `muon` matrices, and the rest: norms, biases and what is in `heads`."""
+    """The groups of an optimizer; for `muon` matrices, and the rest: norms, biases and what is in `heads`.
+
+    Each factor of `optimizer.rates` makes a group of its own.
+    """
     if RULES[optimizer.name].whole != "matrix":
-        return [_group(optimizer, list(shapes), shapes)]
+        return _by_rate(optimizer, optimizer, shapes, heads)
     is_matrix = {
         name: not is_norm_or_bias(name, len(shape)) and name not in heads for name, shape in shapes.items()
     }
-    matrices, rest = ([name for name in shapes if is_matrix[name] == wanted] for wanted in (True, False))
-    return [_group(optimizer, matrices, shapes), _group(_of_rest(optimizer), rest, shapes)]
+    matrices, rest = (
+        {name: shape for name, shape in shapes.items() if is_matrix[name] == wanted}
+        for wanted in (True, False)
+    )
+    return [
+        *_by_rate(optimizer, optimizer, matrices, heads),
+        *_by_rate(optimizer, _of_rest(optimizer), rest, heads),
+    ]
 
 
 def _of_rest(optimizer: Optimizer) -> Optimizer:
@@ -53,5 +63,15 @@ def _of_rest(optimizer: Optimizer) -> Optimizer:
     return Optimizer(name, options["rest_lr"], optimizer.weight_decay, own, optimizer.decay_norms)
 
 
-def _group(optimizer: Optimizer, names: Sequence[str], shapes: Mapping[str, Sequence[int]]) -> ParamGroup:
-    return ParamGroup(optimizer, tuple(names), tuple(tuple(shapes[name]) for name in names))
+def _by_rate(
+    whole: Optimizer, own: Optimizer, shapes: Mapping[str, Sequence[int]], heads: Container[str]
+) -> list[ParamGroup]:
+    """The groups of these parameters, which have the optimizer `own`, by the factors of `whole.rates`."""
+    rates = split_rates(whole.rates)
+    factors = {name: find_factor(rates, name, heads) for name in shapes}
+    groups = []
+    for factor in dict.fromkeys(factors.values()) or [1.0]:
+        names = tuple(name for name in shapes if factors[name] == factor)
+        optimizer = replace(own, lr=own.lr * factor, rates=())
+        groups.append(ParamGroup(optimizer, names, tuple(tuple(shapes[name]) for name in names)))
+    return groups

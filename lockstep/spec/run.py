@@ -10,21 +10,18 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from lockstep.spec.field import check_fields, fill_options, require, require_choice, require_range
+from lockstep.spec.field import check_fields, require, require_choice, require_range
 from lockstep.spec.rule.augmentation import check_item
 from lockstep.spec.rule.batch_growth import BatchStage, find_stages, join_batches, split_batches
 from lockstep.spec.rule.compression import check_compression
-from lockstep.spec.rule.learning_rate import CURVES, find_rate
 from lockstep.spec.rule.local_steps import check_local_steps
-from lockstep.spec.rule.optimizer_rule import RESTS, RULES
+from lockstep.spec.rule.normalization import split_normalize
 from lockstep.spec.rule.sample_order import check_repeats, find_block
+from lockstep.spec.rule.update_rule import SCALES, Optimizer, Schedule
 
-OPTIMIZERS: dict[str, Mapping[str, Any]] = {name: rule.keys for name, rule in RULES.items()}
-SCHEDULES: dict[str, Mapping[str, float]] = {name: curve.keys for name, curve in CURVES.items()}
 PRECISIONS = ("fp32", "tf32", "bf16")
 WIRES = ("fp32", "bf16")
 LOSSES = ("cross_entropy", "squared_error")
-SCALES = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}  # the power of the batch by which rates grow
 KERNEL_SETS = ("auto", "stock", "fused", "compiled")
 _WHILE_TRAINING = 3  # checkpoints that are kept: if the newest is damaged, there are others
 _MOST_CELLS = 64  # of a grid
@@ -37,6 +34,7 @@ class Model:
     name: str = "lenet5"
     weights: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    freeze: tuple[str, ...] = ()  # patterns of names of parameters that stay as they are
 
     def __post_init__(self) -> None:
         check_fields(self, "model")
@@ -52,6 +50,7 @@ class Data:
     options: Mapping[str, Any] = field(default_factory=dict)
     order: str = "shuffled"  # or blocks:N: blocks of N neighbours, then within windows of 16 blocks
     repeats: int = 1  # how often each sample of an epoch is there
+    normalize: str = ""  # mean and std as 0.5/0.5; none: the data set's own
 
     def __post_init__(self) -> None:
         check_fields(self, "data")
@@ -59,6 +58,7 @@ class Data:
             check_item(item)
         find_block(self.order)
         check_repeats(self.repeats)
+        split_normalize(self.normalize)
 
 
 @dataclass(frozen=True)
@@ -122,65 +122,6 @@ class Train:
     def batch_of(self, epoch: int) -> int:
         """The batch of an epoch's steps; after the last epoch, that of the last."""
         return next(stage.batch for stage in reversed(self.stages) if epoch >= stage.epochs.start)
-
-
-@dataclass(frozen=True)
-class Optimizer:
-    """The update rule; `options` are its own keys (`OPTIMIZERS`), filled with their defaults."""
-
-    name: str = "momentum"
-    lr: float = 0.05
-    weight_decay: float = 0.0
-    options: Mapping[str, Any] = field(default_factory=dict)
-    decay_norms: bool = True  # false: weight decay leaves out norms and biases
-    scale: str = "none"  # how the rates grow with train.batch over base_batch
-    base_batch: int = 256
-
-    def __post_init__(self) -> None:
-        check_fields(self, "optimizer")
-        object.__setattr__(self, "options", fill_options("optimizer", self, OPTIMIZERS))
-        require(self.lr > 0, "optimizer.lr", self.lr, "must be above 0")
-        require(self.weight_decay >= 0, "optimizer.weight_decay", self.weight_decay, "must be 0 or more")
-        require_choice("optimizer.scale", self.scale, tuple(SCALES))
-        require(self.base_batch >= 1, "optimizer.base_batch", self.base_batch, "must be at least 1")
-        for key, value in self.options.items():
-            if key in ("eps", "trust", "rest_lr"):
-                require(value > 0, f"optimizer.{key}", value, "must be above 0")
-            elif key == "rest":
-                require_choice("optimizer.rest", str(value), RESTS)
-            else:
-                require_range(f"optimizer.{key}", value, 0.0, 1.0)
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """The learning rate over the run; `options` are its own keys (`SCHEDULES`)."""
-
-    name: str = "cosine"
-    warmup_epochs: float = 0.0
-    options: Mapping[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        check_fields(self, "schedule")
-        object.__setattr__(self, "options", fill_options("schedule", self, SCHEDULES))
-        require(self.warmup_epochs >= 0, "schedule.warmup_epochs", self.warmup_epochs, "must be 0 or more")
-        for key, value in self.options.items():
-            if key in ("every_epochs", "peak"):
-                require(value > 0, f"schedule.{key}", value, "must be above 0")
-            require(value >= 0, f"schedule.{key}", value, "must be 0 or more")
-            require(key != "peak" or value < 1, f"schedule.{key}", value, "must be below 1")
-        require(
-            self.name != "onecycle" or not self.warmup_epochs,
-            "schedule.warmup_epochs",
-            self.warmup_epochs,
-            "must be 0 with onecycle, which rises by itself (schedule.peak, schedule.start)",
-        )
-
-    def rate(self, base: float, step: int, total_steps: int, steps_per_epoch: int) -> float:
-        """The learning rate of a step, which counts from 0."""
-        warmup = round(self.warmup_epochs * steps_per_epoch)
-        epochs = (step - warmup) / steps_per_epoch
-        return find_rate(self.name, self.options, base, warmup, step, total_steps, epochs)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import SpecError, unknown
-from lockstep.spec.run import Checkpoint, Data, Kernels, Model, Optimizer, Run, Schedule, Train
+from lockstep.spec.rule.update_rule import Optimizer, Schedule
+from lockstep.spec.run import Checkpoint, Data, Kernels, Model, Run, Train
 
 Table = dict[str, Any]
 SECTIONS: dict[str, type] = {

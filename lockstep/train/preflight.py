@@ -16,6 +16,7 @@ from lockstep.errors import ModelError, OutOfMemory, SpecError
 from lockstep.kernels.loss import Loss, WholeLoss, make_loss
 from lockstep.kernels.structure import describe, leaves, place
 from lockstep.lower.lane_by_lane import LaneByLane
+from lockstep.models.freeze import trains_norms
 from lockstep.models.tensors import buffers_kept
 from lockstep.spec import Launch, Run, Train
 from lockstep.spec.rule.local_steps import explain_local_steps
@@ -227,8 +228,7 @@ def warnings_of(run: Run, model: nn.Module, length: int, device: torch.device) -
             "the rate ends at its highest: set schedule.warmup_epochs=0 or raise train.epochs"
         )
     per_lane = min(batches) // run.train.lanes
-    has_norm = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
-    if has_norm and per_lane < 16:
+    if trains_norms(model) and per_lane < 16:
         found.append(
             f"batch norm over {per_lane} samples a lane (train.batch={min(batches)} / "
             f"train.lanes={run.train.lanes}) is noisy: use 16 or more"

@@ -12,11 +12,15 @@ from lockstep.data import Store
 from lockstep.data.changes.own_change import OwnChange, OwnFunction
 from lockstep.errors import ModelError
 from lockstep.models import build_model, load_weights
+from lockstep.models.pretrained import PRETRAINED, fetch_published, published_form
 from lockstep.models.source_hash import describe_callable, describe_module, describe_values
-from lockstep.models.tensors import model_tensors, tensors_sha256
+from lockstep.models.tensors import model_tensors, tensors_sha256, trainable
+from lockstep.models.weights import head_names, load_published
+from lockstep.models.weights_form import file_form
 from lockstep.runs.tensor_file import file_sha256
 from lockstep.spec import Run
 from lockstep.spec.identity import Identity
+from lockstep.spec.rule.param_pattern import check_patterns, split_rates
 
 
 def make_model(
@@ -27,13 +31,13 @@ def make_model(
     A resumed run, whose identity is `recorded`, no longer needs the file of these weights.
     """
     model = build_model(run, store.shape, len(store.classes))
+    _check_rates(run, model)
     if run.model.weights:
-        path = Path(run.model.weights)
-        if recorded and not path.exists():
+        if recorded and (run.model.weights == PRETRAINED or not Path(run.model.weights).exists()):
             source["weights_sha256"] = recorded.get("source.weights_sha256")
         else:
-            notices += _start_from(model, path)
-            source["weights_sha256"] = file_sha256(path)
+            source["weights_sha256"], told = _start_from(run, model, store)
+            notices += told
     return model
 
 
@@ -42,10 +46,13 @@ def describe_own(run: Run, model: Any, source: dict[str, Any]) -> None:
     if not isinstance(model, nn.Module):
         what = model.__name__ if isinstance(model, type) else type(model).__name__
         raise ModelError(f"model: {what} is no module: give an instance of torch.nn.Module, as Net()")
+    _check_rates(run, model)
     source["model"] = describe_module(model)
     source["model"]["weights_sha256"] = tensors_sha256(model_tensors(model))
     if run.model.weights:
         raise ModelError("model.weights is for models by name: load weights into your own module yourself")
+    if run.model.freeze:
+        raise ModelError("model.freeze is for models by name: set requires_grad_(False) in your own module")
 
 
 def describe_augment(function: OwnFunction, store: Store) -> str:
@@ -61,9 +68,23 @@ def explain_host_path(function: OwnFunction, device: torch.device) -> list[str]:
     return [told] if device.type == "cuda" else []
 
 
-def _start_from(model: nn.Module, path: Path) -> list[str]:
-    renewed = load_weights(model, path)
-    notices = [f"starting from the weights of {path}"]
+def _check_rates(run: Run, model: nn.Module) -> None:
+    """Refuse a pattern of `optimizer.rates` that names nothing that is trained."""
+    patterns = [pattern for pattern, _ in split_rates(run.optimizer.rates)]
+    check_patterns("optimizer.rates", patterns, trainable(model), head_names(model))
+
+
+def _start_from(run: Run, model: nn.Module, store: Store) -> tuple[str, list[str]]:
+    """Load the weights that the Run names; gives their hash, and what is to be said of them."""
+    name, path = run.model.name, Path(run.model.weights or "")
+    if run.model.weights == PRETRAINED:
+        tensors = fetch_published(name, store.shape[0], run.model.options)
+        renewed, sha256 = load_published(model, tensors), tensors_sha256(tensors)
+        form, what = published_form(name), f"published weights of {name}, as timm has them"
+    else:
+        renewed, sha256 = load_weights(model, path), file_sha256(path)
+        form, what = file_form(path), f"weights of {path}"
+    notices = [f"starting from the {what}"]
     if renewed:
         notices.append(f"the head has another size and starts anew: {', '.join(renewed)}")
-    return notices
+    return sha256, notices + (form.explain(store.mean, store.std, store.shape[-1]) if form else [])

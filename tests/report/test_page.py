@@ -1,5 +1,6 @@
 """The page of `lockstep report`: what is in it, what is left out, and that it needs nothing else."""
 
+import io
 import json
 import re
 import shutil
@@ -11,10 +12,12 @@ import pytest
 from browser import Browser, find_browser
 from foresight_files import write_foresight
 from page_reader import Reader, figures, page_of
+from PIL import Image
 from small import small_run, train
 
 from lockstep.cli.main import run as run_cli
 from lockstep.errors import BadInput
+from lockstep.report.page.mistake_page import ShownMistake, ShownPair, make_mistake_page
 from lockstep.report.page.write_page import make_page
 from lockstep.spec.record import read_records
 
@@ -299,3 +302,24 @@ def test_on_paper_all_is_open_and_light(browser, shown):
     assert max(browser.evaluate(widths)) <= 680
     browser.evaluate("window.dispatchEvent(new Event('afterprint'))")
     assert browser.evaluate("document.querySelectorAll('details[open]').length") == 0
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_page_of_wrong_predictions_fits_the_window(browser, tmp_path, width):
+    """The last test here, as it opens another page; names of files and classes are somebody's."""
+    file = io.BytesIO()
+    Image.new("RGB", (96, 64), "teal").save(file, "jpeg")
+    mistake = ShownMistake(file.getvalue(), f"{NASTY}{'long' * 30}.jpg", NASTY, "x" * 60, 0.987, 0.001)
+    pairs = [ShownPair(NASTY, "x" * 60, 12, 40, [mistake] * 6)]
+    classes = [{"class": NASTY, "samples": 40, "accuracy": 0.7, "mistaken_for": "x" * 60}]
+    path = tmp_path / "wrong.html"
+    path.write_text(make_mistake_page("flowers: wrong", "12 of 40", pairs, [mistake] * 20, classes))
+    before = len(browser.requests)
+    browser.open(path, width, has_plots=False)
+    assert not browser.errors
+    assert {url for url in browser.requests[before:] if not url.startswith("data:")} == {path.as_uri()}
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    boxes = "[...document.querySelectorAll('.gallery li')].map(d => d.getBoundingClientRect().width)"
+    assert min(browser.evaluate(boxes)) > 100 and max(browser.evaluate(boxes)) < 260
+    shown = "[...document.images].every(i => i.complete && i.naturalWidth === 96 && i.alt)"
+    assert browser.evaluate(shown) and browser.evaluate("document.images.length") == 26

@@ -59,6 +59,8 @@ def test_where_things_lie_and_when_they_are_saved_is_no_part_of_it(run: Run) -> 
         (Run(train=Train(lanes=4)), "train.lanes"),
         (Run(train=Train(bands=2)), "train.bands"),
         (Run(optimizer=Optimizer(decay_norms=False)), "optimizer.decay_norms"),
+        (Run(optimizer=Optimizer(rates=("head:2",))), "optimizer.rates"),
+        (Run(model=Model(freeze=("stem",))), "model.freeze"),
         (Run(train=Train(slices=4)), "train.slices"),
         (Run(train=Train(precision="bf16")), "train.precision"),
         (Run(train=Train(threads=2)), "train.threads"),

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from lockstep.spec import Schedule
-from lockstep.spec.run import SCHEDULES
+from lockstep.spec.rule.update_rule import SCHEDULES
 
 BASE, EPOCHS, STEPS = 0.4, 10, 50  # steps an epoch
 TOTAL = EPOCHS * STEPS

@@ -6,7 +6,7 @@ import pytest
 
 from lockstep.errors import SpecError
 from lockstep.spec import Checkpoint, Data, Kernels, Model, Optimizer, Run, Schedule, Train
-from lockstep.spec.run import OPTIMIZERS, SCHEDULES
+from lockstep.spec.rule.update_rule import OPTIMIZERS, SCHEDULES
 
 
 def test_every_key_has_a_default() -> None:

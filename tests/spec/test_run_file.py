@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from lockstep.errors import SpecError
 from lockstep.spec import Checkpoint, Data, Kernels, Model, Optimizer, Run, Schedule, Train
 from lockstep.spec.rule.optimizer_rule import RESTS
-from lockstep.spec.run import KERNEL_SETS, LOSSES, OPTIMIZERS, PRECISIONS, SCHEDULES, WIRES
+from lockstep.spec.rule.update_rule import OPTIMIZERS, SCHEDULES
+from lockstep.spec.run import KERNEL_SETS, LOSSES, PRECISIONS, WIRES
 from lockstep.spec.run_file import dump_toml, from_table, merge, parse_overrides, read_toml, to_table
 
 NASTY = "\"'\\\n\r\t\b\f\x00\x1f\x7f\x85\u2028€😀#=[]{}"
@@ -17,7 +18,7 @@ TEXT = st.text() | st.text(alphabet=NASTY)
 SHARE = st.floats(0, 1, exclude_max=True)
 SIZE = st.floats(1e-300, 1e300)
 SCALAR = st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT
-COMMON = {"name", "weights", "dir", "augment", "options"}
+COMMON = {"name", "weights", "freeze", "dir", "augment", "normalize", "options"}
 OPTIONS = st.dictionaries(TEXT.filter(lambda key: key not in COMMON), SCALAR | st.lists(SCALAR, max_size=3))
 
 
@@ -56,10 +57,10 @@ def runs(draw):
     curve, curve_options = draw(own_keys(SCHEDULES, ("peak",)))
     return Run(
         seed=draw(st.integers(0, 2**63 - 1)),
-        model=Model(draw(TEXT), draw(st.none() | TEXT), draw(OPTIONS)),
+        model=Model(draw(TEXT), draw(st.none() | TEXT), draw(OPTIONS), ("head", draw(TEXT))),
         data=Data(draw(TEXT), draw(st.none() | TEXT), tuple(augment), draw(OPTIONS)),
         train=train,
-        optimizer=Optimizer(rule, draw(SIZE), draw(st.floats(0, 1e300)), rule_options),
+        optimizer=Optimizer(rule, draw(SIZE), draw(st.floats(0, 1e300)), rule_options, rates=("a:b:0.5",)),
         schedule=Schedule(curve, 0 if curve == "onecycle" else train.epochs * draw(SHARE), curve_options),
         kernels=Kernels(draw(st.sampled_from(KERNEL_SETS)), draw(st.none() | TEXT)),
         checkpoint=Checkpoint(draw(st.integers(1, 10**9)), draw(st.integers(1, 99))),

@@ -18,7 +18,7 @@ FLAGS = {
     "--resume --runs-dir --stop-after-epochs --tensorboard --tls --trace --wait --workers -c -o",
     "launch": "SCRIPT … --min-workers --nodes --rdzv --restarts --tls --wait --workers",
     "eval": "RUN --backend --checkpoint --data-dir --device --json --other-data --plan --runs-dir --split "
-    "--workers --by-class --confusion",
+    "--workers --by-class --confusion --wrong",
     "predict": "RUN IMAGE --backend --checkpoint --device --json --plan --runs-dir --workers",
     "export": "RUN --checkpoint --format --output --runs-dir",
     "verify": "RUN_A RUN_B --json --runs-dir",
@@ -72,7 +72,8 @@ def test_train_stays_a_function_when_its_package_is_imported():
 
 
 def test_recipes():
-    assert set(RECIPES) == {"shapes", "mnist", "fashion", "cifar10", "emotion", "folder", "imagenet"}
+    known = "shapes mnist fashion cifar10 emotion folder finetune imagenet"
+    assert set(RECIPES) == set(known.split())
     for name, function in RECIPES.items():
         assert isinstance(function(), lockstep.Run) and function.__doc__, name
 

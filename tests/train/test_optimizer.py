@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lockstep.runs.train_state import TrainState, init_memory
 from lockstep.spec import Optimizer
 from lockstep.spec.rule.optimizer_rule import RULES
-from lockstep.spec.run import OPTIMIZERS
+from lockstep.spec.rule.update_rule import OPTIMIZERS
 from lockstep.train.optimizer import update_params
 
 STEPS, LR = 6, 0.03

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from lockstep.cli.launch import find_main
 from lockstep.errors import LockstepError, SpecError
-from lockstep.recipes.folder_rule import choose_defaults
+from lockstep.recipes.folder_rule import choose_defaults, choose_finetuning
 from lockstep.spec import Launch, Run
 from lockstep.spec.run_file import Table, to_table
 
@@ -34,24 +34,58 @@ def find_facts(run: Run) -> ImageFacts | None:
         return None
 
 
-def fit_folder(facts: ImageFacts, run: Run, name: str, launch: Launch) -> Table:
-    """The layer of keys that these images decide.
+def fit_folder(facts: ImageFacts, run: Run, recipe: str, name: str, launch: Launch) -> Table:
+    """The layer of keys that these images decide for a recipe.
 
     A run that is resumed keeps what it began with, though its folder may have changed since.
     """
     import torch
 
-    chosen = choose_defaults(*facts, has_gpu=launch.device != "cpu" and torch.cuda.is_available())
+    has_gpu = launch.device != "cpu" and torch.cuda.is_available()
+    if recipe == "finetune":
+        chosen = choose_finetuning(facts.num_train, has_gpu)
+    else:
+        chosen = choose_defaults(*facts, has_gpu=has_gpu)
     chosen["data"]["name"] = run.data.name
-    if launch.resume:
-        from lockstep.runs.resume import find_resumed
-
-        directory, _ = find_resumed(launch, launch.name or name)
-        before = to_table(directory.run()) if directory else {}
-        before.get("data", {}).pop("name", None)  # a folder may have become a pack since
-        for section, row in chosen.items():
-            row |= {key: value for key, value in before.get(section, {}).items() if key in row}
+    before = _resumed(name, launch)
+    before.get("data", {}).pop("name", None)  # a folder may have become a pack since
+    for section, row in chosen.items():
+        row |= {key: value for key, value in before.get(section, {}).items() if key in row}
     return chosen
+
+
+def fit_weights(run: Run, name: str, launch: Launch) -> Table:
+    """The layer of keys that the weights decide which a Run of the recipe `finetune` starts from."""
+    keys = ("normalize", "size") if run.data.name in ("folder", "pack") else ("normalize",)
+    if before := _resumed(name, launch):
+        return {"data": {key: before["data"][key] for key in keys if key in before["data"]}}
+    from lockstep.models.pretrained import PRETRAINED, TIMM, published_form
+    from lockstep.models.weights_form import file_form
+
+    name, weights = run.model.name, run.model.weights
+    form = file_form(Path(weights)) if weights and weights != PRETRAINED else None
+    if form is None and (weights == PRETRAINED or name.startswith(TIMM)):
+        form = published_form(name)
+    return {"data": {key: getattr(form, key) for key in keys}} if form else {}
+
+
+def lay_fork(launch: Launch, layers: list[Table], tunes: bool) -> list[Table]:
+    """The layers of a run that begins with the weights of another; one that `tunes` has its model, too."""
+    from lockstep.runs.resume import find_directory, fork_weights
+
+    model = to_table(find_directory(launch.runs_dir, launch.fork or "").run())["model"] if tunes else {}
+    model.pop("freeze", None)
+    return [{"model": model}, *layers, {"model": {"weights": str(fork_weights(launch))}}]
+
+
+def _resumed(name: str, launch: Launch) -> Table:
+    """What the run began with that is resumed; nothing if none is."""
+    if not launch.resume:
+        return {}
+    from lockstep.runs.resume import find_resumed
+
+    directory, _ = find_resumed(launch, launch.name or name)
+    return to_table(directory.run()) if directory else {}
 
 
 def tell_defaults(facts: ImageFacts, run: Run) -> None:
@@ -60,7 +94,8 @@ def tell_defaults(facts: ImageFacts, run: Run) -> None:
         return
     train, optimizer = run.train, run.optimizer
     size = run.data.options.get("sizes") or run.data.options.get("size", facts.side)
-    words = "fewer images train longer, and photographs of few a class are changed more"
+    changes = "" if run.model.weights else ", and photographs of few a class are changed more"
+    words = f"fewer images train longer{changes}"
     print(
         f"{facts}: {run.model.name} at {size} pixels, {train.epochs} epoch{'s' * (train.epochs > 1)}, "
         f"batch {train.batch} in {train.lanes} lane{'s' * (train.lanes > 1)}, {train.precision}, "

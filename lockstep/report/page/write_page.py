@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from html import escape
 from pathlib import Path
@@ -42,8 +43,13 @@ def make_page(source: PageSource, title: str, when: datetime) -> str:
         show_records(source.records, figures),
         show_left_out(source.left_out),
     ]
-    found = [section for section in sections if section]
     title = title or f"Lockstep: {source.count()}"
+    scripts = _scripts(figures) if figures.drawn else ()
+    return wrap_page(title, _about(source, when), [section for section in sections if section], scripts)
+
+
+def wrap_page(title: str, about: str, sections: list[Section], scripts: Iterable[str] = ()) -> str:
+    """A page of these sections, with its style; it fetches nothing."""
     return "\n".join(
         (
             '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">',
@@ -51,10 +57,10 @@ def make_page(source: PageSource, title: str, when: datetime) -> str:
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<meta name="color-scheme" content="light dark">',
             f"<title>{escape(title)}</title><style>{_read('page.css')}</style></head><body>",
-            f"<header><h1>{escape(title)}</h1>{_about(source, when)}{_contents(found)}</header><main>",
-            *map(_whole, found),
+            f"<header><h1>{escape(title)}</h1><p>{escape(about)}</p>{_contents(sections)}</header><main>",
+            *map(_whole, sections),
             "</main>",
-            *(_scripts(figures) if figures.drawn else ()),
+            *scripts,
             "</body></html>\n",
         )
     )
@@ -71,7 +77,7 @@ def _about(source: PageSource, when: datetime) -> str:
         lines.append(f"Predicted: {'; '.join(names[:6])}{' and others' if len(names) > 6 else ''}.")
     if source.records:
         lines.append(f"Files of records: {len(source.records)}.")
-    return f"<p>{escape(' '.join(lines))}</p>"
+    return " ".join(lines)
 
 
 def _contents(sections: list[Section]) -> str:

@@ -35,7 +35,8 @@ class FlatOptimizer:
         self._state, self._program, self._layout, self._params = state, program, layout, params
         self._device = next(iter(params.values())).device
         self._memory = {key: torch.zeros(layout.size, device=self._device) for key in state.memory}
-        self.groups = [self._begin(group, steps) for group in state.groups if group.names]
+        groups = [group for group in state.groups if group.names]
+        self.groups = [self._begin(group, steps, group is groups[-1]) for group in groups]
 
     def update(self, tables: FlatTables) -> None:
         """Update all parameters by their gradients; statistics get their new values."""
@@ -55,9 +56,9 @@ class FlatOptimizer:
             known = self._state.memory[key]
             yield [known[n] if n in known else torch.zeros_like(p) for n, p in self._params.items()], table
 
-    def _begin(self, group: ParamGroup, steps: int) -> FlatGroup:
+    def _begin(self, group: ParamGroup, steps: int, is_last: bool) -> FlatGroup:
         chosen = dict(zip(group.names, group.decayed or [True] * len(group.names), strict=True))
-        is_all, is_last = len(group.names) == len(self._params), group is self._state.groups[-1]
+        is_all = len(group.names) == len(self._params)
         return FlatGroup(
             group.optimizer,
             [self._memory[key] for key in group.rule.memory],
