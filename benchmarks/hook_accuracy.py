@@ -1,12 +1,12 @@
 """Accuracy of a recipe with compressed gradients, beside PyTorch's DDP with its hooks, over the same seeds.
 
 python benchmarks/hook_accuracy.py fashion --seeds 5 -o data.dir=DIR
-python benchmarks/hook_accuracy.py mnist --seeds 5 -o data.name=fashion -o data.dir=DIR     LeNet-5, fit for CPUs
+python benchmarks/hook_accuracy.py mnist --seeds 5 -o data.name=fashion -o data.dir=DIR    on CPUs
 
 All train with four lanes. Lockstep trains them in one worker: four give the same bits. DDP needs four
-processes, over gloo, since NCCL takes no two of them on one GPU; on one GPU they are slower than on CPUs. They
-get the lanes' images from Lockstep's loader in its order, and the recipe's optimizer from PyTorch. Bytes are
-what each of four workers sends in a step: what travels of all gradients, times 2 · 3/4.
+processes, over gloo, since NCCL takes no two of them on one GPU; there they are slower than on CPUs. They get
+the lanes' images from Lockstep's loader in its order, and the recipe's optimizer from PyTorch. Bytes are what
+each of four workers sends in a step: what travels of all gradients, times 2 · 3/4.
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ PYTHON, COMMANDS = "docs/python.md", "docs/commands.md"  # made from docstrings 
 # The menu: a section for each kind of reader, its landing page first.
 SECTIONS = {
     "Start": ["README.md"],
-    "My photographs": ["images", "augment", "packs", "sweeps", "report"],
+    "My photographs": ["photographs", "images", "augment", "packs", "sweeps", "report"],
     "My own loop": ["my-loop", "loops", "lightning"],
     "My cluster": [
-        *("my-cluster", "workers", "faults", "plans", "large-batches", "compression", "local-steps"),
+        *("my-cluster", "workers", "jobs", "faults", "plans", "large-batches", "compression", "local-steps"),
         *("planning", "clusters", "simulation"),
     ],
     "How it works": [

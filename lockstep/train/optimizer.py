@@ -70,7 +70,7 @@ def _portions(
         if size <= most or not all(tensor.is_contiguous() for tensor in tensors):
             cuts = [tensors]
         else:
-            flat = [tensor.view(-1).split(most) for tensor in tensors]
+            flat = [torch.split(tensor.view(-1), most) for tensor in tensors]
             cuts = [list(cut) for cut in zip(*flat, strict=True)]
         for cut in cuts:
             if filled and filled + cut[0].numel() > most:
