@@ -18,29 +18,31 @@ _NEAR = 0.01  # of a mean or a deviation, which few would see in the accuracy
 
 @dataclass(frozen=True)
 class WeightsForm:
-    """Mean and standard deviation of each channel, and pixels a side."""
+    """Mean and standard deviation of each channel, pixels a side, and classes if they are known."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
     size: int
+    classes: tuple[str, ...] = ()
 
     @property
     def normalize(self) -> str:
         """As `data.normalize` says it."""
         return "/".join(",".join(f"{value:g}" for value in values) for values in (self.mean, self.std))
 
-    def explain(self, mean: tuple[float, ...], std: tuple[float, ...], size: int) -> list[str]:
-        """What to do where a run's images have another form."""
+    def explain(self, own: WeightsForm) -> list[str]:
+        """What to do where a run's images have another form, which is `own`."""
         found = []
-        pairs = zip((*self.mean, *self.std), (*mean, *std), strict=False)
-        if len(self.mean) == len(mean) and any(abs(theirs - ours) > _NEAR for theirs, ours in pairs):
-            ours = WeightsForm(mean, std, size).normalize
+        pairs = zip((*self.mean, *self.std), (*own.mean, *own.std), strict=False)
+        if len(self.mean) == len(own.mean) and any(abs(theirs - ours) > _NEAR for theirs, ours in pairs):
             found.append(
                 f"the weights were trained on images normalized by {self.normalize} (mean/std), and these "
-                f"are by {ours}: set data.normalize={self.normalize}"
+                f"are by {own.normalize}: set data.normalize={self.normalize}"
             )
-        if self.size != size:
-            found.append(f"the weights were trained at {self.size} pixels, and these images have {size}")
+        if self.size != own.size:
+            found.append(f"the weights were trained at {self.size} pixels, and these images have {own.size}")
+        if len(self.classes) == len(own.classes) and self.classes != own.classes:
+            found.append("the head is kept, though it was trained on as many classes of other names")
         return found
 
 
@@ -58,5 +60,5 @@ def file_form(path: Path) -> WeightsForm | None:
 
 
 def _read_form(table: dict[str, Any], prefix: str) -> WeightsForm:
-    mean, std, shape = (table[f"{prefix}{key}"] for key in ("mean", "std", "shape"))
-    return WeightsForm(tuple(mean), tuple(std), int(shape[-1]))
+    mean, std, shape, classes = (table[f"{prefix}{key}"] for key in ("mean", "std", "shape", "classes"))
+    return WeightsForm(tuple(mean), tuple(std), int(shape[-1]), tuple(classes))

@@ -16,7 +16,7 @@ from lockstep.models.pretrained import PRETRAINED, fetch_published, published_fo
 from lockstep.models.source_hash import describe_callable, describe_module, describe_values
 from lockstep.models.tensors import model_tensors, tensors_sha256, trainable
 from lockstep.models.weights import head_names, load_published
-from lockstep.models.weights_form import file_form
+from lockstep.models.weights_form import WeightsForm, file_form
 from lockstep.runs.tensor_file import file_sha256
 from lockstep.spec import Run
 from lockstep.spec.identity import Identity
@@ -87,4 +87,5 @@ def _start_from(run: Run, model: nn.Module, store: Store) -> tuple[str, list[str
     notices = [f"starting from the {what}"]
     if renewed:
         notices.append(f"the head has another size and starts anew: {', '.join(renewed)}")
-    return sha256, notices + (form.explain(store.mean, store.std, store.shape[-1]) if form else [])
+    own = WeightsForm(store.mean, store.std, store.shape[-1], store.classes)
+    return sha256, notices + (form.explain(own) if form else [])

@@ -141,7 +141,7 @@ def test_a_data_set_of_ones_own_normalizes_itself(tmp_path):
 
 def test_an_export_and_a_checkpoint_tell_their_form(tmp_path):
     result, _ = train(small_run(*KEYS[1:], "data.normalize=0.25/0.5"), tmp_path)
-    form = WeightsForm((0.25,), (0.5,), 16)
+    form = WeightsForm((0.25,), (0.5,), 16, open_data(small_run()).classes)
     (saved,) = (result.directory / "checkpoints").glob("*.safetensors")
     assert file_form(saved) == form
     trained = open_trained(tmp_path, "run", device="cpu", loads=False)
@@ -152,8 +152,10 @@ def test_an_export_and_a_checkpoint_tell_their_form(tmp_path):
     tuned, events = train(small_run(*KEYS[1:], f"model.weights={saved}"), tmp_path / "tuned")
     said = told(tuned, events)
     assert "set data.normalize=0.25/0.5" in said and "trained at" not in said
-    (told_size,) = form.explain((0.25,), (0.5,), 20)
+    told_size, told_head = form.explain(WeightsForm((0.25,), (0.5,), 20, tuple("abcdefghij")))
     assert "trained at 16 pixels, and these images have 20" in told_size
+    assert told_head.startswith("the head is kept, though it was trained on as many classes of other names")
+    assert "the head is kept" not in said
     assert summary(tuned.directory)["weights_sha256"]
 
 
