@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from lockstep.errors import SpecError
 from lockstep.models.weights import head_names
 from lockstep.spec.rule.param_pattern import check_patterns, fits_param
 
@@ -22,6 +23,9 @@ def freeze_parts(model: nn.Module, patterns: Sequence[str]) -> None:
     for name, parameter in named.items():
         if any(fits_param(pattern, name, heads) for pattern in patterns):
             parameter.requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in named.values()):
+        told = ",".join(patterns)
+        raise SpecError(f"model.freeze={told} fits every parameter, so nothing would be trained: name fewer")
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._NormBase) and _is_frozen(module):
             module.eval()

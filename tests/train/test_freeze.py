@@ -9,7 +9,7 @@ import torch
 from plan_runs import HASHES, hashes, run
 from small import small_run, train
 
-from lockstep.errors import ModelError, Paused, SpecError
+from lockstep.errors import Paused, SpecError
 from lockstep.models import build_model
 from lockstep.models.tensors import model_tensors
 from lockstep.runs.train_state import TrainState
@@ -104,18 +104,18 @@ def _moved(optimizer):
 
 
 @pytest.mark.parametrize(
-    ("keys", "error", "says"),
+    ("keys", "says"),
     [
-        (["model.freeze=blokc1"], SpecError, "model.freeze=blokc1 fits no parameter that is trained; there "),
-        (["optimizer.rates=hiden*:2"], SpecError, "there are blocks.hidden"),
-        (["model.freeze=block1", "optimizer.rates=block1:2"], SpecError, "optimizer.rates=block1 fits no"),
-        (["optimizer.rates=head"], SpecError, "optimizer.rates=head must be PATTERN:FACTOR"),
-        (["optimizer.rates=head:0"], SpecError, "to keep parameters as they are: model.freeze=head"),
-        (["optimizer.rates=head:nan"], SpecError, "the factor must be above 0"),
-        (["model.freeze=*"], ModelError, "nothing to train"),
+        (["model.freeze=blokc1"], "model.freeze=blokc1 fits no parameter that is trained; there "),
+        (["optimizer.rates=hiden*:2"], "there are blocks.hidden"),
+        (["model.freeze=block1", "optimizer.rates=block1:2"], "optimizer.rates=block1 fits no"),
+        (["optimizer.rates=head"], "optimizer.rates=head must be PATTERN:FACTOR"),
+        (["optimizer.rates=head:0"], "to keep parameters as they are: model.freeze=head"),
+        (["optimizer.rates=head:nan"], "the factor must be above 0"),
+        (["model.freeze=block*"], "model.freeze=block* fits every parameter"),
     ],
 )
-def test_a_wrong_pattern_is_refused_before_any_work(keys, error, says, tmp_path):
-    with pytest.raises(error, match=says.replace("*", r"\*")) as caught:
+def test_a_wrong_pattern_is_refused_before_any_work(keys, says, tmp_path):
+    with pytest.raises(SpecError, match=says.replace("*", r"\*")) as caught:
         train(small_run(*keys), tmp_path)
     assert "\n" not in str(caught.value) and not any(tmp_path.iterdir())
