@@ -10,7 +10,7 @@ PYTHON, COMMANDS = "docs/python.md", "docs/commands.md"  # made from docstrings 
 # The menu: a section for each kind of reader, its landing page first.
 SECTIONS = {
     "Start": ["README.md"],
-    "My photographs": ["photographs", "images", "augment", "packs", "sweeps", "report"],
+    "My photographs": ["photographs", "images", "heads", "augment", "packs", "sweeps", "report"],
     "My own loop": ["my-loop", "loops", "lightning"],
     "My cluster": [
         *("my-cluster", "workers", "jobs", "faults", "plans", "large-batches", "compression", "local-steps"),

@@ -129,7 +129,8 @@ def _print_info(store: Store, counts: dict[str, int]) -> None:
     *first, last = (f"{count:,} {_WORDS[name]}" for name, count in counts.items())
     print(f"{store.name}: {', '.join(first)} and {last} images")
     channels, height, width = store.shape
-    print(f"  {channels} × {height} × {width} (channels, height, width), {len(store.classes)} classes")
+    what = "values" if store.has_values else "classes"
+    print(f"  {channels} × {height} × {width} (channels, height, width), {len(store.classes)} {what}")
     print(f"  {', '.join(store.classes)}")
     for text in (*store.notices, *(f"warning: {text}" for text in store.warnings)):
         print(f"  {text}")

@@ -134,16 +134,19 @@ def _tell(
         "accuracy": result.accuracy,
         "correct": result.correct,
         "samples": result.samples,
+        "metrics": result.metrics,
     }
     if options.json:
         print(json.dumps({**row, **(more or {})}))
     else:
-        assert result.accuracy is not None, "a model by name is a classifier"
-        what = f"accuracy on other data, {name}:" if options.other_data else f"{name} accuracy"
-        print(
-            f"{trained.directory} step {trained.step}: {what} {100 * result.accuracy:.2f} % "
-            f"({result.correct:,} of {result.samples:,}), loss {result.loss:.4f}"
-        )
+        where = f"on other data, {name}" if options.other_data else name
+        parts = [f"loss {result.loss:.4f}", *(f"{key} {value:.4g}" for key, value in result.metrics.items())]
+        if result.accuracy is None:
+            counted = f"{where}, {result.samples:,} images: "
+        else:
+            what = f"accuracy {where}:" if options.other_data else f"{name} accuracy"
+            counted = f"{what} {100 * result.accuracy:.2f} % ({result.correct:,} of {result.samples:,}), "
+        print(f"{trained.directory} step {trained.step}: {counted}{', '.join(parts)}")
         if options.by_class or options.confusion:
             _print_classes(more or {})
         if options.wrong and more:
@@ -235,6 +238,10 @@ def _open_other(trained: Trained, options: argparse.Namespace) -> tuple[str, Spl
         raise DataError(
             f"--other-data: {trained.directory} was trained on images of floats, which no image file gives: "
             "use lockstep.predictor in Python"
+        )
+    if trained.has_values:
+        raise DataError(
+            "--other-data takes a folder of classes, and this run has rows of values: use --data-dir"
         )
     folder, form = Path(options.other_data), (trained.classes, trained.shape)
     place, split = open_images(folder, *form, options.split, trained.crop_pct)

@@ -1,4 +1,4 @@
-"""`lockstep predict`: prints the most likely classes of image files."""
+"""`lockstep predict`: prints the most likely classes of image files, or their labels or numbers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TOP = 5
 
 def add_parser(verbs: Verbs) -> None:
     """Add the verb and its flags."""
-    text = "the five most likely classes of image files"
+    text = "the five most likely classes of image files, or their labels or numbers"
     parser = verbs.add_parser("predict", help=text, description=text.capitalize() + ".")
     add_trained_run(parser)
     add_device(parser)
@@ -79,13 +79,27 @@ def _read(trained: Trained, options: argparse.Namespace, tells: bool = True) -> 
     return pictures
 
 
-def _tell(trained: Trained, path: Path, probabilities: Tensor, options: argparse.Namespace) -> None:
-    top = _top(trained, probabilities)
+def _tell(trained: Trained, path: Path, found: Tensor, options: argparse.Namespace) -> None:
+    if trained.has_values:
+        named = dict(zip(trained.classes, found.tolist(), strict=True))
+        is_labels = trained.run.train.targets == "labels"
+        if is_labels:
+            named = dict(sorted(named.items(), key=lambda item: -item[1]))
+        if options.json:
+            print(json.dumps({"image": str(path), "probabilities" if is_labels else "values": named}))
+        else:
+            print(f"{path}: {'  '.join(_write_value(*item, is_labels) for item in named.items())}")
+        return
+    top = _top(trained, found)
     if options.json:
         print(json.dumps({"image": str(path), "top": top}))
     else:
         best = "  ".join(f"{row['class']} {100 * row['probability']:.1f} %" for row in top)
         print(f"{path}: {best}")
+
+
+def _write_value(name: str, value: float, is_label: bool) -> str:
+    return f"{name} {100 * value:.1f} %" if is_label else f"{name} {value:.6g}"
 
 
 def _top(trained: Trained, probabilities: Tensor) -> list[dict[str, Any]]:

@@ -16,14 +16,16 @@ from torch import Tensor
 
 from lockstep.data.changes import Changes
 from lockstep.data.changes.own_change import OwnChange, OwnFunction
+from lockstep.data.class_labels import read_labels
 from lockstep.data.images.random_box import read_random_boxes
+from lockstep.data.order import ClassOrder, sample_ids
 from lockstep.data.sample_mix import SampleMix
 from lockstep.data.store import Split, Store
 from lockstep.errors import DataError
 from lockstep.kernels import random
 from lockstep.spec import Run
 from lockstep.spec.rule.augmentation import CHANGES, CROPS, mixes, read_numbers
-from lockstep.spec.rule.sample_order import find_block
+from lockstep.spec.rule.sample_order import BALANCED, find_block
 
 _DRAWS = ("crop-row", "crop-col", "flip", "cutout-row", "cutout-col")
 
@@ -44,6 +46,7 @@ class Augment:
     block: int = 0  # neighbours that are shuffled together: see `sample_ids`
     repeats: int = 1  # of a sample in an epoch: see `sample_ids`
     own: OwnChange | None = None
+    classes: ClassOrder | None = None  # if the order gives every class as often as any other
 
     @classmethod
     def parse(
@@ -67,6 +70,17 @@ class Augment:
     def is_drawn_before(self) -> bool:
         """Whether images change from epoch to epoch already before flip, crop and cutout."""
         return any(part is not None for part in (self.box_area, self.changes, self.own))
+
+    @property
+    def repeats_samples(self) -> bool:
+        """Whether a sample may be in an epoch several times."""
+        return self.repeats > 1 or self.classes is not None
+
+    def order(self, epoch: int, positions: Tensor, length: int) -> Tensor:
+        """The numbers of the samples at some positions of an epoch, of `length` samples."""
+        if self.classes:
+            return self.classes.ids(epoch, positions)
+        return sample_ids(self.seed, epoch, positions, length, self.block, self.repeats)
 
     def read(self, split: Split, ids: Tensor, epoch: int) -> tuple[Tensor, Any]:
         """Training images, or random boxes of them, changed by the user's function, and their targets.
@@ -162,8 +176,12 @@ def check_augment(run: Run, store: Store, own: OwnFunction | None = None) -> Non
             f"{items} moves the pixels of an image, and the targets of {store.name} lie on them and would "
             "stay: leave it out"
         )
+    if run.data.order == BALANCED and (not store.classes or store.has_values):
+        raise DataError(
+            f"data.order=balanced: {store.name} has no classes to balance: set data.order=shuffled"
+        )
     if mixed := mixes(run.data.augment):
-        if not store.classes:
+        if not store.classes or store.has_values:
             raise DataError(f"data.augment={mixed} mixes labels, and the targets of {store.name} are none")
         if min(stage.batch for stage in run.train.stages) == run.train.lanes:
             raise DataError(f"data.augment={mixed} needs two samples a lane: raise train.batch")
@@ -179,10 +197,14 @@ def make_augment(
     mean: tuple[float, ...],
     std: tuple[float, ...],
     own: OwnFunction | None = None,
+    train: Split | None = None,
 ) -> Augment:
-    """The augmentation that a Run asks for, for images of `shape`."""
+    """What a Run asks for, for images of `shape`; an order by class needs the labels of `train`."""
     augment = Augment.parse(run.data.augment, run.seed, min(shape[1:]), mean, std)
     mix = SampleMix.parse(run.data.augment, run.seed, shape[1:])
     change = OwnChange(own, run.seed) if own else None
     block, repeats = find_block(run.data.order), run.data.repeats
-    return replace(augment, mix=mix, block=block, repeats=repeats, own=change)
+    classes = None
+    if train is not None and run.data.order == BALANCED:
+        classes = ClassOrder(run.seed, read_labels(train))
+    return replace(augment, mix=mix, block=block, repeats=repeats, own=change, classes=classes)

@@ -40,6 +40,7 @@ _ENTRIES = {
     "fashion": _Entry("idx", fetchable=True),
     "cifar10": _Entry("cifar", fetchable=True),
     "folder": _Entry("images.folder"),
+    "csv": _Entry("images.labelled_files"),
     "pack": _Entry("pack.pack_set"),
 }
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lockstep.data.augment import Augment
 from lockstep.data.feeding import feeding
-from lockstep.data.order import lane_positions, sample_ids
+from lockstep.data.order import lane_positions
 from lockstep.data.store import MemorySplit, Split
 from lockstep.kernels.structure import map_tensors, place
 
@@ -118,7 +118,7 @@ class TrainLoader:
         every = lane_positions(step, self._batch, self._lanes)
         positions = every[self._own.start : self._own.stop].flatten()
         augment, length = self._augment, len(self._split)
-        ids = sample_ids(augment.seed, epoch, positions, length, augment.block, augment.repeats)
+        ids = augment.order(epoch, positions, length)
         if self.needs.images:
             images, targets = augment.read(self._split, ids, epoch)
             if self._device.type == "cpu":  # beside the step

@@ -25,21 +25,28 @@ _TENTH = 10  # one sample in ten is held out of a single data set
 
 
 def from_map_style(
-    data: Any, tell: Callable[[str], None] = lambda text: None, any_target: bool = False
+    data: Any,
+    tell: Callable[[str], None] = lambda text: None,
+    any_target: bool = False,
+    values: bool = False,
 ) -> Store:
     """Make a store of a data set or of a pair (train, test); a Store is returned as it is.
 
     `tell` gets a message before work that takes long. With `any_target`, targets may be other than integers;
-    then the store has no classes.
+    then the store has no classes. With `values` they are numbers or rows of them.
     """
     if isinstance(data, Store):
         return data
     train, test = _split(data)
     if any_target:
         train, test = (replace(split, has_labels=train.is_labelled()) for split in (train, test))
+    if values:
+        train, test = (replace(split, has_labels=False) for split in (train, test))
+    elif train.has_labels:
+        train, test = _read_all(train, test, tell)
     first, target = train.item(0)
     channels, height, width = first.shape
-    classes = _classes(train, test, tell) if train.has_labels else ()
+    classes = _name_values(train, target) if values else _classes(train, test) if train.has_labels else ()
     unit = first.is_floating_point()  # floats are used as they are
     return Store(
         name=type(train.data).__name__,
@@ -58,6 +65,7 @@ def from_map_style(
             **({} if train.has_labels else {"targets": describe(target)}),
         },
         has_masks=not train.has_labels and is_mask(target, height, width),
+        has_values=values,
     )
 
 
@@ -90,14 +98,37 @@ def _length(data: Any, name: str) -> int:
     return len(data)
 
 
-def _classes(train: MappedSplit, test: MappedSplit, tell: Callable[[str], None]) -> tuple[str, ...]:
-    """The data set's class names; if it has none, the numbers from 0 to the largest label."""
+def _name_values(train: MappedSplit, target: Any) -> tuple[str, ...]:
+    """The data set's names of a target's values, from its `classes`; if it has none, their numbers."""
+    if not isinstance(target, torch.Tensor) or target.dim() > 1:
+        raise DataError(
+            f"{train.where(0)}: its target is {describe(target)}: train.loss takes a number or a row of "
+            "numbers; anything else needs a loss of yours, as loss="
+        )
+    names = getattr(train.data, "classes", None)
+    if names is not None and len(names) != target.numel():
+        raise DataError(
+            f"{train.where(0)}: its target has {target.numel()} values, and `classes` of "
+            f"{type(train.data).__name__} names {len(names)}: name each value"
+        )
+    return tuple(str(name) for name in (range(target.numel()) if names is None else names))
+
+
+def _read_all(
+    train: MappedSplit, test: MappedSplit, tell: Callable[[str], None]
+) -> tuple[MappedSplit, MappedSplit]:
+    """The splits, which know all their labels."""
     unlisted = sum(len(split) for split in (train, test) if split.listed_labels() is None)
     if unlisted:
         tell(
             f"reading {unlisted:,} samples of {type(train.data).__name__} for their labels, once: a list of "
             "them, as its attribute `targets`, saves this"
         )
+    return replace(train, known=train.labels()), replace(test, known=test.labels())
+
+
+def _classes(train: MappedSplit, test: MappedSplit) -> tuple[str, ...]:
+    """The data set's class names; if it has none, the numbers from 0 to the largest label."""
     labels = [(split, split.labels()) for split in (train, test)]
     named = getattr(train.data, "classes", None)
     count = len(named) if named is not None else 1 + max(int(found.max()) for _, found in labels)

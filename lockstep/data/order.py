@@ -7,6 +7,8 @@ a shuffled list, and the cursor of a run is two integers.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -31,10 +33,55 @@ def sample_ids(
     return _shuffled_ids(seed, epoch, positions, length, block) + turns * length
 
 
+@dataclass(frozen=True)
+class ClassOrder:
+    """`data.order=balanced`: every class is as often in an epoch as any other, and so in a batch, nearly.
+
+    The positions of an epoch are cut into rows with each class once, in an order of the row's own. A class
+    goes through all of its samples, in an order of the round's own, before one comes again, from an epoch
+    into the next. So which sample stands where is a function of (seed, epoch, position) and the labels.
+    """
+
+    seed: int
+    labels: Tensor  # of the training split
+
+    def ids(self, epoch: int, positions: Tensor) -> Tensor:
+        """The sample id at each position, as `sample_ids`: the r-th time in an epoch plus r · length."""
+        length, classes = len(self.labels), len(self._sizes)
+        rows, slots = positions // classes, positions % classes
+        of_row = [random.bits(key, rows) for key in order_keys(self.seed, epoch, "rows")]
+        number = _shuffle(slots, classes, of_row, half_width(classes))
+        size, before = self._sizes[number], epoch * -(-length // classes)
+        drawn = before + rows  # how often the class was drawn so far
+        turn = drawn // size
+        of_turn = [random.bits(random.bits(key, number), turn) for key in order_keys(self.seed, 0, "turns")]
+        place = _shuffle(drawn % size, size, of_turn, self._halves[number])
+        return self._members[self._starts[number] + place] + (turn - before // size) * length
+
+    @cached_property
+    def _members(self) -> Tensor:
+        """The samples of each class, one class after another."""
+        return self.labels.sort(stable=True).indices
+
+    @cached_property
+    def _sizes(self) -> Tensor:
+        """How many samples each class has, of those that have any."""
+        counts = torch.bincount(self.labels)
+        return counts[counts > 0]
+
+    @cached_property
+    def _starts(self) -> Tensor:
+        return self._sizes.cumsum(0) - self._sizes
+
+    @cached_property
+    def _halves(self) -> Tensor:
+        return torch.tensor([half_width(size) for size in self._sizes.tolist()])
+
+
 def _shuffled_ids(seed: int, epoch: int, positions: Tensor, length: int, block: int) -> Tensor:
     keys, block = order_keys(seed, epoch), min(block, length)
     if not block:
-        return _shuffle(positions, length, keys)
+        return _shuffle(positions, length, keys, half_width(length))
     ids = _shuffle_blocks(positions, length, block, keys)
     while len(outside := torch.nonzero(ids >= length).flatten()):  # the last block may be short
         ids[outside] = _shuffle_blocks(ids[outside], length, block, keys)
@@ -42,18 +89,20 @@ def _shuffled_ids(seed: int, epoch: int, positions: Tensor, length: int, block: 
 
 
 def _shuffle(
-    positions: Tensor, length: int | Tensor, keys: list[int] | list[Tensor], most: int = 0
+    positions: Tensor, length: int | Tensor, keys: list[int] | list[Tensor], half_bits: int | Tensor
 ) -> Tensor:
-    """A permutation of 0 to `length` - 1, at some positions; each may have a length, up to `most`."""
-    half_bits = half_width(most or int(length))
+    """A permutation of 0 to `length` - 1, at some positions, each with a length and width of its own."""
     ids = _permute(positions, half_bits, keys)
     outside = torch.nonzero(ids >= length).flatten()
     while len(outside):  # cycle walking: apply the permutation again until it lands inside
-        some: Any = [key[outside] if isinstance(key, Tensor) else key for key in keys]
-        ids[outside] = _permute(ids[outside], half_bits, some)
-        lengths = length[outside] if isinstance(length, Tensor) else length
-        outside = outside[ids[outside] >= lengths]
+        some: Any = [_at(key, outside) for key in keys]
+        ids[outside] = _permute(ids[outside], _at(half_bits, outside), some)
+        outside = outside[ids[outside] >= _at(length, outside)]
     return ids
+
+
+def _at(value: int | Tensor, places: Tensor) -> int | Tensor:
+    return value[places] if isinstance(value, Tensor) else value
 
 
 def _shuffle_blocks(positions: Tensor, length: int, block: int, keys: list[int]) -> Tensor:
@@ -63,8 +112,8 @@ def _shuffle_blocks(positions: Tensor, length: int, block: int, keys: list[int])
     number = positions // window
     size = (blocks * block - number * window).clamp(max=window)  # the last window may be short
     of_window = [random.bits(key, number) for key in keys]
-    slot = number * window + _shuffle(positions % window, size, of_window, window)
-    return _shuffle(slot // block, blocks, keys) * block + slot % block
+    slot = number * window + _shuffle(positions % window, size, of_window, half_width(window))
+    return _shuffle(slot // block, blocks, keys, half_width(blocks)) * block + slot % block
 
 
 def half_width(length: int) -> int:
@@ -72,12 +121,12 @@ def half_width(length: int) -> int:
     return max((max(length - 1, 1).bit_length() + 1) // 2, 1)
 
 
-def order_keys(seed: int, epoch: int) -> list[int]:
+def order_keys(seed: int, epoch: int, what: str = "order") -> list[int]:
     """The round keys of an epoch's permutation."""
-    return [random.key("order", seed, epoch, turn) for turn in range(_ROUNDS)]
+    return [random.key(what, seed, epoch, turn) for turn in range(_ROUNDS)]
 
 
-def _permute(x: Tensor, half_bits: int, keys: list[int] | list[Tensor]) -> Tensor:
+def _permute(x: Tensor, half_bits: int | Tensor, keys: list[int] | list[Tensor]) -> Tensor:
     mask = (1 << half_bits) - 1
     left, right = x >> half_bits, x & mask
     for key in keys:

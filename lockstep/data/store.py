@@ -27,7 +27,8 @@ class Split(Protocol):
     def read(self, ids: Tensor) -> tuple[Tensor, Any]:
         """Images [N, C, H, W] (uint8, or float already in its final range) and their targets.
 
-        Targets are int64 labels [N]; in a store without classes, a structure of tensors [N, …].
+        Targets are int64 labels [N]; in a store that has values, numbers [N, values] or [N]; in one without
+        classes, a structure of tensors [N, …].
         """
 
 
@@ -67,6 +68,7 @@ class Store:
     warnings: tuple[str, ...] = ()
     has_masks: bool = False  # whether a part of a target lies on the pixels of its image
     eval_size: int = 0  # pixels a side of val and test images; 0: as for training
+    has_values: bool = False  # whether a target is a row of values, which `classes` name
     sizes: tuple[tuple[int, int], ...] = ()  # of training images: from which epoch, and pixels a side
 
     @property
@@ -92,7 +94,7 @@ class Store:
     def facts(self) -> dict[str, Any]:
         """The data's part of a run's identity; it is enough to use a trained model without the data."""
         shown = {"classes": self.classes, "shape": self.shape, "mean": self.mean, "std": self.std}
-        return {**self.manifest, **shown}
+        return {**self.manifest, **shown, **({"values": True} if self.has_values else {})}
 
 
 def check_batch(store: Store, train: Train) -> None:

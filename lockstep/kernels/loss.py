@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -16,10 +18,14 @@ Loss = Callable[[Any, Any], Tensor]  # of outputs and targets; for a classifier,
 WHOLE_SHARE = 1024  # of a sample in mixed labels [N, 3]: its label, its partner's, and its share
 
 
-def make_loss(train: Train) -> Loss:
-    """The loss that a Run names."""
+def make_loss(train: Train, class_weights: tuple[float, ...] | None = None) -> Loss:
+    """The loss that a Run names; without `class_weights`, every class counts as much."""
+    if train.loss in _OF_VALUES:
+        return ValueLoss(_OF_VALUES[train.loss])
     if train.loss == "squared_error":
         return squared_error
+    if class_weights is not None:
+        return WeightedCrossEntropy(class_weights, train.label_smoothing)
     return CrossEntropy(train.label_smoothing)
 
 
@@ -34,6 +40,22 @@ class CrossEntropy:
 
 
 @dataclass(frozen=True)
+class WeightedCrossEntropy:
+    """Softmax cross-entropy, each sample times the weight of its class; the mean is over samples.
+
+    So a lane counts as much as any other, whatever classes are in it.
+    """
+
+    weights: tuple[float, ...]
+    smoothing: float = 0.0
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        weights = torch.tensor(self.weights, device=logits.device)
+        losses = F.cross_entropy(logits, labels, reduction="none", label_smoothing=self.smoothing)
+        return (losses * weights[labels]).mean()
+
+
+@dataclass(frozen=True)
 class WholeLoss:
     """A user's loss over all that a model gives, where that is not one logit for each class."""
 
@@ -41,6 +63,27 @@ class WholeLoss:
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
         return self.function(as_float(outputs), targets)
+
+
+@dataclass(frozen=True)
+class ValueLoss(WholeLoss):
+    """A loss over labels that are each there or not, or over numbers: one output for each of them."""
+
+    def __call__(self, outputs: Any, targets: Any) -> Tensor:
+        return self.function(outputs.float(), targets.float().view_as(outputs))
+
+
+_OF_VALUES: dict[str, Loss] = {
+    "binary_cross_entropy": F.binary_cross_entropy_with_logits,
+    "mse": F.mse_loss,
+    "l1": F.l1_loss,
+    "huber": F.huber_loss,
+}
+
+
+def plain_loss(loss: Loss) -> Loss:
+    """The loss to evaluate with: without weights of classes, so that runs can be compared."""
+    return CrossEntropy(loss.smoothing) if isinstance(loss, WeightedCrossEntropy) else loss
 
 
 def squared_error(logits: Tensor, labels: Tensor) -> Tensor:
@@ -68,11 +111,13 @@ def main_labels(labels: Tensor) -> Tensor:
 
 def heads_loss(loss: Loss, outputs: Any, labels: Any, aux_weight: float) -> Tensor:
     """The main head's loss, plus `aux_weight` times the loss of each auxiliary head."""
-    if isinstance(loss, WholeLoss):
+    is_of_values = isinstance(loss, ValueLoss)
+    if isinstance(loss, WholeLoss) and not is_of_values:
         return loss(outputs, labels)
+    find = loss if is_of_values else partial(label_loss, loss)
     if not isinstance(outputs, tuple):
-        return label_loss(loss, outputs.float(), labels)
-    total = label_loss(loss, outputs[0].float(), labels)
+        return find(outputs.float(), labels)
+    total = find(outputs[0].float(), labels)
     for output in outputs[1:]:
-        total = total + aux_weight * label_loss(loss, output.float(), labels)
+        total = total + aux_weight * find(output.float(), labels)
     return total

@@ -8,7 +8,7 @@ whole steps.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,12 +19,13 @@ from torch import nn
 from lockstep.comm.tree import subtrees
 from lockstep.data.loader import Lanes
 from lockstep.errors import ModelError, SpecError
-from lockstep.kernels.loss import CrossEntropy, Loss, WholeLoss
+from lockstep.kernels.loss import CrossEntropy, Loss, ValueLoss, WeightedCrossEntropy, WholeLoss
 from lockstep.lower.batched import BatchedLanes, chain_of, same_bits
 from lockstep.lower.lane_by_lane import LaneByLane
 from lockstep.lower.program import DeviceLowering
 from lockstep.spec import Run
 from lockstep.spec.rule.augmentation import mixes
+from lockstep.spec.rule.loss_rule import write_weights
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,11 @@ def lower_for_device(
 
 def explain_stock(run: Run, loss: Loss, device: torch.device) -> str:
     """What to choose where `auto` found only stock kernels on a GPU; empty where nothing is faster."""
-    if device.type != "cuda" or run.kernels.set != "auto" or not isinstance(loss, CrossEntropy):
+    if device.type != "cuda" or run.kernels.set != "auto":
+        return ""
+    if isinstance(loss, ValueLoss):
+        return f"train.loss={run.train.loss} runs lane by lane with stock kernels, as all but cross_entropy"
+    if not isinstance(loss, CrossEntropy | WeightedCrossEntropy):
         return ""
     if (steps := run.train.local_steps) > 1:
         return f"train.local_steps={steps} runs lane by lane with stock kernels here: each step takes longer"
@@ -139,7 +144,9 @@ def _find_lowering(
 
     if not is_usable(device):
         raise ModelError(f"its kernels do not run on {device.type}")
-    if not isinstance(loss, CrossEntropy):
+    if isinstance(loss, WeightedCrossEntropy):  # its weights are known now, also those of `balanced`
+        run = replace(run, train=replace(run.train, class_weights=str(write_weights(loss.weights))))
+    elif not isinstance(loss, CrossEntropy):
         raise ModelError("it has no loss but cross_entropy")
     if mixed := mixes(run.data.augment):
         raise ModelError(f"its loss takes no mixed labels, as of data.augment={mixed}")

@@ -22,6 +22,7 @@ from lockstep.kernels.triton.optimizer_update import ALIGN
 from lockstep.kernels.triton.softmax_loss import cross_entropy, lane_means
 from lockstep.lower.layer_split import LaneWorkers
 from lockstep.spec import Train
+from lockstep.spec.rule.loss_rule import read_weights
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,8 @@ class DeviceNetwork(ABC):
         self.lanes, self.lane_size = lanes, train.batch // train.lanes
         self.dtype, self.precision = KERNEL_TYPES[train.precision]
         self._smoothing, self._device = train.label_smoothing, device
+        numbers = read_weights(train.class_weights)
+        self._class_weights = None if numbers is None else torch.tensor(numbers, device=device)
         self.layout = Layout(slots)
         count, single = lanes * self.lane_size, torch.float32
         self.labels = self.zeros(count, dtype=torch.int32)
@@ -186,11 +189,14 @@ class KernelNetwork(DeviceNetwork):
         self.forward()
         self.backward()
 
-    def score_into(self, grad: Tensor) -> None:
-        """logits and labels → each sample's loss, whether it is right, and the gradient of its logits."""
+    def score_into(self, grad: Tensor, class_weights: Tensor | None = None) -> None:
+        """logits and labels → each sample's loss, whether it is right, and the gradient of its logits.
+
+        Evaluation has no weights of classes.
+        """
         cross_entropy(
             self.logits, self.labels, self.loss, self.right, grad.view(len(self.logits), -1),
-            self.lane_size, self._smoothing,
+            self.lane_size, self._smoothing, class_weights,
         )  # fmt: skip
 
     def average_scores(self) -> None:

@@ -147,7 +147,7 @@ class Journal:
     ) -> dict[str, Any]:
         """The summary of a finished run; `told` is its test on other images, and its plan, if any."""
         return {
-            **state.results(),
+            **state.results(self._about.run.evaluate),
             "split": self._about.split,
             **told,
             "epochs": state.epoch,

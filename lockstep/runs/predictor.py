@@ -22,7 +22,7 @@ from lockstep.errors import BadInput, ModelError
 from lockstep.kernels.cuda_graph import capture, run_first
 from lockstep.kernels.loss import make_loss
 from lockstep.kernels.numerics import half_precision, precision_kept, set_precision
-from lockstep.kernels.structure import as_float, zip_tensors
+from lockstep.kernels.structure import zip_tensors
 from lockstep.lower.choose import lower_for_device
 from lockstep.lower.program import DeviceLowering
 from lockstep.runs.trained_run import Trained
@@ -42,7 +42,7 @@ _Run = Callable[[Tensor], Any]
 class Predictor:
     """Computes the probabilities of the classes with an opened run, on the run's device.
 
-    For a model that is no classifier it gives what the model gives.
+    With several labels it gives the probability of each; for any other model, what the model gives.
     """
 
     def __init__(self, trained: Trained) -> None:
@@ -91,7 +91,7 @@ class Predictor:
         bf16 = trained.run.train.precision == "bf16"
         with self._precision(), half_precision(trained.device, bf16):
             outputs = self._model(normal.contiguous(memory_format=trained.memory_format))
-        return outputs.float().softmax(1) if trained.is_classifier else as_float(outputs)
+        return trained.answer(outputs)
 
     @contextmanager
     def _precision(self) -> Iterator[None]:

@@ -17,7 +17,7 @@ from lockstep.comm.shard.share import Share
 from lockstep.models.tensors import TensorHash, float_state, has_values, model_tensors, trainable
 from lockstep.models.weights import head_names
 from lockstep.runs.state_parts import StateParts, StatePiece
-from lockstep.spec import Optimizer
+from lockstep.spec import Evaluate, Optimizer
 from lockstep.spec.param_group import ParamGroup, group_params
 from lockstep.spec.rule.optimizer_rule import RULES
 
@@ -51,8 +51,9 @@ class TrainState:
     step: int = 0
     inner_steps: int = 0  # how many of these were followed by no update: all but the last of each round
     totals: Totals = field(default_factory=Totals)
-    best_score: float | None = None  # the accuracy; of a model that is no classifier, minus the loss
+    best_score: float | None = None  # of `Evaluate.score`
     best_step: int = -1
+    worse_epochs: int = 0  # since the best one
     evaluation: tuple[float, float | None] | None = None  # loss and accuracy of the last one
     metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation
     parts: StateParts | None = None  # None: this worker has all of it
@@ -150,12 +151,12 @@ class TrainState:
         for name, target in targets.items():
             target.copy_(tensors[name])
 
-    def note(self, loss: float, accuracy: float | None, metrics: dict[str, float]) -> bool:
+    def note(self, loss: float, accuracy: float | None, metrics: dict[str, float], by: Evaluate) -> bool:
         """Keep what an evaluation found; returns whether it is the best so far."""
         self.evaluation, self.metrics = (loss, accuracy), metrics
-        score = -loss if accuracy is None else accuracy
-        if best := self.best_score is None or score > self.best_score:
-            self.best_score, self.best_step = score, self.step
+        score, self.worse_epochs = by.score(loss, accuracy, metrics), self.worse_epochs + 1
+        if best := score is not None and (self.best_score is None or score > self.best_score):
+            self.best_score, self.best_step, self.worse_epochs = score, self.step, 0
         return best
 
     def cursor(self) -> dict[str, Any]:
@@ -168,6 +169,7 @@ class TrainState:
             "totals": vars(self.totals),
             "best_score": self.best_score,
             "best_step": self.best_step,
+            "worse_epochs": self.worse_epochs,
             "evaluation": self.evaluation,
             "metrics": self.metrics,
         }
@@ -179,14 +181,15 @@ class TrainState:
         self.totals = Totals(**numbers["totals"])
         self.best_score = numbers.get("best_score", numbers.get("best_accuracy"))  # its name until 2026-11
         self.best_step, last = int(numbers["best_step"]), numbers["evaluation"]
+        self.worse_epochs = numbers.get("worse_epochs", 0)
         self.evaluation, self.metrics = (last[0], last[1]) if last else None, dict(numbers.get("metrics", {}))
 
-    def results(self) -> dict[str, Any]:
-        """What the last evaluation found, for a summary."""
+    def results(self, by: Evaluate) -> dict[str, Any]:
+        """What the last evaluation found, and the best one, for a summary."""
         assert self.evaluation is not None, "a finished run was evaluated"
         loss, accuracy = self.evaluation
-        found = {"accuracy": accuracy, "loss": loss, "metrics": self.metrics or None}
-        found |= {"best_accuracy": None if accuracy is None else self.best_score, "best_step": self.best_step}
+        found: dict[str, Any] = {"accuracy": accuracy, "loss": loss, "metrics": self.metrics or None}
+        found |= by.tell_best(self.best_score, accuracy is not None) | {"best_step": self.best_step}
         return {name: value for name, value in found.items() if value is not None}
 
     def hashes(self) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from lockstep.data import Store
 from lockstep.data.augment import Augment, make_augment
 from lockstep.errors import BadInput, CheckpointError, DataError, ModelError
 from lockstep.kernels.numerics import memory_format, plain_torch, prepare_device, to_device
+from lockstep.kernels.structure import as_float
 from lockstep.models.registry import build_model
 from lockstep.models.tensors import copy_part, model_tensors
 from lockstep.runs import checkpoint
@@ -68,7 +70,20 @@ class Trained:
     @property
     def is_classifier(self) -> bool:
         """Whether the model gives one logit for each class."""
-        return "source.outputs" not in self.identity
+        return not {"source.outputs", "manifest.values"} & self.identity.keys()
+
+    @property
+    def has_values(self) -> bool:
+        """Whether the model gives one output for each of several labels or numbers, which `classes` name."""
+        return "source.outputs" not in self.identity and "manifest.values" in self.identity
+
+    def answer(self, outputs: Any) -> Any:
+        """What to predict from a model's outputs: probabilities of classes or of labels, or what it gives."""
+        if self.is_classifier:
+            return outputs.float().softmax(1)
+        if self.has_values and self.run.train.targets == "labels":
+            return outputs.float().sigmoid()
+        return as_float(outputs)
 
     @property
     def has_own_data(self) -> bool:

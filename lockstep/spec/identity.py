@@ -29,6 +29,9 @@ _ADDED: dict[str, object] = {
     "train.local_steps": 1,
     "data.order": "shuffled",
     "data.repeats": 1,
+    "train.class_weights": "none",
+    "evaluate.best": "auto",
+    "evaluate.patience": 0,
     "optimizer.decay_norms": True,
     "optimizer.scale": "none",
     "optimizer.base_batch": 256,
@@ -73,6 +76,8 @@ def make_identity(
     }
     if whole["data.name"] == "pack":  # of a folder's files: the images are those of the folder
         whole["data.name"] = data["name"]
+    if not run.evaluate.patience:  # then what is measured decides nothing
+        whole.pop("evaluate.metrics")
     left_out = {*_NOT_IDENTITY, *(key for key, value in _ADDED.items() if whole[key] == value)}
     return {key: whole[key] for key in sorted(whole) if key not in left_out}
 
@@ -105,7 +110,7 @@ def is_digest_of(found: str, identity: Identity, step: int) -> bool:
 
 def is_scripted(identity: Identity) -> bool:
     """Whether a script gave the run its own module, data or loss, which the command line cannot do."""
-    own = ("source.model.", "source.loss", "source.augment", "manifest.sample_sha256")
+    own = ("source.model.", "source.loss", "source.augment", "source.metrics.", "manifest.sample_sha256")
     return any(key.startswith(own) for key in identity)
 
 

@@ -14,14 +14,15 @@ from lockstep.spec.field import check_fields, require, require_choice, require_r
 from lockstep.spec.rule.augmentation import check_item
 from lockstep.spec.rule.batch_growth import BatchStage, find_stages, join_batches, split_batches
 from lockstep.spec.rule.compression import check_compression
+from lockstep.spec.rule.evaluated import Evaluate
 from lockstep.spec.rule.local_steps import check_local_steps
+from lockstep.spec.rule.loss_rule import LOSSES, check_loss, write_weights
 from lockstep.spec.rule.normalization import split_normalize
 from lockstep.spec.rule.sample_order import check_repeats, find_block
 from lockstep.spec.rule.update_rule import SCALES, Optimizer, Schedule
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 WIRES = ("fp32", "bf16")
-LOSSES = ("cross_entropy", "squared_error")
 KERNEL_SETS = ("auto", "stock", "fused", "compiled")
 _WHILE_TRAINING = 3  # checkpoints that are kept: if the newest is damaged, there are others
 _MOST_CELLS = 64  # of a grid
@@ -48,7 +49,7 @@ class Data:
     dir: str | None = None
     augment: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
-    order: str = "shuffled"  # or blocks:N: blocks of N neighbours, then within windows of 16 blocks
+    order: str = "shuffled"  # or blocks:N: blocks of N neighbours, then within windows; or balanced
     repeats: int = 1  # how often each sample of an epoch is there
     normalize: str = ""  # mean and std as 0.5/0.5; none: the data set's own
 
@@ -57,7 +58,7 @@ class Data:
         for item in self.augment:
             check_item(item)
         find_block(self.order)
-        check_repeats(self.repeats)
+        check_repeats(self.repeats, self.order)
         split_normalize(self.normalize)
 
 
@@ -77,6 +78,7 @@ class Train:
     local_steps: int = 1  # that a lane takes on weights of its own, before the lanes meet
     loss: str = "cross_entropy"
     label_smoothing: float = 0.0
+    class_weights: str = "none"  # balanced; or a number for each class, also as a list
     clip: float = 0.0
     ema: float = 0.0
     sync_norm: bool = False
@@ -87,6 +89,7 @@ class Train:
     def __post_init__(self) -> None:
         for name, value in zip(("batch", "growth"), split_batches(self.batch, self.growth), strict=True):
             object.__setattr__(self, name, value)
+        object.__setattr__(self, "class_weights", write_weights(self.class_weights))
         check_fields(self, "train")
         for name in ("epochs", "batch", "lanes", "bands", "slices", "local_steps", "threads"):
             require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "must be at least 1")
@@ -101,18 +104,20 @@ class Train:
         require_choice("train.precision", self.precision, PRECISIONS)
         require_choice("train.wire", self.wire, WIRES)
         check_compression(self.compress, self.compress_after, self.wire)
-        require_choice("train.loss", self.loss, LOSSES)
         require_range("train.label_smoothing", self.label_smoothing, 0.0, 1.0)
         require_range("train.ema", self.ema, 0.0, 1.0)
         require(self.clip >= 0, "train.clip", self.clip, "must be 0 (off) or the largest gradient norm")
-        fits, smoothing = self.loss == "cross_entropy", self.label_smoothing
-        rule = f"works with loss=cross_entropy only; train.loss is {self.loss}: set label_smoothing=0"
-        require(fits or not smoothing, "train.label_smoothing", smoothing, rule)
+        check_loss(self.loss, self.label_smoothing, self.class_weights)
 
     @cached_property
     def stages(self) -> tuple[BatchStage, ...]:
         """The epochs of each batch; one stage, if it does not grow."""
         return find_stages(self.batch, self.growth, self.epochs, self.lanes)
+
+    @property
+    def targets(self) -> str:
+        """What the loss takes as targets: `classes`, `labels` or `numbers`."""
+        return LOSSES[self.loss]
 
     @property
     def batches(self) -> int | str:
@@ -166,11 +171,13 @@ class Run:
     schedule: Schedule = field(default_factory=Schedule)
     kernels: Kernels = field(default_factory=Kernels)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    evaluate: Evaluate = field(default_factory=Evaluate)
 
     def __post_init__(self) -> None:
         check_fields(self, "")
         require(0 <= self.seed < 2**63, "seed", self.seed, "must be from 0 to 2^63-1")
         train, most = self.train, max(stage.batch for stage in self.train.stages)
+        self.evaluate.check_kind(train.loss)
         check_local_steps(train.local_steps, most, train.sync_norm, self.kernels.set)
         require(
             self.schedule.warmup_epochs <= self.train.epochs,
@@ -182,6 +189,10 @@ class Run:
     def at(self, epoch: int) -> Run:
         """The run with the batch of an epoch throughout."""
         return replace(self, train=replace(self.train, batch=self.train.batch_of(epoch), growth=""))
+
+    def is_over(self, epoch: int, worse: int) -> bool:
+        """Whether all epochs are trained, or the last `worse` ones have used up the patience."""
+        return epoch == self.train.epochs or 0 < self.evaluate.patience <= worse
 
     @property
     def rate_factor(self) -> float:

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import SpecError, unknown
+from lockstep.spec.rule.evaluated import Evaluate
+from lockstep.spec.rule.loss_rule import OF_ONE_LOSS
 from lockstep.spec.rule.update_rule import Optimizer, Schedule
 from lockstep.spec.run import Checkpoint, Data, Kernels, Model, Run, Train
 
@@ -26,6 +28,7 @@ SECTIONS: dict[str, type] = {
     "schedule": Schedule,
     "kernels": Kernels,
     "checkpoint": Checkpoint,
+    "evaluate": Evaluate,
 }
 _WITHIN = "growth"  # a field that is a part of train.batch in a file
 
@@ -59,7 +62,10 @@ def from_table(table: Mapping[str, Any]) -> Run:
 
 
 def merge(base: Table, layer: Mapping[str, Any]) -> Table:
-    """Overwrite keys of `base` by those of `layer`; a section whose `name` changes loses its old options."""
+    """Overwrite keys of `base` by those of `layer`.
+
+    A section whose `name` changes loses its old options; another `train.loss` drops keys of the old one.
+    """
     merged = {key: dict(value) if isinstance(value, Mapping) else value for key, value in base.items()}
     for key, value in layer.items():
         old = merged.get(key)
@@ -69,6 +75,8 @@ def merge(base: Table, layer: Mapping[str, Any]) -> Table:
         if key in SECTIONS and value.get("name", old.get("name")) != old.get("name"):
             common = _names(SECTIONS[key])
             old = {name: item for name, item in old.items() if name in common}
+        if key == "train" and value.get("loss", old.get("loss")) != old.get("loss"):
+            old = {name: item for name, item in old.items() if name not in OF_ONE_LOSS}
         merged[key] = {**old, **value}
     return merged
 

@@ -162,13 +162,18 @@ class Dealt:
         return averaged_weights(state.model, state.ema)
 
     def test(self, evaluate: Evaluator, state: TrainState) -> dict[str, Any]:
-        """Evaluate the test images once, if the epochs were evaluated on a validation split."""
+        """Evaluate the test images once, if the epochs were evaluated on a validation split.
+
+        Tells too whether the run ended early.
+        """
+        run = self.setup.run
+        early = run.evaluate.tell_stop(state.epoch, run.train.epochs)
         if self.setup.store.val is None:
-            return {}
+            return early
         with self.averaged(state):
             found = replace(evaluate, split=self.setup.store.test)(state.model)
         tested = {"test_accuracy": found.accuracy, "test_loss": found.loss, "test_metrics": found.metrics}
-        return {name: value for name, value in tested.items() if value not in (None, {})}
+        return early | {name: value for name, value in tested.items() if value not in (None, {})}
 
     def explain_state(self, state: TrainState, undone: int) -> str:
         """The plan, and from where a state that was in parts came, after workers were lost or joined."""

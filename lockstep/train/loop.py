@@ -55,7 +55,7 @@ class Loop:
     def run(self) -> Result:
         """Train, evaluate and finish what is left of the run."""
         state, journal = self._state, self._journal
-        if journal.found["summary"] and state.epoch == self._setup.run.train.epochs:
+        if journal.found["summary"] and self._is_over:
             if not (self._generation and self._generation.changes):
                 journal.notice(f"{journal.path} is finished already; nothing to do")
             return self._finish(journal.found["summary"], write=False)
@@ -95,11 +95,11 @@ class Loop:
         ):
             if "_evaluate" not in vars(self):  # it needs memory, too; its blocks are of the first batch
                 self._evaluate = self._dealt.evaluator(self._launch.graph)
-            while state.epoch < stop:
+            while state.epoch < stop and not self._is_over:
                 self._pause()
                 self._train_epoch(engine)
                 self._end_epoch()
-            if stop == train.epochs:
+            if self._is_over:
                 return self._dealt.test(self._evaluate, state) | engine.tell(self._dealt.plan)
         if dealt.setup.lowering:
             dealt.setup.lowering.forget_networks()
@@ -157,7 +157,7 @@ class Loop:
         state, totals = self._state, self._state.totals
         with self._dealt.averaged(state):
             evaluation = self._evaluate(state.model)
-        best = state.note(evaluation.loss, evaluation.accuracy, evaluation.metrics)
+        best = state.note(evaluation.loss, evaluation.accuracy, evaluation.metrics, self._setup.run.evaluate)
         done = EpochDone(
             state.epoch,
             state.step,
@@ -174,6 +174,11 @@ class Loop:
         state.epoch, state.step_in_epoch, state.totals = state.epoch + 1, 0, Totals()
         self._journal.epoch(done)
         self._journal.saver.save(state)
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the last epoch is trained, or patience has run out; the same on every worker."""
+        return self._setup.run.is_over(self._state.epoch, self._state.worse_epochs)
 
     def _is_unsaved(self, first: int) -> bool:
         """Whether there is no checkpoint of a step from `first` to the present; the same on every worker."""

@@ -13,62 +13,14 @@ from torch import Tensor, nn
 from lockstep.data import Store
 from lockstep.data.loader import Lanes
 from lockstep.errors import ModelError, OutOfMemory, SpecError
-from lockstep.kernels.loss import Loss, WholeLoss, make_loss
+from lockstep.kernels.loss import Loss, ValueLoss, WholeLoss
 from lockstep.kernels.structure import describe, leaves, place
 from lockstep.lower.lane_by_lane import LaneByLane
 from lockstep.models.freeze import trains_norms
-from lockstep.models.tensors import buffers_kept
 from lockstep.spec import Launch, Run, Train
 from lockstep.spec.rule.local_steps import explain_local_steps
 
 _NAMED = 4  # parameters that a message names
-
-
-def choose_loss(
-    model: nn.Module, loss: Loss | None, store: Store, train: Train, device: torch.device
-) -> Loss:
-    """The loss to train with; one image goes through the model, so that one that does not fit is refused.
-
-    A loss of the user's takes outputs of any shape. Where they are not one logit for each class, nothing can
-    be counted correct, and a `WholeLoss` says so.
-    """
-    output = _try_image(model, store, device)
-    wanted = (1, len(store.classes))
-    if isinstance(output, Tensor) and tuple(output.shape) == wanted and store.classes:
-        return loss or make_loss(train)
-    if loss:
-        return WholeLoss(loss)
-    raise ModelError(
-        f"the model gives {_shape(output)} for one image in eval mode; {store.name} has "
-        f"{len(store.classes)} classes, so it must give {wanted}; any other output needs a loss of yours"
-    )
-
-
-def explain_no_accuracy(model: nn.Module, loss: Loss, store: Store, device: torch.device) -> list[str]:
-    """A warning if there are classes and yet no accuracy, which may be a mistake."""
-    if not store.classes or not isinstance(loss, WholeLoss):
-        return []
-    return [
-        f"the model gives {_shape(_try_image(model, store, device))} for one image, not one logit for each "
-        f"of the {len(store.classes)} classes of {store.name}: there is no accuracy, only the loss"
-    ]
-
-
-@torch.no_grad()
-def _try_image(model: nn.Module, store: Store, device: torch.device) -> Any:
-    model.eval()
-    try:
-        with buffers_kept(model):
-            return model(torch.zeros(1, *store.shape, device=device))
-    except (RuntimeError, TypeError, ValueError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise ModelError(
-            f"the model does not take images of shape {store.shape} (C, H, W): {first}"
-        ) from None
-
-
-def _shape(output: Any) -> str:
-    return str(tuple(output.shape)) if isinstance(output, Tensor) else describe(output)
 
 
 class _Trial(LaneByLane):
@@ -78,7 +30,7 @@ class _Trial(LaneByLane):
     samples = 0  # of the lane
 
     def _find_loss(self, outputs: Any, labels: Any) -> Tensor:
-        if not isinstance(self.loss, WholeLoss):
+        if not isinstance(self.loss, WholeLoss) or isinstance(self.loss, ValueLoss):
             _check_heads(outputs, hasattr(self.model, "aux_weight"))
         elif any(part.dim() == 0 or len(part) != self.samples for part in leaves(outputs)):
             raise ModelError(

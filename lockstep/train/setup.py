@@ -22,9 +22,9 @@ from lockstep.data.loader import Lanes
 from lockstep.data.map_style import from_map_style
 from lockstep.data.store import check_batch
 from lockstep.errors import ModelError
-from lockstep.kernels.loss import Loss, WholeLoss
+from lockstep.kernels.loss import Loss, WholeLoss, plain_loss
 from lockstep.kernels.numerics import memory_format, to_device
-from lockstep.lower.choose import Sample, explain_stock, lower_for_host
+from lockstep.lower.choose import Sample, lower_for_host
 from lockstep.lower.lane_by_lane import LaneByLane
 from lockstep.lower.local_lanes import LocalLanes
 from lockstep.lower.program import DeviceLowering
@@ -34,19 +34,16 @@ from lockstep.parallel.split.split_graph import SplitGraph
 from lockstep.runs.about import About
 from lockstep.spec import Run
 from lockstep.spec.identity import Identity, is_scripted, make_identity
-from lockstep.spec.rule.optimizer_rule import RULES
 from lockstep.train.evaluation.eval_shape import check_eval_shape, check_sizes, lower_for_evaluation
 from lockstep.train.evaluation.evaluate import place_evaluator
 from lockstep.train.evaluation.host_evaluate import Evaluator
-from lockstep.train.evaluation.metric import Metrics, check_metrics
+from lockstep.train.evaluation.metric import Metrics
+from lockstep.train.evaluation.named_metric import find_metrics
 from lockstep.train.parts.batch_parts import BatchParts, find_batch_parts, later_facts
+from lockstep.train.parts.chosen_loss import choose_loss, explain_no_accuracy
 from lockstep.train.parts.codec_facts import describe_codecs
-from lockstep.train.preflight import (
-    check_lane,
-    choose_loss,
-    explain_no_accuracy,
-    warnings_of,
-)
+from lockstep.train.parts.kernel_notice import notice_kernels
+from lockstep.train.preflight import check_lane, warnings_of
 from lockstep.train.start_model import describe_augment, describe_own, explain_host_path, make_model
 
 
@@ -59,6 +56,11 @@ class Given:
     loss: Loss | None = None
     metrics: Metrics = field(default_factory=dict)
     augment: OwnFunction | None = None
+
+    def targets(self, run: Run) -> dict[str, Any]:
+        """What the targets of its data may be: see `from_map_style`."""
+        any_target = self.loss is not None
+        return {"any_target": any_target, "values": not any_target and run.train.targets != "classes"}
 
 
 @dataclass
@@ -160,7 +162,8 @@ class Setup:
         return SizeStages(self.store, self._make_augment) if self.store.sizes else None
 
     def _make_augment(self, shape: tuple[int, int, int]) -> Augment:
-        return make_augment(self.run, shape, self.store.mean, self.store.std, self.own_augment)
+        store = self.store
+        return make_augment(self.run, shape, store.mean, store.std, self.own_augment, store.train)
 
     def evaluator(self, group: Group, graph: bool = True) -> Evaluator:
         """Evaluation after every epoch, in blocks of one lane, by all workers."""
@@ -169,8 +172,9 @@ class Setup:
 
     def stock_evaluator(self, group: Group) -> Evaluator:
         """The same through the host, with stock kernels."""
+        loss = plain_loss(self.loss)
         return Evaluator(
-            self.run, self.store.chosen_by[1], self.augment(), self.loss, self.device, group, self.metrics
+            self.run, self.store.chosen_by[1], self.augment(), loss, self.device, group, self.metrics
         )
 
 
@@ -188,7 +192,7 @@ def set_up(
     """
     given = given or Given()
     model, data, loss = given.model, given.data, given.loss
-    store = open_data(run) if data is None else from_map_style(data, any_target=loss is not None)
+    store = open_data(run) if data is None else from_map_style(data, **given.targets(run))
     check_batch(store, run.train)
     check_augment(run, store, given.augment)
     source: dict[str, Any] = {}
@@ -210,19 +214,13 @@ def set_up(
     check_sizes(model, chosen_loss, store, run, device)
     warnings = check_lane(model, chosen_loss, store, run, device)
     warnings += explain_no_accuracy(model, chosen_loss, store, device)
-    check_metrics(given.metrics, model, store, device)
+    counts = not isinstance(chosen_loss, WholeLoss)
+    metrics = find_metrics(run, given.metrics, model, store, counts, source)
     is_own = bool({"model", "loss"} & source.keys())
     parts = find_batch_parts(run, model, chosen_loss, store, device, is_own=is_own, in_stages=in_stages)
     lowering, grid = parts[0].lowering, parts[0].grid
-    if lowering and not lowering.is_fused and device.type == "cuda":
-        notices.append("torch compiles the model before the first step, which can take minutes")
-    if lowering and RULES[run.optimizer.name].whole == "matrix":
-        notices.append(f"optimizer.name={run.optimizer.name}: several workers step through the host")
-    if grid and run.train.channels_last:
-        notices.append("train.channels_last has no effect with train.bands or train.slices: docs/plans.md")
-    if not lowering and (text := explain_stock(run, chosen_loss, device)):
-        notices.append(text)
-    if isinstance(chosen_loss, WholeLoss):
+    notices += notice_kernels(run, chosen_loss, device, lowering, bool(grid))
+    if not counts and loss is not None:
         source["outputs"] = "of any shape"
     codecs = describe_codecs(run, model, device, notices)
     identity = make_identity(
@@ -243,7 +241,7 @@ def set_up(
         warnings,
         notices,
         lowering,
-        metrics=given.metrics,
+        metrics=metrics,
         grid=grid,
         own_augment=given.augment,
         later={first: found for first, found in parts.items() if first},

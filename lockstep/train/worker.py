@@ -205,8 +205,8 @@ class _Worker:
         """Build the run's parts; a worker that `tells` sends a notice before work that takes long."""
         given = self.given
         if tells and given.data is not None:
-            store = from_map_style(given.data, lambda text: self._tell(Notice(text)), given.loss is not None)
-            given = replace(given, data=store)
+            tell, targets = lambda text: self._tell(Notice(text)), given.targets(self.run)
+            given = replace(given, data=from_map_style(given.data, tell, **targets))
         return set_up(self.run, self.device, given, recorded, self.launch.plan.splits_model)
 
     def _prepare_to_join(self) -> None:

@@ -18,7 +18,7 @@ from lockstep.errors import DataError
 
 
 def test_names_and_options() -> None:
-    assert data_names() == ("shapes", "mnist", "fashion", "cifar10", "folder", "pack")
+    assert data_names() == ("shapes", "mnist", "fashion", "cifar10", "folder", "csv", "pack")
     known = ("size", "channels", "classes", "num_train", "num_test", "seed", "num_val")
     assert data_options("shapes") == known
     assert data_options("mnist") == ("val_fraction", "seed")
@@ -123,4 +123,4 @@ DATA_SETS = (DataSet("tiny", ShapesOptions, generate=open_shapes),)
     assert "tiny" in data_names() and len(open_store("tiny", None, {"num_train": 5}).train) == 5
     action = next(a for a in make_parser()._actions if isinstance(a, argparse._SubParsersAction))
     info = next(a for a in action.choices["data"]._actions if isinstance(a, argparse._SubParsersAction))
-    assert "pack or tiny" in info.choices["info"].format_help()
+    assert "pack or tiny" in " ".join(info.choices["info"].format_help().split())

@@ -133,6 +133,7 @@ def test_the_cursor_comes_back_through_json() -> None:
     whole.epoch, whole.step_in_epoch, whole.step = 3, 4, 34
     whole.totals = Totals(0.1 + 0.2, 17, 32)
     whole.best_score, whole.best_step, whole.evaluation = 1 / 3, 30, (0.7, 1 / 3)
+    whole.worse_epochs = 2
     other.load_cursor(json.loads(json.dumps(whole.cursor())))
     assert other.cursor() == whole.cursor()
     assert other.totals == whole.totals

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from lockstep.spec import Checkpoint, Data, Kernels, Model, Optimizer, Run, Schedule, Train
+from lockstep.spec import Checkpoint, Data, Evaluate, Kernels, Model, Optimizer, Run, Schedule, Train
 from lockstep.spec.identity import Identity, changed_data, differences, digest, make_identity
 
 
@@ -39,6 +39,7 @@ def test_it_survives_json_without_a_difference() -> None:
         Run(kernels=Kernels(table="/elsewhere")),
         Run(checkpoint=Checkpoint(every_steps=7)),
         Run(checkpoint=Checkpoint(keep=7)),
+        Run(evaluate=Evaluate(metrics=("top5",))),
     ],
 )
 def test_where_things_lie_and_when_they_are_saved_is_no_part_of_it(run: Run) -> None:
@@ -68,6 +69,9 @@ def test_where_things_lie_and_when_they_are_saved_is_no_part_of_it(run: Run) -> 
         (Run(train=Train(sync_norm=True)), "train.sync_norm"),
         (Run(optimizer=Optimizer(lr=0.1)), "optimizer.lr"),
         (Run(schedule=Schedule(options={"final": 0.1})), "schedule.final"),
+        (Run(train=Train(class_weights="balanced")), "train.class_weights"),
+        (Run(data=Data(order="balanced")), "data.order"),
+        (Run(evaluate=Evaluate(best="loss")), "evaluate.best"),
     ],
 )
 def test_what_may_change_bits_is_part_of_it(run: Run, key: str) -> None:

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.errors import SpecError
-from lockstep.spec import Checkpoint, Data, Kernels, Model, Optimizer, Run, Schedule, Train
+from lockstep.spec import Checkpoint, Data, Evaluate, Kernels, Model, Optimizer, Run, Schedule, Train
+from lockstep.spec.rule.loss_rule import LOSSES, METRICS
 from lockstep.spec.rule.optimizer_rule import RESTS
 from lockstep.spec.rule.update_rule import OPTIMIZERS, SCHEDULES
-from lockstep.spec.run import KERNEL_SETS, LOSSES, PRECISIONS, WIRES
+from lockstep.spec.run import KERNEL_SETS, PRECISIONS, WIRES
 from lockstep.spec.run_file import dump_toml, from_table, merge, parse_overrides, read_toml, to_table
 
 NASTY = "\"'\\\n\r\t\b\f\x00\x1f\x7f\x85\u2028€😀#=[]{}"
@@ -34,10 +35,13 @@ def own_keys(draw, table, shares=()):
     }
 
 
+WEIGHTS = st.sampled_from(["none", "balanced"]) | st.lists(st.floats(0.1, 1e300), min_size=1)
+
+
 @st.composite
 def runs(draw):
     lanes = 2 ** draw(st.integers(0, 6))
-    loss = draw(st.sampled_from(LOSSES))
+    loss = draw(st.sampled_from(sorted(LOSSES)))
     train = Train(
         epochs=draw(st.integers(1, 10**6)),
         batch=lanes * draw(st.integers(1, 2**18)),
@@ -46,6 +50,7 @@ def runs(draw):
         wire=draw(st.sampled_from(WIRES)),
         loss=loss,
         label_smoothing=draw(SHARE) if loss == "cross_entropy" else 0.0,
+        class_weights=draw(WEIGHTS) if loss == "cross_entropy" else "none",
         clip=draw(st.floats(0, 1e300)),
         ema=draw(SHARE),
         sync_norm=draw(st.booleans()),
@@ -53,6 +58,7 @@ def runs(draw):
         threads=draw(st.integers(1, 64)),
     )
     augment = draw(st.lists(st.sampled_from(["flip", "crop", "crop:3", "cutout:12"]), max_size=4))
+    metrics = draw(st.lists(st.sampled_from([m for m, (k, _) in METRICS.items() if LOSSES[loss] in k])))
     rule, rule_options = draw(own_keys(OPTIMIZERS))
     curve, curve_options = draw(own_keys(SCHEDULES, ("peak",)))
     return Run(
@@ -64,6 +70,9 @@ def runs(draw):
         schedule=Schedule(curve, 0 if curve == "onecycle" else train.epochs * draw(SHARE), curve_options),
         kernels=Kernels(draw(st.sampled_from(KERNEL_SETS)), draw(st.none() | TEXT)),
         checkpoint=Checkpoint(draw(st.integers(1, 10**9)), draw(st.integers(1, 99))),
+        evaluate=Evaluate(
+            tuple(metrics), draw(st.sampled_from(["auto", "loss", "min:own"])), draw(st.integers(0, 99))
+        ),
     )
 
 

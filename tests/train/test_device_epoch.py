@@ -17,6 +17,7 @@ from tiny_resnet import TinyResNet
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import lockstep
 from lockstep.data.store import MemorySplit
 from lockstep.errors import Interrupted, ModelError, NumericsError, SpecError
 from lockstep.models.resnet import BasicBlock
@@ -86,7 +87,7 @@ def hashes(result):
     [
         (
             tiny,
-            ("optimizer.name=nag", "train.label_smoothing=0.1", AUGMENT),
+            ("optimizer.name=nag", "train.label_smoothing=0.1", "train.class_weights=balanced", AUGMENT),
         ),
         (tiny, (*DECAY, "optimizer.name=adamw", "optimizer.lr=0.01", "train.clip=0.5", "train.ema=0.9")),
         (tiny, ("optimizer.name=sgd", "train.wire=bf16", "optimizer.rates=head:3,0.weight:0.5")),
@@ -98,7 +99,7 @@ def hashes(result):
         (small, ("optimizer.name=muon", "optimizer.rest=momentum", "optimizer.rates=head:3,0:2", TWO_STEPS)),
         (wide, ("train.compress=top:0.05", "train.clip=0.5", "train.ema=0.9")),
         (wide, ("kernels.set=compiled", "train.compress=rank:2")),
-        (tiny, ("kernels.set=compiled", "train.label_smoothing=0.1", AUGMENT)),
+        (tiny, ("kernels.set=compiled", "train.class_weights=balanced", AUGMENT)),
         (
             residual,
             (
@@ -197,10 +198,12 @@ def mirror(image, generator):
     return image[:: generator.integers(0, 2) * 2 - 1]
 
 
-@pytest.mark.parametrize("own", [None, mirror])
-def test_repeated_samples_are_those_of_the_host(tmp_path, own):
+@pytest.mark.parametrize(
+    ("key", "own"), [("data.repeats=3", None), ("data.repeats=3", mirror), ("data.order=balanced", None)]
+)
+def test_repeated_samples_are_those_of_the_host(tmp_path, key, own):
     """They lie on the device once; with a function of the user's they are fed from the host."""
-    keys, given = (AUGMENT, "data.repeats=3", "train.epochs=2"), {"model": small, "augment": own}
+    keys, given = (AUGMENT, key, "train.epochs=2"), {"model": small, "augment": own}
     whole, _ = through_host(tmp_path, *keys, **given, launch={"name": "whole"})
     found, _ = fused(tmp_path, *keys, **given, launch={"name": "found"})
     assert hashes(found) == hashes(whole)
@@ -352,3 +355,12 @@ def test_evaluation_at_another_size(tmp_path):
         result, _ = train(run, tmp_path, model=copy.deepcopy(model), launch={"name": kernels})
         found[kernels] = result.summary["loss"]
     assert found["fused"] == pytest.approx(found["stock"], rel=1e-4)
+
+
+def test_weights_of_classes_are_for_training_alone(tmp_path):
+    """A chain is evaluated by the network that trains it."""
+    found, _ = fused(tmp_path, "train.class_weights=balanced", TWO_STEPS, model=small)
+    plain, _ = fused(tmp_path, TWO_STEPS, model=small, launch={"name": "plain"})
+    assert rows(found.directory, "step")[0]["loss"] != rows(plain.directory, "step")[0]["loss"]
+    again = lockstep.evaluate(found.directory, model=small(), device="cpu")
+    assert found.summary["loss"] == pytest.approx(again.loss, rel=1e-5)

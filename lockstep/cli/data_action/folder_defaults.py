@@ -21,7 +21,8 @@ _DEFAULT = "data/folder"
 def find_facts(run: Run) -> ImageFacts | None:
     """What is known of the images of a Run; None if there are none, which is reported when it is trained."""
     data = run.data
-    if data.name not in ("folder", "pack") or not Path(data.dir or _DEFAULT).is_dir():
+    folder = Path(data.dir or f"data/{data.name}")
+    if data.name not in ("folder", "csv", "pack") or not folder.is_dir():
         return None
     from lockstep.data.catalog import make_options, open_store
     from lockstep.data.images.image_facts import measure_images
@@ -29,7 +30,7 @@ def find_facts(run: Run) -> ImageFacts | None:
     make_options(data.name, data.options)  # wrong ones are refused here
     here = {key: value for key, value in data.options.items() if key != "decoder"}  # which may be elsewhere
     try:
-        return measure_images(open_store(data.name, Path(data.dir or _DEFAULT), here))
+        return measure_images(open_store(data.name, folder, here))
     except LockstepError:
         return None
 

@@ -67,7 +67,7 @@ def show_reading(options: argparse.Namespace) -> int:
     check_augment(run, store)
     if isinstance(store.train, MemorySplit):
         raise BadInput(f"data.name={run.data.name} is held in memory: nothing is read while training")
-    augment = make_augment(run, store.shape, store.mean, store.std)
+    augment = make_augment(run, store.shape, store.mean, store.std, train=store.train)
     cores = len(os.sched_getaffinity(0))
     threads = sorted({min(1 << power, cores) for power in range(cores.bit_length() + 1)})
     best = 0.0

@@ -66,7 +66,7 @@ def show_images(options: argparse.Namespace) -> int:
         check_augment(run, store)
 
     def make(shape: tuple[int, int, int]) -> Augment:
-        return make_augment(run, shape, store.mean, store.std)
+        return make_augment(run, shape, store.mean, store.std, train=store.train)
 
     augment = make(store.shape)
     batch = min(run.train.batch, len(store.train) // run.train.lanes * run.train.lanes)
@@ -84,7 +84,11 @@ def show_images(options: argparse.Namespace) -> int:
 
 
 def _name(store: Store, label: Tensor) -> str:
-    """The class of a sample, or both classes of a mixed one with the first one's share."""
+    """The class of a sample, or both classes of a mixed one with the first one's share; or its values."""
+    if store.has_values:
+        return ", ".join(
+            f"{name} {value:g}" for name, value in zip(store.classes, label.tolist(), strict=True)
+        )
     if label.dim() == 0:
         return store.classes[int(label)]
     from lockstep.kernels.loss import WHOLE_SHARE

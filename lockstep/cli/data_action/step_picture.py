@@ -47,6 +47,8 @@ def _time_layers(run: Run, store: Store) -> tuple[dict[str, float], str]:
         model = to_device(build_model(run, store.shape, len(store.classes)), device, run).train()
         images = fixed_images(run, store.shape, device)
         labels, loss = fixed_labels(len(images), len(store.classes), device), make_loss(run.train)
+        if store.has_values:
+            labels = store.train.read(torch.arange(len(images)))[1].to(device)
 
         def compute() -> None:
             model.zero_grad()

@@ -43,6 +43,11 @@ class Outcome:
         return self.evaluations[-1].epochs if self.evaluations else 0
 
     @property
+    def share(self) -> float:
+        """Of its epochs that are done; all, if it ended early by itself."""
+        return 1.0 if self.is_finished else self.epochs / self.swept.run.train.epochs
+
+    @property
     def accuracy(self) -> float | None:
         return self.evaluations[-1].accuracy if self.evaluations else None
 

@@ -24,7 +24,7 @@ def sort_outcomes(found: list[Outcome]) -> list[Outcome]:
 
     def place(each: Outcome) -> tuple[float, ...]:
         group = groups[each.swept.combination]
-        mean, least = mean_accuracy(group), min(one.epochs / one.swept.run.train.epochs for one in group)
+        mean, least = mean_accuracy(group), min(one.share for one in group)
         order = list(groups).index(each.swept.combination)
         return (-least, -(mean or 0.0), order, -(each.accuracy or 0.0))
 

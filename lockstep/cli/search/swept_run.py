@@ -97,6 +97,8 @@ class _Maker:
         store = self._stores[data] = self._stores.get(data) or open_data(run)
         check_batch(store, run.train)
         check_augment(run, store)
+        if store.has_values:
+            raise SpecError(f"a sweep compares accuracies, and runs on the values of {store.name} have none")
         if model not in self._built:
             make_model(run, store, None, {}, [])
             self._built.add(model)
@@ -107,6 +109,11 @@ def _find_rungs(run: Run, store: Store, sweep: Sweep) -> tuple[int, ...]:
     if not sweep.rungs:
         return (run.train.epochs,)
     name = run.data.name
+    if run.evaluate.patience:
+        raise SpecError(
+            f"--search halving: not with evaluate.patience={run.evaluate.patience}, as it ends runs itself: "
+            "leave one of them out"
+        )
     if store.chosen_by[0] != "val":
         fix = f"hold some out: -o data.{_HELD_OUT[name]}" if name in _HELD_OUT else "give it a folder val/"
         raise SpecError(f"--search halving chooses by validation images, and {name} has none: {fix}")

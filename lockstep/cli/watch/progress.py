@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
+from lockstep.cli.watch.best_line import describe_best, describe_stop
 from lockstep.cli.watch.layer_line import describe_layers
 from lockstep.cli.watch.tried import describe_try
 from lockstep.runs.event import (
@@ -151,13 +152,15 @@ class Progress:
         summary = event.summary
         counted = tested = ""
         if "accuracy" in summary:
-            best = f"best {100 * summary['best_accuracy']:.2f} %, "
+            best = describe_best(summary)
             counted = f"accuracy {100 * summary['accuracy']:.2f} %, {best}"
             tested = f"accuracy {100 * summary.get('test_accuracy', 0):.2f} %, "
         self._print(
             f"done: {summary.get('split', 'test')} {counted}loss {summary['loss']:.4f}, "
             f"{_list(summary.get('metrics', {}), ', ')}{summary['img_s']:,.0f} img/s"
         )
+        if "stopped_early" in summary:
+            self._print(describe_stop(summary))
         if "test_loss" in summary:
             own = _list(summary.get("test_metrics", {}), ", ")
             self._print(

@@ -113,15 +113,17 @@ def images_manifest(
 
 def check_folder(options: FolderOptions, folder: Path, on_progress: Count) -> list[str]:
     """Decode every image, and return a line for each one that fails."""
-    files = [
-        file
-        for part in list_splits(folder, options.val_fraction, options.seed).files.values()
-        for file in part
-    ]
+    listing = list_splits(folder, options.val_fraction, options.seed)
+    files = [file for part in listing.files.values() for file in part]
+    return check_images(files, options.shape, on_progress)
+
+
+def check_images(files: Sequence[ImageFile], shape: tuple[int, int, int], on_progress: Count) -> list[str]:
+    """Decode image files, and return a line for each one that fails."""
 
     def check(file: ImageFile) -> str:
         try:
-            read_image(file.path, options.shape)
+            read_image(file.path, shape)
         except DataError as error:
             return str(error)
         return ""

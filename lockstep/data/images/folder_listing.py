@@ -117,7 +117,9 @@ def list_splits(folder: Path, val_fraction: float, seed: int) -> Listing:
                 f"{root}: class {', '.join(extra)} is not in {roots['train']}: add it there or remove it"
             )
     if listing.is_held_out:
-        listing.files["train"], listing.files["val"] = _hold_out(listing.files["train"], val_fraction, seed)
+        listing.files["train"], listing.files["val"] = hold_out_files(
+            listing.files["train"], val_fraction, seed
+        )
     return listing
 
 
@@ -183,7 +185,7 @@ def _is_utf8(name: str) -> bool:
     return True
 
 
-def _hold_out(
+def hold_out_files(
     files: list[ImageFile], val_fraction: float, seed: int
 ) -> tuple[list[ImageFile], list[ImageFile]]:
     """Hold out files whose hashed name is below the fraction, at least one; a class keeps one to train on."""

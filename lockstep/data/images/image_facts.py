@@ -14,7 +14,10 @@ _LOOKED_AT = 64  # images that are decoded to see whether all are grey
 
 
 class ImageFacts(NamedTuple):
-    """Of training images alone; `side` is the median of their shorter sides, in pixels."""
+    """Of training images alone; `side` is the median of their shorter sides, in pixels.
+
+    Images with rows of values count as one class.
+    """
 
     num_train: int
     num_classes: int
@@ -22,8 +25,9 @@ class ImageFacts(NamedTuple):
     channels: int
 
     def __str__(self) -> str:
+        classes = f" of {self.num_classes} classes" if self.num_classes > 1 else ""
         grey = "grey " if self.channels == 1 else ""
-        return f"{self.num_train:,} {grey}images of {self.num_classes} classes, about {self.side} pixels"
+        return f"{self.num_train:,} {grey}images{classes}, about {self.side} pixels"
 
 
 def measure_images(store: Store) -> ImageFacts:
@@ -31,7 +35,8 @@ def measure_images(store: Store) -> ImageFacts:
     split = store.train
     assert isinstance(split, EncodedSplit | RawSplit), "asked of folders and packs"
     sides = split.sizes(torch.arange(len(split))).min(1).values
-    return ImageFacts(len(split), len(store.classes), int(sides.median()), _count_channels(split, store))
+    classes = 1 if store.has_values else len(store.classes)
+    return ImageFacts(len(split), classes, int(sides.median()), _count_channels(split, store))
 
 
 def _count_channels(split: EncodedSplit | RawSplit, store: Store) -> int:

@@ -16,7 +16,6 @@ from lockstep.data.decoding.batch_decoder import ImageSource, cut_range, in_para
 from lockstep.data.decoding.decode import Encoded
 from lockstep.data.feeding import choose_feeding
 from lockstep.data.images.encoded_split import EncodedSplit
-from lockstep.data.order import sample_ids
 from lockstep.data.store import Split
 from lockstep.spec.launch import Launch
 
@@ -35,7 +34,7 @@ class ReadRate:
 
 def measure_rates(split: Split, augment: Augment, threads: Sequence[int], most: int) -> Iterator[ReadRate]:
     """Read up to `most` images in an epoch's order, by each number of threads."""
-    ids = sample_ids(augment.seed, 0, torch.arange(min(most, len(split))), len(split), augment.block)
+    ids = augment.order(0, torch.arange(min(most, len(split))), len(split)) % len(split)
     for number in threads:
         choose_feeding(Launch(decode_threads=number))
         if isinstance(split, EncodedSplit):
@@ -49,7 +48,7 @@ def measure_rates(split: Split, augment: Augment, threads: Sequence[int], most: 
 
 def measure_held(split: EncodedSplit, augment: Augment, mb_s: float | None, most: int) -> float:
     """Images a second as training reads them from a cold cache, by all cores, and by no more than `mb_s`."""
-    ids = sample_ids(augment.seed, 0, torch.arange(min(most, len(split))), len(split), augment.block)
+    ids = augment.order(0, torch.arange(min(most, len(split))), len(split)) % len(split)
     choose_feeding(Launch())
     split.source.forget(ids)
     held = split.read_by(_HeldSource(split.source, mb_s)) if mb_s else split

@@ -33,6 +33,7 @@ class MappedSplit:
     dtype: torch.dtype = torch.uint8
     target: Any = None  # of the first sample
     num_classes: int = 0
+    known: Tensor | None = None  # every label, once they were read
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -120,7 +121,7 @@ class MappedSplit:
 
     def labels(self) -> Tensor:
         """Every label: from the list `targets` or `labels` if there is one, else by reading all samples."""
-        listed = self.listed_labels()
+        listed = self.listed_labels() if self.known is None else self.known
         return torch.tensor([self.item(i)[1] for i in range(len(self))]) if listed is None else listed
 
     def listed_labels(self) -> Tensor | None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lockstep.data.pack.packable import Packable
     from lockstep.data.pack.write_pack import PackResult
 
-_NOT_PACKED = ("folder", "pack")  # names that stand for a path
+_NOT_PACKED = ("folder", "csv", "pack")  # names that stand for a path
 
 
 def pack_data(

@@ -9,17 +9,20 @@ from typing import Any
 import numpy as np
 import torch
 
+from lockstep.data.class_labels import read_labels
 from lockstep.data.decoding.decode import Pixels
 from lockstep.data.map_style import from_map_style
 from lockstep.data.own.mapped_split import MappedSplit
 from lockstep.data.pack.packable import Packable, PackableSplit, digest_lines
-from lockstep.data.store import MemorySplit, Split, Store
+from lockstep.data.store import Split, Store
 from lockstep.errors import DataError
 
 
 def pack_store(data: Any) -> Packable:
     """A store, or data as `lockstep.train` takes it."""
     store = data if isinstance(data, Store) else from_map_style(data)
+    if store.has_values:
+        raise DataError(f"{store.name}: its images have rows of values: a pack holds one class for each")
     channels, height, width = store.shape
     first = store.train.read(torch.tensor([0]))[0]
     if first.dtype != torch.uint8:
@@ -47,19 +50,9 @@ def _split(store: Store, name: str, split: Split) -> PackableSplit:
         return image.permute(1, 2, 0).contiguous().numpy()
 
     return PackableSplit(
-        labels=_labels(split),
+        labels=read_labels(split).numpy().astype(np.int64),
         names=[str(i) for i in range(len(split))],
         read=read,
         where=lambda i: f"{store.name} {name}[{i}]",
         num_bytes=len(split) * int(np.prod(store.shape)),
     )
-
-
-def _labels(split: Split) -> Any:
-    """Every label; they are read with their images where a split has no list of them."""
-    found = split.labels if isinstance(split, MemorySplit) else None
-    if isinstance(split, MappedSplit):
-        found = split.labels()
-    if found is None:
-        found = torch.cat([split.read(ids)[1] for ids in torch.split(torch.arange(len(split)), 1024)])
-    return found.numpy().astype(np.int64)

@@ -11,8 +11,8 @@ _ROWS, _VALUES = 32, 8192  # of a block, at most
 
 @triton.jit
 def _cross_entropy(
-    logits, labels, loss, right, grad, total, inverse,
-    C: tl.constexpr, CP: tl.constexpr, SMOOTHING: tl.constexpr, ROWS: tl.constexpr,
+    logits, labels, weights, loss, right, grad, total, inverse,
+    C: tl.constexpr, CP: tl.constexpr, SMOOTHING: tl.constexpr, WEIGHTED: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     col = tl.arange(0, CP)
@@ -29,9 +29,12 @@ def _cross_entropy(
     hit = col[None, :] == label[:, None]
     share = tl.where(hit, 1.0 - SMOOTHING, 0.0) + SMOOTHING / C
     value = tl.sum(-share * log_p, 1)
+    g = (e / total_e[:, None] - share) * inverse
+    if WEIGHTED:
+        weight = tl.load(weights + label, mask=real, other=0.0)
+        value, g = value * weight, g * weight[:, None]
     tl.store(loss + row, value, mask=real)
     tl.store(right + row, (first == label).to(tl.float32), mask=real)
-    g = (e / total_e[:, None] - share) * inverse
     tl.store(grad + row[:, None] * C + col[None, :], g.to(grad.dtype.element_ty), mask=mask)
 
 
@@ -50,15 +53,19 @@ def _lane_means(loss, right, out_loss, out_right, row, LANE: tl.constexpr, BLOCK
 
 def cross_entropy(
     logits: Tensor, labels: Tensor, loss: Tensor, right: Tensor, grad: Tensor, lane_size: int,
-    smoothing: float = 0.0,
+    smoothing: float = 0.0, weights: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """logits [N, C] in fp32 → loss [N], right [N] (1.0 or 0.0), grad [N, C] of the mean over each lane."""
+    """logits [N, C] in fp32 → loss [N], right [N] (1.0 or 0.0), grad [N, C] of the mean over each lane.
+
+    With `weights` [C], a sample's loss is multiplied by the weight of its class.
+    """
     total, num_classes = logits.shape
     padded = max(triton.next_power_of_2(num_classes), 2)
     rows = max(min(_ROWS, _VALUES // padded), 1)
     _cross_entropy[(triton.cdiv(total, rows),)](
-        logits, labels, loss, right, grad, total, 1.0 / lane_size,
-        C=num_classes, CP=padded, SMOOTHING=smoothing, ROWS=rows, enable_fp_fusion=True,
+        logits, labels, logits if weights is None else weights, loss, right, grad, total, 1.0 / lane_size,
+        C=num_classes, CP=padded, SMOOTHING=smoothing, WEIGHTED=weights is not None, ROWS=rows,
+        enable_fp_fusion=True,
     )  # fmt: skip
 
 

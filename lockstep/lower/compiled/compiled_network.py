@@ -160,7 +160,10 @@ class CompiledNetwork(DeviceNetwork):
         total, grads = torch.zeros_like(mean), []
         for number in reversed(range(len(heads))):  # the main head comes last, and its right answers stay
             grad, weight = torch.empty_like(heads[number]), self._aux_weight if number else 1.0
-            cross_entropy(heads[number].detach(), labels, loss, right, grad, self.lane_size, self._smoothing)
+            cross_entropy(
+                heads[number].detach(), labels, loss, right, grad, self.lane_size, self._smoothing,
+                self._class_weights,
+            )  # fmt: skip
             lane_means(loss, right, mean, hits)
             total += mean * weight
             grads.append(grad * weight)

@@ -76,7 +76,7 @@ class ChainNetwork(DealtNetwork):
 
     def backward(self) -> None:
         if self._gives_logits:
-            self.score()
+            self.score_into(self._g[-1], self._class_weights)
             self.average_scores()
         with beside(self._device) as launch:
             for i in reversed(range(len(self.layers))):

@@ -129,7 +129,7 @@ class ResidualNetwork(ResidualProducts):
 
     def backward(self) -> None:
         if self._head:
-            self.score()
+            self.score_into(self._g_head, self._class_weights)
             self.average_scores()
         # Norms wait for memory; weight gradients use that time, on a stream of low priority.
         with beside(self._device, gives_way=True) as launch:

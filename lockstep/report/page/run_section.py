@@ -43,6 +43,8 @@ def show_runs(runs: list[ShownRun]) -> Section | None:
         ("evaluated on", [run.split for run in runs]),
         ("accuracy", [show_share(run.summary.get("accuracy")) for run in runs]),
         ("best accuracy", [show_share(run.summary.get("best_accuracy")) for run in runs]),
+        ("best epoch by", [_judge(run.summary) for run in runs]),
+        ("ended early", ["yes" if run.summary.get("stopped_early") else None for run in runs]),
         ("accuracy on test", [show_share(run.summary.get("test_accuracy")) for run in runs]),
         ("loss", [show_number(run.summary["loss"]) for run in runs]),
         ("speed", [show_number(run.summary["img_s"], unit="img/s") for run in runs]),
@@ -56,6 +58,12 @@ def show_runs(runs: list[ShownRun]) -> Section | None:
     if max(hashes.values()) > 1:
         section.add(write_text("Runs with the same letter have the same weights, bit for bit."))
     return section
+
+
+def _judge(summary: dict[str, Any]) -> str | None:
+    """What chose the best epoch, and its value, where that is not the accuracy."""
+    name, value = summary.get("best_by"), summary.get("best_value")
+    return None if name in (None, "accuracy") or value is None else f"{name} {value:.4g}"
 
 
 def show_differences(runs: list[ShownRun]) -> Section | None:

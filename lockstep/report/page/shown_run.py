@@ -16,7 +16,7 @@ from lockstep.spec.identity import flatten
 Row = dict[str, Any]
 _STAGE = ("stage", "busy_s", "waited_s", "bubble", "sent_mb", "lanes_in_flight", "peak_mb")
 _KINDS = {
-    **dict.fromkeys(("weights_sha256", "identity", "plan", "split", "device"), str),
+    **dict.fromkeys(("weights_sha256", "identity", "plan", "split", "device", "best_by"), str),
     **dict.fromkeys(("generations", "stages"), list),
     "layers": dict,
 }
@@ -131,7 +131,7 @@ def _metrics(path: Path) -> tuple[list[Row], list[Row]]:
 
 def _check_summary(summary: Row) -> None:
     """Everything that the page takes from it is there and of its type."""
-    known = ("best_accuracy", "test_accuracy", "data_wait_share", "data_wait_step_s")
+    known = ("best_accuracy", "best_value", "test_accuracy", "data_wait_share", "data_wait_step_s")
     _numbers(summary, ("loss", "img_s", "workers", "steps", "epochs"), ("accuracy", *known))
     for key, kind in _KINDS.items():
         if summary.get(key) is not None and not isinstance(summary[key], kind):

@@ -22,7 +22,7 @@ from lockstep.kernels.triton.batch_gather import Move, gather_batch
 from lockstep.lower.eval_network import EvalNetwork
 from lockstep.train.device.prefetch import place_images
 from lockstep.train.evaluation.host_evaluate import Evaluator
-from lockstep.train.evaluation.metric import Row
+from lockstep.train.evaluation.metric import Measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class DeviceEvaluator(Evaluator):
     load: Callable[[nn.Module], None]
     graph: bool
 
-    def measure(self, model: nn.Module, rows: list[Row]) -> tuple[Tensor, Tensor]:
+    def measure(self, model: nn.Module, measured: Measured) -> tuple[Tensor, Tensor]:
         self.load(model)
         blocks, compute = self.blocks, self._compute
         blocks.begin()

@@ -8,12 +8,13 @@ A step that is not finite changes nothing, and neither does any step after it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from lockstep.data.augment import Augment
-from lockstep.data.order import half_width, lane_positions, order_keys, sample_ids
+from lockstep.data.order import half_width, lane_positions, order_keys
 from lockstep.data.store import Split
 from lockstep.kernels.triton.batch_gather import Move, gather_batch
 from lockstep.kernels.triton.epoch_order import order
@@ -139,8 +140,9 @@ class DeviceStep:
         """Fill the tables with the order, keys and rates of the epoch."""
         run, state, train = self.run, self.state, self.run.train
         self._epoch = state.epoch
-        if block := self._augment.block:
-            ids = sample_ids(run.seed, state.epoch, self._positions.cpu().flatten(), self._length, block)
+        if self._augment.block or self._augment.classes:  # of each position without its repetitions
+            once = replace(self._augment, repeats=1)
+            ids = once.order(state.epoch, self._positions.cpu().flatten(), self._length)
             self._order.copy_(ids.view_as(self._order))
         else:
             keys = torch.tensor(order_keys(run.seed, state.epoch), device=self.device)

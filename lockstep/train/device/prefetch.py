@@ -55,7 +55,7 @@ def place_images(split: Split, order: Tensor, device: torch.device, augment: Aug
         if isinstance(split, EncodedSplit) and split.is_kept:
             split = split.in_memory()
         if isinstance(split, MemorySplit) and fits(split, device):
-            return ResidentImages(split, order, device, augment.repeats if augment else 1)
+            return ResidentImages(split, order, device, bool(augment and augment.repeats_samples))
     return PrefetchedImages(split, order, device, augment)
 
 
@@ -74,9 +74,11 @@ class ResidentImages:
     ahead = 8
     waited_s = 0.0
 
-    def __init__(self, split: MemorySplit, order: Tensor, device: torch.device, repeats: int = 1) -> None:
+    def __init__(
+        self, split: MemorySplit, order: Tensor, device: torch.device, repeats: bool = False
+    ) -> None:
         self.images, self.labels = split.images.contiguous().to(device), split.labels.to(device)
-        self._order, self.places = order, order if repeats == 1 else torch.zeros_like(order)
+        self._order, self.places = order, torch.zeros_like(order) if repeats else order
 
     def begin_epoch(self, first: int, epoch: int = 0) -> None:
         """Find the places of repeated samples, whose numbers are beyond the images."""

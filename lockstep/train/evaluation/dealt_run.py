@@ -60,7 +60,8 @@ class DealtRun:
         self._link = StageLink(self._mesh, trained.device)
         self._gathered: GatheredModel | None = None
         with prepared(trained):
-            self._lowering = lower_trained(trained, loss) if loss else None
+            whole = loss if not trained.run.evaluate.metrics else None  # which need the outputs
+            self._lowering = lower_trained(trained, whole) if whole else None
             self._pipeline = everywhere(world, lambda: self._cut(plan))
             everywhere(world, lambda: self._load(plan, bucket_mb))
 
@@ -76,14 +77,14 @@ class DealtRun:
 
     @torch.no_grad()
     def predict(self, images: Tensor) -> Tensor:
-        """The probabilities of the classes for a batch, as `Predictor`; it folds no batch norms, though."""
+        """What `Predictor` gives for a batch, a row for each image; it folds no batch norms, though."""
         trained, stages = self._trained, self._mesh.pipeline
         with prepared(trained), half_precision(trained.device, trained.run.train.precision == "bf16"):
             normal = trained.augment.normalize(images.to(trained.device))
             outputs = self._compute(normal.contiguous(memory_format=trained.memory_format))
             found = torch.zeros(len(images), len(trained.classes), device=trained.device)
             if outputs is not None:
-                found.copy_(outputs.float().softmax(1))
+                found.copy_(trained.answer(outputs))
         self._link.flush()
         stages.broadcast(found, stages.size - 1)
         return found

@@ -20,12 +20,13 @@ from lockstep.lower.program import DeviceLowering
 from lockstep.runs.trained_run import Trained, check_same_data
 from lockstep.train.evaluation.host_evaluate import Evaluation, Evaluator
 from lockstep.train.evaluation.metric import Metrics
+from lockstep.train.evaluation.named_metric import named_metrics
 
 
 def place_evaluator(stock: Evaluator, lowering: DeviceLowering | None, graph: bool = True) -> Evaluator:
     """An evaluator on the device if whole steps run there, on a GPU as a CUDA graph; else `stock` itself.
 
-    The user's metrics need the model's outputs, which only `stock` has.
+    Metrics need the model's outputs, which only `stock` has.
     """
     if lowering is None or stock.metrics:
         return stock
@@ -43,7 +44,8 @@ def open_given_data(trained: Trained, data: Any) -> Store:
         store = open_data(trained.run)
         check_same_data(trained, store)
         return store
-    store = from_map_style(data, any_target=not trained.is_classifier)
+    values = trained.has_values
+    store = from_map_style(data, any_target=not trained.is_classifier, values=values)
     if store.shape != trained.shape or len(store.classes) > len(trained.classes):
         raise DataError(
             f"data: {store.name} has images {store.shape} (C, H, W) and {len(store.classes)} classes, and "
@@ -69,13 +71,13 @@ def evaluate_trained(
 
 def find_loss(trained: Trained, loss: Loss | None) -> Loss:
     """The loss to evaluate with: a script's own, or the one that the Run names."""
-    if loss is None and not trained.is_classifier:
+    if loss is None and not (trained.is_classifier or trained.has_values):
         raise ModelError(
             f"{trained.directory} was trained with a loss of your own, over outputs of any shape: give it "
             "to lockstep.evaluate as loss="
         )
     loss = loss or make_loss(trained.run.train)
-    return loss if trained.is_classifier else WholeLoss(loss)
+    return loss if trained.is_classifier or isinstance(loss, WholeLoss) else WholeLoss(loss)
 
 
 def stock_evaluator(
@@ -83,7 +85,8 @@ def stock_evaluator(
 ) -> Evaluator:
     """Evaluation through the host."""
     device, group = trained.device, group or Group()
-    return Evaluator(trained.run, split, trained.augment, loss, device, group, metrics or {})
+    every = {**named_metrics(trained.run), **(metrics or {})}
+    return Evaluator(trained.run, split, trained.augment, loss, device, group, every)
 
 
 def lower_trained(trained: Trained, loss: Loss) -> DeviceLowering | None:

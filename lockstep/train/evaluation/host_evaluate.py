@@ -21,12 +21,12 @@ from lockstep.kernels.numerics import half_precision, memory_format, seed_stream
 from lockstep.kernels.structure import as_float, first
 from lockstep.models.tensors import buffers_kept, float_state
 from lockstep.spec import Run
-from lockstep.train.evaluation.metric import Metrics, Row, measure_block, sum_blocks
+from lockstep.train.evaluation.metric import Measured, Metrics
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The mean loss; how many samples were classified correctly; the user's own metrics."""
+    """The mean loss; how many samples were classified correctly; further metrics."""
 
     loss: float
     correct: int | None  # None if the model is no classifier
@@ -70,19 +70,19 @@ class Evaluator:
         """Evaluate in blocks of one shape, the last padded and masked; a fixed tree sums their losses."""
         model.eval()
         size, own = self.group.size, self.own
-        rows: list[Row] = []
+        measured = Measured(self.metrics)
         mine = torch.zeros(-(-self.num_blocks // size), device=self.device)
         correct = torch.zeros((), dtype=torch.int64, device=self.device)
         if own:
             with buffers_kept(model):
-                mine[: len(own)], correct = self.measure(model, rows)
+                mine[: len(own)], correct = self.measure(model, measured)
         self.catch_up()
         every, counts = mine.new_zeros(size, len(mine)), correct.new_zeros(size)
         self.group.all_gather(every, mine)
         self.group.all_gather(counts, correct)
         total = float(tree_sum(every.t().flatten()[: self.num_blocks]) / len(self.split))
         correct_everywhere = None if isinstance(self.loss, WholeLoss) else int(counts.sum())
-        found = sum_blocks(self.group, rows, self.num_blocks) if self.metrics else {}
+        found = measured.gather(self.group, self.num_blocks)
         self.group.check()  # what was gathered is wrong if NCCL was aborted
         return Evaluation(total, correct_everywhere, len(self.split), found)
 
@@ -104,17 +104,17 @@ class Evaluator:
         with half_precision(self.device, self.run.train.precision == "bf16"):
             return model(images.contiguous(memory_format=memory_format(self.run)))
 
-    def measure(self, model: Any, rows: list[Row]) -> tuple[Tensor, Tensor]:
+    def measure(self, model: Any, measured: Measured) -> tuple[Tensor, Tensor]:
         """The summed loss of each of this worker's blocks, and the number of correct samples in all.
 
-        Appends the metrics of each block to `rows`.
+        `measured` takes the outputs of each block.
         """
         losses: list[Tensor] = []
         correct = torch.zeros((), dtype=torch.int64, device=self.device)
         for images, labels, real in self.seeded_blocks():
             outputs, truth = first(as_float(self.compute(model, images)), real), first(labels, real)
             losses.append(self.loss(outputs, truth).float() * real)
-            rows.append(measure_block(self.metrics, outputs, truth, real))
+            measured.add(outputs, truth, real)
             if not isinstance(self.loss, WholeLoss):
                 correct += (outputs.argmax(1) == truth).sum()
         return torch.stack(losses), correct

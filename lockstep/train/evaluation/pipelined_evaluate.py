@@ -22,7 +22,7 @@ from lockstep.parallel.shard.gathered_model import Use
 from lockstep.parallel.stage_link import Passage, StageLink
 from lockstep.parallel.stage_turn import StageTurns
 from lockstep.train.evaluation.host_evaluate import Evaluation, Evaluator
-from lockstep.train.evaluation.metric import Row
+from lockstep.train.evaluation.metric import Measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,9 +94,9 @@ class PipelinedEvaluator(StagedEvaluator):
         for images, _, _ in self.seeded_blocks():
             self.compute(forward, images)
 
-    def measure(self, model: Any, rows: list[Row]) -> tuple[Tensor, Tensor]:
+    def measure(self, model: Any, measured: Measured) -> tuple[Tensor, Tensor]:
         """As for a whole model, with what arrives from the stage before in place of images."""
-        return super().measure(self._stage_forward(), rows)
+        return super().measure(self._stage_forward(), measured)
 
     def _stage_forward(self) -> Callable[[Tensor], Any]:
         stage = self.pipeline.evaluation
@@ -126,7 +126,7 @@ class PipelinedDeviceEvaluator(StagedEvaluator):
         for _, _, given in self._computed(model):
             self._after.send(given)
 
-    def measure(self, model: nn.Module, rows: list[Row]) -> tuple[Tensor, Tensor]:
+    def measure(self, model: nn.Module, measured: Measured) -> tuple[Tensor, Tensor]:
         sums = []
         for labels, real, _ in self._computed(model):
             network = self._parts.last

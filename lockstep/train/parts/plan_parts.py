@@ -42,7 +42,7 @@ def check_parts(setup: Setup, plan: Plan) -> None:
     in_parts = _is_in_parts(plan)
     if setup.lowering and setup.metrics and in_parts:
         raise ModelError(
-            f"--plan {plan}: not with {setup.lowering.program.kernels} kernels, as metrics of your own need "
+            f"--plan {plan}: not with {setup.lowering.program.kernels} kernels, as metrics need "
             "the outputs of stock kernels: use kernels.set=stock, which is another run"
         )
     if setup.lowering and setup.store.eval_shape != setup.store.shape and in_parts:
