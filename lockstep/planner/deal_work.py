@@ -178,7 +178,7 @@ class Dealer:
     def _data_s(self) -> float:
         """Seconds to read and decode the images of the busiest node's workers, if they come from files."""
         feed, node = self.cluster.feed, self.cluster.node
-        if self.run.data.name not in ("folder", "pack") or not feed.decode_img_s or not feed.cores:
+        if self.run.data.name not in ("folder", "csv", "pack") or not feed.decode_img_s or not feed.cores:
             return 0.0
         first = self.plan.data * self.plan.cells  # of a pipeline only the first stage reads
         share = min(node.workers, first) / first

@@ -57,7 +57,7 @@ def fit_folder(facts: ImageFacts, run: Run, recipe: str, name: str, launch: Laun
 
 def fit_weights(run: Run, name: str, launch: Launch) -> Table:
     """The layer of keys that the weights decide which a Run of the recipe `finetune` starts from."""
-    keys = ("normalize", "size") if run.data.name in ("folder", "pack") else ("normalize",)
+    keys = ("normalize", "size") if run.data.name in ("folder", "csv", "pack") else ("normalize",)
     if before := _resumed(name, launch):
         return {"data": {key: before["data"][key] for key in keys if key in before["data"]}}
     from lockstep.models.pretrained import PRETRAINED, TIMM, published_form
