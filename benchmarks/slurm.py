@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,7 @@ from slurm_cluster import SlurmCluster, what_is_missing
 from lockstep.spec.record import write_records
 
 HASHES = ("weights_sha256", "optimizer_sha256", "loss", "accuracy", "steps")
-KEYS = ("train.epochs=16", "data.num_train=2048", "data.num_test=64", "checkpoint.every_steps=1000")
-WORDS = ["shapes", *(word for key in KEYS for word in ("-o", key))]
+KEYS = ("data.num_train=1024", "data.num_test=64", "checkpoint.every_steps=1000")
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL"}
 STEPS = 10  # before a job is disturbed
 USER_SIGNAL = "SlurmctldParameters=preempt_send_user_signal"
@@ -42,15 +42,22 @@ class Case:
     words: tuple[str, ...] = ()  # of the training
     more: str = ""  # of Slurm's configuration
     is_moved: bool = True  # whether it has to be queued again
+    epochs: int = 16
+
+    @property
+    def run_words(self) -> list[str]:
+        """The Run, as `lockstep train` takes it."""
+        keys = (*KEYS, f"train.epochs={self.epochs}")
+        return ["shapes", *(word for key in keys for word in ("-o", key))]
 
 
 def main() -> None:
     options = make_parser(__doc__, "slurm-cpu.json").parse_args()
     if missing := what_is_missing():
         sys.exit(f"no Slurm can be made here: {missing}")
-    expected, found = undisturbed(), {}
+    found = {}
     for name, case in CASES.items():
-        found[name] = run_case(case, expected)
+        found[name] = run_case(case, undisturbed(tuple(case.run_words)))
         print(f"{name}: {found[name]}", flush=True)
     others = [float(not row["same_hashes"]) for row in found.values()]
     record = make_record(
@@ -60,17 +67,20 @@ def main() -> None:
         num_jobs=len(found),
         jobs=found,
         slurm=subprocess.run(["slurmctld", "-V"], check=True, capture_output=True, text=True).stdout.strip(),
-        weights_sha256=expected["weights_sha256"],
+        weights_sha256={
+            case.epochs: undisturbed(tuple(case.run_words))["weights_sha256"] for case in CASES.values()
+        },
     )
     write_records(options.output, [record])
     sys.exit(1 if any(others) else 0)
 
 
-def undisturbed() -> dict[str, object]:
+@cache
+def undisturbed(run_words: tuple[str, ...]) -> dict[str, object]:
     """The hashes of one worker that nobody disturbs."""
     with tempfile.TemporaryDirectory() as folder:
         flags = ["--runs-dir", folder, "--name", "calm", "--device", "cpu"]
-        words = [sys.executable, "-m", "lockstep", "train", *WORDS, *flags]
+        words = [sys.executable, "-m", "lockstep", "train", *run_words, *flags]
         subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
         return hashes(Path(folder, "calm"))
 
@@ -84,7 +94,7 @@ def run_case(case: Case, expected: dict[str, object]) -> dict[str, Any]:
     """Submit a job, disturb it, and wait for its own end."""
     with tempfile.TemporaryDirectory() as folder, SlurmCluster(Path(folder), more=case.more) as cluster:
         flags = [f"--nodes={case.nodes}", "--ntasks-per-node=1", "--cpus-per-task=1", *case.flags]
-        job, run = cluster.train(case.file, flags, *WORDS, *case.words)
+        job, run = cluster.train(case.file, flags, *case.run_words, *case.words)
         wait_for_steps(cluster, job, run)
         start = time.monotonic()
         case.disturb(cluster, job)
@@ -137,7 +147,7 @@ def do_nothing(cluster: SlurmCluster, job: str) -> None:
 
 CASES = {
     "warned by SIGUSR1 before its time is over": Case(
-        "train.sbatch", 2, do_nothing, flags=("--time=1", "--signal=USR1@10")
+        "train.sbatch", 2, do_nothing, flags=("--time=1", "--signal=USR1@10"), epochs=100
     ),
     "warned by SIGUSR1 before a higher job takes its nodes": Case(
         "train.sbatch", 3, want_nodes, more=USER_SIGNAL

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 _ROOT = Path(__file__).parents[1]
-_PATIENCE_S = 150.0
+_PATIENCE_S = 400.0
 _NEEDED = ("ip", "unshare", "munged", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue", "srun")
 _CONFIG = """\
 ClusterName=lockstep

@@ -172,11 +172,9 @@ async def _connect(address: str, port: int, token: str, tls: Certificates | None
     while True:
         try:
             return await asyncio.wait_for(_greet(address, port, token, tls), _REACH_S)
-        except ssl.SSLError as error:
-            if tls:
-                raise tls.explain(error, f"{address}:{port}") from None
-            raise
         except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+            if tls and isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+                raise tls.explain(error, f"{address}:{port}") from None
             reason = getattr(error, "strerror", None) or str(error) or "no answer"
         if loop.time() > end:
             raise LockstepError(
