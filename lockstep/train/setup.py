@@ -220,7 +220,7 @@ def set_up(
         notices.append(f"optimizer.name={run.optimizer.name}: several workers step through the host")
     if grid and run.train.channels_last:
         notices.append("train.channels_last has no effect with train.bands or train.slices: docs/plans.md")
-    if not lowering and (text := explain_stock(run, chosen_loss, device)):
+    if not lowering and (text := explain_stock(run, chosen_loss, device, parts[0].refusal)):
         notices.append(text)
     if isinstance(chosen_loss, WholeLoss):
         source["outputs"] = "of any shape"
