@@ -11,7 +11,7 @@ class Case:
 
     model: str
     batch: int
-    precision: str  # bf16 or fp32
+    precision: str  # bf16, tf32 or fp32
     size: int
     in_channels: int
     num_classes: int

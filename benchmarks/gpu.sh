@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The records that need a GPU, in parts of at most ten minutes each, and the tests that only a GPU can run.
-# bash benchmarks/gpu.sh PART [FOLDER]; PART: step, autotune, lanes, resnet18, start, googlenet, resnet50, alexnet, inference, roofline,
+# bash benchmarks/gpu.sh PART [FOLDER]; PART: step, autotune, lanes, resnet18, start, googlenet, resnet50, alexnet,
+# timm-NAME, tf32-NAME (of timm's models), inference, roofline,
 # matrix-fused, matrix-compiled, matrix-googlenet, tree-reduce, lightning, beside, lab, lab-skinny, tests, memory, lab-memory
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -38,6 +39,14 @@ start) # the same twice: elapsed_s says what compiling takes
 googlenet | resnet50 | alexnet) # at 224x224; most of it is compiling
   step "gpu-224-$part" --model "$part" --batch 256 --lanes 8,1 --variants "$both" --limit 180
   ;;
+timm-*) # timm-efficientnet_b0, timm-convnext_atto, timm-mobilenetv3_small_100, timm-regnety_004
+  name=${part#timm-}
+  step "gpu-224-$name" --model "timm:$name" --batch 256 --lanes 8,1 --variants "$both" --limit 190
+  ;;
+tf32-*) # the same in tf32
+  name=${part#tf32-}
+  step "gpu-224-tf32-$name" --model "timm:$name" --batch 256 --lanes 8,1 --variants "$both" --limit 190 --precision tf32
+  ;;
 inference) infer emotion48 && infer resnet18 --modes reduce-overhead ;;
 roofline) roof emotion48 && roof resnet18 ;;
 matrix-fused) matrix fused --kernels fused --workers 1 2 3 4 --launchers lockstep torchrun --jobs 5 ;;
@@ -74,6 +83,7 @@ tests)
   gpu=tests/train/test_gpu.py other="not whole_steps and not compiled_steps"
   for model in emotion48 resnet18 sync_norm; do apart "whole-$model" $gpu -k "whole_steps and $model"; done
   for model in resnet18 alexnet googlenet resnet50; do apart "compiled-$model" $gpu -k "compiled_steps and $model"; done
+  for model in efficientnet convnext mobilenet regnety; do apart "timm-$model" $gpu -k "timms_models and $model"; done
   apart workers $gpu -k "workers_that_share or killed or nccl"
   apart rest $gpu -k "$other and not workers_that_share and not killed and not nccl"
   apart kernels tests/kernels/test_{fused_kernels,tma,norm_kernels,optimizer_update,stock_conv,compiler_watch}.py
@@ -82,7 +92,7 @@ tests)
   apart fused-small $fused -k "whole_model and not vgg11 and not resnet18"
   apart fused-tiny $fused -k "not whole_model and ($tiny)"
   apart fused-rest $fused -k "not whole_model and not ($tiny)"
-  apart compiled tests/lower/test_compiled.py
+  apart compiled tests/lower/test_{compiled,lane_graph}.py
   apart evaluate tests/train/test_evaluate.py
   wait
   ! grep -q ": FAILED$" "$log"
@@ -98,7 +108,7 @@ lab-memory)
   done
   ;;
 *)
-  sed -n '2,4s/^# //p' "$0" >&2
+  sed -n '2,5s/^# //p' "$0" >&2
   exit 2
   ;;
 esac

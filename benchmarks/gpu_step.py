@@ -47,6 +47,10 @@ MODELS = {
     "alexnet": (3, 224, 1000),
     "googlenet": (3, 224, 1000),
     "resnet50": (3, 224, 1000),
+    "timm:efficientnet_b0": (3, 224, 1000),
+    "timm:convnext_atto": (3, 224, 1000),
+    "timm:mobilenetv3_small_100": (3, 224, 1000),
+    "timm:regnety_004": (3, 224, 1000),
 }
 DATA_BYTES = 2**29
 
@@ -55,7 +59,7 @@ def main() -> None:
     parser = make_parser(__doc__, None)
     parser.add_argument("--model", type=split, default=["emotion48"], help=f"of {', '.join(MODELS)}")
     parser.add_argument("--batch", type=split, default=["128", "1024", "8192"])
-    parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16")
+    parser.add_argument("--precision", choices=("bf16", "tf32", "fp32"), default="bf16")
     parser.add_argument("--lanes", type=split, default=["8"], help="of this engine, perhaps several")
     parser.add_argument("--kernels", choices=KERNEL_SETS, default="auto", help="of this engine")
     parser.add_argument("--rounds", type=int, default=5)

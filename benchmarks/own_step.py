@@ -30,7 +30,8 @@ def lockstep_step(case: Case, lanes: int, kernels: str = "auto") -> Callable[[],
     )
     half = (0.5,) * case.in_channels
     store = Store("random", tuple(map(str, range(case.num_classes))), shape, split, split, half, half)
-    losses = train_on(set_up(run, prepare_device("cuda", 1), Given(data=store)))
+    device = prepare_device("cuda", 1, tf32=case.precision == "tf32")
+    losses = train_on(set_up(run, device, Given(data=store)))
     return lambda: next(losses)
 
 

@@ -88,6 +88,9 @@ class Training:
         self, case: Case, device: str, tuned: bool = True, compiled: dict[str, str] | None = None
     ) -> None:
         torch.backends.cudnn.benchmark = tuned
+        if tuned:  # torch's own default is TF32 in convolutions alone
+            torch.backends.cudnn.allow_tf32 = case.precision == "tf32"
+            torch.backends.cuda.matmul.allow_tf32 = case.precision == "tf32"
         self.case, self.device, self.tuned = case, device, tuned
         self.data = make_data(case, device)
         self.model = make_model(case, device, channels_last=tuned)

@@ -70,11 +70,12 @@ def lower_for_device(
     shape: tuple[int, int, int],
     device: torch.device,
     trains: bool = True,
+    refusals: list[str] | None = None,
 ) -> DeviceLowering | None:
     """How whole steps run on the device; None for stock kernels through the host.
 
-    `auto` takes fused kernels where they are known to be faster, else compiled ones if torch can compile the
-    model. Without `trains`, the result is for evaluation only.
+    `auto` takes fused kernels where they are known to be faster, else compiled ones if all lanes keep their
+    bits at once; `refusals` get the reasons why not. Without `trains`, the result is for evaluation only.
     """
     wanted, found = run.kernels.set, None
     sets = _auto_sets(run, device) if wanted == "auto" else (wanted,)
@@ -88,6 +89,8 @@ def lower_for_device(
             if wanted != "auto":
                 also = " and train.sync_norm=false" if run.train.sync_norm else ""
                 raise ModelError(f"kernels.set={wanted}: {error}: use kernels.set=auto{also}") from None
+            if refusals is not None:
+                refusals.append(str(error))
     if trains and run.kernels.table and not Path(run.kernels.table).is_file():
         raise SpecError(f"kernels.table={run.kernels.table}: there is no such file")
     if trains and run.train.sync_norm and not (found and found.program.shares_norms):
@@ -99,8 +102,11 @@ def lower_for_device(
     return found
 
 
-def explain_stock(run: Run, loss: Loss, device: torch.device) -> str:
-    """What to choose where `auto` found only stock kernels on a GPU; empty where nothing is faster."""
+def explain_stock(run: Run, loss: Loss, device: torch.device, refusal: str) -> str:
+    """Why `auto` found only stock kernels on a GPU; empty where nothing is faster.
+
+    `refusal` is what the compiled kernels say of the model.
+    """
     if device.type != "cuda" or run.kernels.set != "auto":
         return ""
     if isinstance(loss, ValueLoss):
@@ -113,20 +119,16 @@ def explain_stock(run: Run, loss: Loss, device: torch.device) -> str:
         return f"data.augment={mixed} runs lane by lane with stock kernels here: without it, far faster"
     if sizes := run.data.options.get("sizes"):
         return f"data.sizes={sizes} runs lane by lane with stock kernels here: without it, far faster"
-    faster = {
-        "fp32": "train.precision=bf16, or tf32 for a chain of small layers, takes all lanes at once: far "
-        "faster, and another run",
-        "tf32": "train.precision=bf16 takes all lanes at once: far faster, and another run",
-        "bf16": "kernels.set=compiled says what of the model stands in the way of all lanes at once",
-    }[run.train.precision]
-    return f"train.precision={run.train.precision} runs lane by lane with stock kernels here: {faster}"
+    return (
+        f"the model runs lane by lane with stock kernels here, far slower than all lanes at once: {refusal}"
+    )
 
 
 def _auto_sets(run: Run, device: torch.device) -> tuple[str, ...]:
     """The kernel sets that `auto` tries, in order, by device and precision."""
-    if device.type != "cuda" or run.train.precision == "fp32" or run.train.local_steps > 1:
+    if device.type != "cuda" or run.train.local_steps > 1:
         return ()
-    return ("fused", "compiled") if run.train.precision == "bf16" else ("fused",)
+    return ("compiled",) if run.train.precision == "fp32" else ("fused", "compiled")
 
 
 def _find_lowering(

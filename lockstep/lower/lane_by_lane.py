@@ -16,20 +16,13 @@ from torch import Tensor, nn
 
 from lockstep.data.loader import Lanes
 from lockstep.kernels import random
-from lockstep.kernels.dropout import dropout, dropout_channels
+from lockstep.kernels.dropout import Drop, dropout, dropout_channels, find_drop
 from lockstep.kernels.loss import Loss, heads_loss
 from lockstep.kernels.numerics import half_precision, seed_stream
 from lockstep.kernels.structure import leaves
 from lockstep.lower.layer_split import LayerSplit
 
-Drop = Callable[[Tensor, float, int, Tensor | None], Tensor]
 OnGradient = Callable[[int, Tensor], None]  # gets the number of a parameter and its gradient
-_DROPOUTS: dict[type[nn.Module], Drop] = {
-    nn.Dropout: dropout,
-    nn.Dropout1d: dropout_channels,
-    nn.Dropout2d: dropout_channels,
-    nn.Dropout3d: dropout_channels,
-}
 
 
 @dataclass
@@ -189,19 +182,20 @@ class LaneByLane:
     def _key_dropout(self) -> None:
         """Replace the forward of every dropout layer by one whose mask is keyed by the layer's name."""
         for name, module in self.model.named_modules():
-            drop = _DROPOUTS.get(type(module))
+            found = find_drop(module)
             replaced = module.__dict__.get("forward")
-            if drop and (replaced is None or hasattr(replaced, "keyed")):  # else the user replaced it
-                module.forward = self._keyed(drop, module, name)
+            if found and (replaced is None or hasattr(replaced, "keyed")):  # else the user replaced it
+                module.forward = self._keyed(*found, module, name)
                 self._keyed_modules.append(module)
 
-    def _keyed(self, drop: Drop, module: Any, name: str) -> Callable[[Tensor], Tensor]:
+    def _keyed(self, drop: Drop, rate: str, module: Any, name: str) -> Callable[[Tensor], Tensor]:
         def forward(x: Tensor) -> Tensor:
-            if not module.training or not module.p:
+            p, places = getattr(module, rate), None
+            if not module.training or not p:
                 return x
-            pixels = drop is dropout
-            places = self.split.places(name, pixels, x.device) if self.split else None
-            return drop(x, module.p, random.key("dropout", self._seed, self._step, self._lane, name), places)
+            if self.split and drop in (dropout, dropout_channels):  # stochastic depth drops whole samples
+                places = self.split.places(name, drop is dropout, x.device)
+            return drop(x, p, random.key("dropout", self._seed, self._step, self._lane, name), places)
 
         forward.keyed = True  # type: ignore[attr-defined]
         return forward

@@ -39,8 +39,8 @@ class Block:
 class Program(Protocol):
     """The layers to compute, and the place of a model's tensors in the flat tables of a network.
 
-    `tensors` are the parameters in their order, or the parameters and then the floating buffers. The only
-    other buffers are counts of batches.
+    `tensors` are the parameters that are trained, in their order, or those and then the floating buffers. The
+    only other buffers are counts of batches.
     """
 
     @property
@@ -145,7 +145,8 @@ class PartNetwork(Protocol):
 def fill_weights(program: Program, network: _Tables, model: nn.Module) -> None:
     """Copy a model's parameters and statistics into a network, as far as they are in its blocks."""
     floats = [(name, buffer) for name, buffer in model.named_buffers() if buffer.is_floating_point()]
-    every = {name: tensor.detach() for name, tensor in (*model.named_parameters(), *floats)}
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    every = {name: tensor.detach() for name, tensor in (*trained, *floats)}
     tensors = [every[name] for name in names_in(program, every)]
     program.to_flat(network.layout, tensors, network.weights)
     network.copy.copy_(network.weights)

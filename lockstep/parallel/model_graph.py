@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from lockstep.parallel.model_tracer import ModelTracer
+from lockstep.lower.model_tracer import ModelTracer
 from lockstep.parallel.tensor_form import Form
 
 Key = str  # of a value: the name of a call in the graph, or of a parameter

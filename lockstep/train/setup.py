@@ -219,7 +219,7 @@ def set_up(
     is_own = bool({"model", "loss"} & source.keys())
     parts = find_batch_parts(run, model, chosen_loss, store, device, is_own=is_own, in_stages=in_stages)
     lowering, grid = parts[0].lowering, parts[0].grid
-    notices += notice_kernels(run, chosen_loss, device, lowering, bool(grid))
+    notices += notice_kernels(run, chosen_loss, device, lowering, bool(grid), parts[0].refusal)
     if not counts and loss is not None:
         source["outputs"] = "of any shape"
     codecs = describe_codecs(run, model, device, notices)

@@ -35,6 +35,7 @@ from lockstep.spec.rule.optimizer_rule import RULES
 from lockstep.train.device.device_step import DeviceStep
 
 sys.path.append(str(Path(__file__).parents[1]))
+from lower.mobile_nets import mobile
 from tiny_resnet import TinyResNet
 
 TABLE = Path(table.__file__).parent / "tables" / "nvidia-h200.toml"
@@ -80,12 +81,14 @@ def compile_all(model_name: str, precision: str) -> None:
         model = TinyResNet(BasicBlock(8, 64, 2), BasicBlock(64, 128, 2), channels=128)
     elif model_name == "compiled":  # small: its convolutions are stock ones, which run here
         model = TinyResNet(BasicBlock(8, 16, 2), channels=16)
+    elif model_name == "mobile":
+        model = mobile()
     else:
         sizes = {"in_channels": channels, "num_classes": 7, "image_size": (size, size)}
         model = build(model_name, **sizes, options={"dropout": 0.5})
     split = MemorySplit(torch.zeros(16, *shape, dtype=torch.uint8), torch.zeros(16, dtype=torch.int64))
     program: Program | None = find_chain(model, shape) or find_residual(model, shape)
-    if model_name == "compiled":
+    if model_name in ("compiled", "mobile"):
         program = find_compiled(model, shape, Train(batch=16, lanes=2, precision=precision))
     assert program
     tiles = table.find_table(torch.device("cpu"), TABLE)

@@ -12,6 +12,7 @@ COMMON = (
 )
 SUMS = "_moments _join_some _finish _sums _totals"
 STOCK = f"_forward _weight_grad _cross_entropy _lane_means _tree_sum _update _advance _gather _order {SUMS}"
+DEEP = "_deep_forward _deep_input_grad _deep_weight_grad _row_moments _row_sums _products"
 NORM = f"{SUMS} _box_conv _box_data _box_weight _data_grad _apply _dz _average _spread"
 
 
@@ -21,6 +22,7 @@ NORM = f"{SUMS} _box_conv _box_data _box_weight _data_grad _apply _dz _average _
         ("emotion48", "bf16", f"{COMMON} _move"),  # with every optimizer
         ("residual", "bf16", f"{COMMON} {NORM}"),
         ("compiled", "bf16", STOCK),
+        ("mobile", "bf16", f"{STOCK} {DEEP}"),
         ("narrow", "fp32", "_data_grad"),
     ],
 )

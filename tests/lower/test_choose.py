@@ -18,13 +18,13 @@ HOPPER, AMPERE = (9, 0), (8, 0)
 CASES = [
     ("emotion48", 48, HOPPER, "bf16", "fused"),
     ("emotion48", 48, AMPERE, "tf32", "fused"),
-    ("emotion48", 48, HOPPER, "fp32", None),
+    ("emotion48", 48, HOPPER, "fp32", "compiled"),
     ("resnet18", 32, HOPPER, "bf16", "fused"),
     ("resnet18", 32, AMPERE, "bf16", "compiled"),
-    ("resnet18", 32, HOPPER, "tf32", None),
+    ("resnet18", 32, HOPPER, "tf32", "compiled"),
     ("resnet50", 128, HOPPER, "bf16", "compiled"),
     ("googlenet", 64, AMPERE, "bf16", "compiled"),
-    ("googlenet", 64, HOPPER, "tf32", None),
+    ("googlenet", 64, HOPPER, "tf32", "compiled"),
 ]
 
 
@@ -55,30 +55,25 @@ def test_auto_is_a_lookup(name, side, capability, precision, expected, gpu) -> N
     assert find(name, side, precision=precision, kernels="stock") is None
 
 
-@pytest.mark.parametrize(
-    ("precision", "said"),
-    [
-        ("fp32", "train.precision=bf16, or tf32"),
-        ("tf32", "train.precision=bf16"),
-        ("bf16", "kernels.set=compiled"),
-    ],
-)
-def test_what_runs_lane_by_lane_on_a_gpu_is_told_what_is_faster(precision, said) -> None:
-    run, cuda = Run(train=Train(precision=precision)), torch.device("cuda")
-    text = explain_stock(run, make_loss(run.train), cuda)
-    assert (
-        text.startswith(f"train.precision={precision} runs lane by lane with stock kernels") and said in text
-    )
-    assert not explain_stock(run, make_loss(run.train), torch.device("cpu"))
-    assert not explain_stock(replace(run, kernels=Kernels(set="stock")), make_loss(run.train), cuda)
-    assert not explain_stock(run, lambda logits, labels: logits.mean(), cuda)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_what_runs_lane_by_lane_on_a_gpu_names_what_is_in_the_way(precision, gpu) -> None:
+    gpu(HOPPER)
+    run, cuda, told = Run(train=Train(precision=precision)), torch.device("cuda"), list[str]()
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3, 10), torch.nn.LogSoftmax(1)).to("meta")
+    assert lower_for_device(run, model, make_loss(run.train), (3, 1, 1), cuda, refusals=told) is None
+    text = explain_stock(run, make_loss(run.train), cuda, told[-1])
+    assert text.startswith("the model runs lane by lane with stock kernels") and "'2' (LogSoftmax)" in text
+    assert not explain_stock(run, make_loss(run.train), torch.device("cpu"), "")
+    assert not explain_stock(replace(run, kernels=Kernels(set="stock")), make_loss(run.train), cuda, "")
+    assert not explain_stock(run, lambda logits, labels: logits.mean(), cuda, "")
 
 
 def test_the_doctor_says_what_each_model_runs_with(gpu) -> None:
     gpu(HOPPER)
     found = _kernels(torch.device("cuda"))
-    assert found["emotion48"] == "fused in bf16 and tf32, else stock"
-    assert "lane by lane" in found["in fp32"] and "train.precision=bf16" in found["in fp32"]
+    assert found["emotion48"] == "fused in bf16 and tf32, compiled in fp32"
+    assert found["resnet18"] == "fused in bf16, else compiled"
+    assert found["alexnet"].startswith("compiled (`lockstep bench lanes`")
 
 
 def test_shared_norms_want_a_fused_residual_network(gpu) -> None:

@@ -1,5 +1,6 @@
 """What only a GPU can show: the same bits run after run and resumed, for every precision and layout."""
 
+import json
 import os
 import subprocess
 import sys
@@ -203,6 +204,21 @@ def test_compiled_steps_of_large_models_are_the_same_bits_across_workers(name, t
     compare_runs((*keys, "train.lanes=2", "train.epochs=1"), ways, tmp_path)
 
 
+TIMM = ("efficientnet_b0", "convnext_atto", "mobilenetv3_small_100", "regnety_004")
+
+
+@pytest.mark.parametrize("precision", ["bf16", "tf32", "fp32"])
+@pytest.mark.parametrize("name", TIMM)
+def test_compiled_steps_of_timms_models_are_the_same_bits_across_workers(name, precision, tmp_path):
+    """With stochastic depth; by their own modules, traced; fp32 and tf32 are compiled by `auto`."""
+    pytest.importorskip("timm")
+    keys = (f"model.name=timm:{name}", "model.drop_path_rate=0.2", f"train.precision={precision}")
+    keys += ("data.num_train=96", "data.size=64", "train.lanes=2", "train.epochs=1", "optimizer.lr=0.001")
+    compare_runs(keys, {"alone": (), "2 workers": ("--workers", "2")}, tmp_path)
+    told = json.loads((tmp_path / "alone" / "run" / "identity.json").read_text())
+    assert told["kernels.set"] == "compiled"
+
+
 def compare_ways(keys, tmp_path):
     ways = {"graph": (), "launches": ("--no-graph",)}
     if "train.sync_norm=true" not in keys:  # there no lane can be audited by itself
@@ -227,7 +243,7 @@ AUTO = {
     "emotion48": "fused",
     "resnet18": "fused",
     "googlenet": "compiled",
-    "timm:resnet18": "stock",
+    "timm:resnet18": "compiled",
 }
 
 
@@ -235,7 +251,7 @@ AUTO = {
 def test_auto_is_a_lookup(name):
     if ":" in name:
         pytest.importorskip("timm")
-    for precision, expected in (("bf16", AUTO[name]), ("fp32", "stock")):
+    for precision, expected in (("bf16", AUTO[name]), ("fp32", "compiled")):
         run = small_run(f"model.name={name}", f"train.precision={precision}", "data.size=48")
         with plain_torch():
             setup = set_up(run, prepare_device("cuda", run.train.threads))

@@ -68,7 +68,7 @@ def conv_weight_grad(
     lanes = zip(lying_last(g).split(lane_size), x.split(lane_size), strict=True)
     grads = side_by_side(lambda grad, part: stock_conv_backward(grad, part, w, options, 1), lanes)
     each = [grad.permute(0, 2, 3, 1) for grad in grads]
-    found = _tree_sum(torch.stack(each) if len(each) > 1 else each[0][None]).permute(0, 3, 1, 2)
+    found = tree_sum(torch.stack(each) if len(each) > 1 else each[0][None]).permute(0, 3, 1, 2)
     return cut.whole(found, 0) if cut else found
 
 
@@ -77,8 +77,8 @@ def stem_forward(x: Tensor, w: Tensor, stride: list[int], padding: list[int]) ->
     """The first convolution, without bias, by our own kernel: a sample has the same bits in any batch."""
     layer = _stem_of(x, w, stride, padding)
     z, tile = x.new_empty(len(x), *layer.out_shape), tile_rule("forward", layer, _PRECISIONS[x.dtype])
-    lying = F.pad(w.permute(2, 3, 0, 1), (0, layer.in_channels - w.shape[1])).contiguous()
-    forward(layer, _bordered(x, layer), lying, None, z, None, tile)
+    filters = F.pad(w.permute(2, 3, 0, 1), (0, layer.in_channels - w.shape[1])).contiguous()
+    forward(layer, _bordered(x, layer), filters, None, z, None, tile)
     return z.permute(0, 3, 1, 2)
 
 
@@ -91,8 +91,8 @@ def stem_weight_grad(
     tile = tile_rule("weight_grad", layer, _PRECISIONS[x.dtype])
     chunks = lane_chunks(tile.parts, total_lanes, lane_size)
     parts = torch.empty(lanes * chunks, layer.depth * layer.out_channels, device=x.device)
-    weight_grad(layer, _lying(g), None, _bordered(x, layer), parts, None, lanes, tile)
-    found = _tree_sum(parts).view(*layer.kernel, layer.out_channels, layer.in_channels)
+    weight_grad(layer, lying(g), None, _bordered(x, layer), parts, None, lanes, tile)
+    found = tree_sum(parts).view(*layer.kernel, layer.out_channels, layer.in_channels)
     return found[..., : w.shape[1]].permute(2, 3, 0, 1).contiguous(memory_format=_LAST)
 
 
@@ -113,7 +113,7 @@ def product_weight_grad(g: Tensor, x: Tensor, lane_size: int, place: int = 0) ->
     each = x.new_empty(len(x) // lane_size, g.shape[1], x.shape[1])
     for out, grad, part in zip(each, g.split(lane_size), x.split(lane_size), strict=True):
         torch.mm(grad.t(), part, out=out)
-    found = _tree_sum(each)
+    found = tree_sum(each)
     return cut.whole(found, 0) if cut else found
 
 
@@ -127,33 +127,33 @@ def lane_statistics(
     The rate is 1 / standard deviation; the norm's output is x · factor + shift. The running statistics are
     summed over lanes.
     """
-    z, norm, lanes = _lying(x), _norm_of(x, lane_size, total_lanes, eps, momentum), len(x) // lane_size
-    parts, found = _table(x, 2, lanes * norm.part_rows()), _table(x, 4, lanes)
-    stats, running = Statistics(*parts, *found), _table(x, lanes, 2)
+    z, norm, lanes = lying(x), norm_of(x, lane_size, total_lanes, eps, momentum), len(x) // lane_size
+    parts, found = table(x, 2, lanes * norm.part_rows()), table(x, 4, lanes)
+    stats, running = Statistics(*parts, *found), table(x, lanes, 2)
     find_moments(norm, z, stats)
     statistics(norm, 0, gamma, beta, (mean, var), (running[:, 0], running[:, 1]), stats)
-    return [found, _tree_sum(running)]
+    return [found, tree_sum(running)]
 
 
 @torch.library.custom_op("lockstep::lane_norm_sums", mutates_args=())
 def lane_norm_sums(
-    g: Tensor, x: Tensor, stats: Tensor, lane_size: int, total_lanes: int, relu: bool
+    g: Tensor, x: Tensor, stats: Tensor, lane_size: int, total_lanes: int, act: str
 ) -> list[Tensor]:
     """Each lane's Σ g · x̂ and Σ g [L, 2, C], and the sums of both over all lanes [2, C].
 
-    `stats` come from `lane_statistics`. With `relu`, g is the gradient of the ReLU's output.
+    `stats` come from `lane_statistics`. With `act`, g is the gradient of that activation's output.
     """
-    norm, lanes = _norm_of(x, lane_size, total_lanes), len(x) // lane_size
-    parts, sums = _table(x, 2, lanes * norm.part_rows()), _table(x, lanes, 2)
+    norm, lanes = norm_of(x, lane_size, total_lanes), len(x) // lane_size
+    parts, sums = table(x, 2, lanes * norm.part_rows()), table(x, lanes, 2)
     tables, out = (parts[0], parts[1]), (sums[:, 0], sums[:, 1])
-    norm_sums(norm, _lying(g), _lying(x), list(stats), tables, out, relu=relu)
-    return [sums, _tree_sum(sums)]
+    norm_sums(norm, lying(g), lying(x), list(stats), tables, out, act=act)
+    return [sums, tree_sum(sums)]
 
 
 @torch.library.custom_op("lockstep::bias_grad", mutates_args=())
 def bias_grad(g: Tensor, lane_size: int, total_lanes: int) -> Tensor:
     """Σ g for every channel, lane by lane, summed by the lane tree."""
-    return _tree_sum(_lane_sums(g, lane_size, total_lanes))
+    return tree_sum(_lane_sums(g, lane_size, total_lanes))
 
 
 @torch.library.custom_op("lockstep::pixel_sums", mutates_args=())
@@ -168,25 +168,25 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 
 def _lane_sums(g: Tensor, lane_size: int, total_lanes: int) -> Tensor:
-    norm, lanes = _norm_of(g, lane_size, total_lanes), len(g) // lane_size
-    out = _table(g, lanes)
-    column_sums(norm, _lying(g), _table(g, lanes * norm.part_rows()), out)
+    norm, lanes = norm_of(g, lane_size, total_lanes), len(g) // lane_size
+    out = table(g, lanes)
+    column_sums(norm, lying(g), table(g, lanes * norm.part_rows()), out)
     return out
 
 
-def _tree_sum(each: Tensor) -> Tensor:
+def tree_sum(each: Tensor) -> Tensor:
     """Sum [lanes, …] over lanes by the lane tree, in fp32."""
     out = torch.empty(each.shape[1:], device=each.device)
     lane_tree_sum(each.flatten(1), out.view(-1))
     return out
 
 
-def _lying(x: Tensor) -> Tensor:
+def lying(x: Tensor) -> Tensor:
     """N C H W → N H W C, copied only if x is not in channels-last format."""
     return x.permute(0, 2, 3, 1).contiguous()
 
 
-def _table(like: Tensor, *rows: int) -> Tensor:
+def table(like: Tensor, *rows: int) -> Tensor:
     """An uninitialized fp32 tensor [*rows, C]."""
     return torch.empty(*rows, like.shape[1], device=like.device)
 
@@ -207,7 +207,7 @@ def _bordered(x: Tensor, layer: Layer) -> Tensor:
     return F.pad(x.permute(0, 2, 3, 1), ends).contiguous()
 
 
-def _norm_of(x: Tensor, lane_size: int, total_lanes: int, eps: float = 0.0, momentum: float = 0.0) -> Norm:
+def norm_of(x: Tensor, lane_size: int, total_lanes: int, eps: float = 0.0, momentum: float = 0.0) -> Norm:
     channels, height, width = x.shape[1:]
     chunks = norm_chunks(lane_size * height * width, channels, total_lanes)
     return Norm(height, width, channels, lane_size, chunks, eps, momentum, relu=False)
@@ -232,8 +232,8 @@ conv_weight_grad.register_fake(
 product.register_fake(lambda x, w, size, is_forward, *_: x.new_empty(len(x), w.shape[0 if is_forward else 1]))
 product_weight_grad.register_fake(lambda g, x, *_: x.new_empty(g.shape[1], x.shape[1], dtype=torch.float32))
 lane_statistics.register_fake(
-    lambda x, gamma, beta, mean, var, size, *_: [_table(x, 4, len(x) // size), _table(x, 2)]
+    lambda x, gamma, beta, mean, var, size, *_: [table(x, 4, len(x) // size), table(x, 2)]
 )
-lane_norm_sums.register_fake(lambda g, x, stats, *_: [_table(x, stats.shape[1], 2), _table(x, 2)])
-bias_grad.register_fake(lambda g, *_: _table(g))
-pixel_sums.register_fake(lambda x: _table(x, len(x)))
+lane_norm_sums.register_fake(lambda g, x, stats, *_: [table(x, stats.shape[1], 2), table(x, 2)])
+bias_grad.register_fake(lambda g, *_: table(g))
+pixel_sums.register_fake(lambda x: table(x, len(x)))

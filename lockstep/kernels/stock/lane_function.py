@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from lockstep.kernels.activation import activate, activate_back
 from lockstep.kernels.lrn import in_type_of, widen
 from lockstep.kernels.stock.custom_op import (
     bias_grad,
@@ -27,6 +28,7 @@ from lockstep.kernels.stock.custom_op import (
     stem_forward,
     stem_weight_grad,
 )
+from lockstep.kernels.stock.depthwise_op import depthwise, depthwise_data_grad, depthwise_filter_grad
 
 _Pair = tuple[int, int]
 _Tensors = tuple[Tensor, Tensor]
@@ -43,7 +45,7 @@ class Conv(NamedTuple):
     total_lanes: int
     forward_at_once: bool = False
     gradient_at_once: bool = False
-    own: bool = False  # uses our own kernels, except for the gradient of the input
+    own: bool = False  # uses our own kernels; the first convolution not for the gradient of the input
 
 
 def lane_conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, conv: Conv, place: int = 0) -> Tensor:
@@ -52,6 +54,14 @@ def lane_conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, conv: Conv, plac
     `place` is the number of this worker's part of the products, or 0 (see `product_cut`).
     """
     y: Tensor = _Conv.apply(x, weight, x.requires_grad, place, *conv)
+    return y if bias is None else _Bias.apply(y, bias, conv.lane_size, conv.total_lanes)
+
+
+def lane_conv_transpose2d(
+    x: Tensor, weight: Tensor, bias: Tensor | None, conv: Conv, shape: tuple[int, int]
+) -> Tensor:
+    """A transposed convolution to images of `shape`: lane by lane, what the gradient of `conv` computes."""
+    y: Tensor = _Transposed.apply(x, weight, x.requires_grad, shape, *conv)
     return y if bias is None else _Bias.apply(y, bias, conv.lane_size, conv.total_lanes)
 
 
@@ -64,11 +74,11 @@ def lane_linear(
 
 
 def lane_norm(
-    x: Tensor, gamma: Tensor, beta: Tensor, running: _Tensors, norm: tuple[int, int, float, float, bool]
+    x: Tensor, gamma: Tensor, beta: Tensor, running: _Tensors, norm: tuple[int, int, float, float, str]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Batch norm with each lane's own statistics; also returns the running statistics, summed over lanes.
 
-    `norm` is (samples of a lane, lanes of the run, eps, momentum, whether a ReLU follows).
+    `norm` is (samples of a lane, lanes of the run, eps, momentum, the activation that follows).
     """
     found: tuple[Tensor, Tensor, Tensor] = _Norm.apply(x, gamma, beta, *running, *norm)
     return found
@@ -88,6 +98,8 @@ class _Conv(torch.autograd.Function):
         conv, w = Conv(*options), in_type_of(x, weight)
         ctx.save_for_backward(x, weight)  # not its copy in another type, which would stay in memory
         ctx.conv, ctx.has_input_grad, ctx.place = conv, has_input_grad, place
+        if conv.own and conv.groups > 1:
+            return cast(Tensor, depthwise(x, w, *conv[:3]))
         if conv.own:
             return cast(Tensor, stem_forward(x, w, conv.stride, conv.padding))
         return cast(Tensor, conv_forward(x, w, *conv[:5], conv.forward_at_once, place))
@@ -95,15 +107,40 @@ class _Conv(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (g,), (x, weight), conv, place = grads, ctx.saved_tensors, ctx.conv, ctx.place
-        w = in_type_of(x, weight)
+        w, sizes = in_type_of(x, weight), (conv.lane_size, conv.total_lanes)
+        if conv.own and conv.groups > 1:
+            by_x = depthwise_data_grad(g, x, w, *conv[:3]) if ctx.has_input_grad else None
+            by_filter = depthwise_filter_grad(g, x, w, *conv[:3], *sizes)
+            return by_x, by_filter, None, None, *[None] * len(conv)
         if conv.own:
-            sizes = conv.lane_size, conv.total_lanes
             by_weight: Tensor = stem_weight_grad(g, x, w, conv.stride, conv.padding, *sizes)
         else:
             by_weight = conv_weight_grad(g, x, w, *conv[:5], place)
         by_input = None
-        if ctx.has_input_grad:
+        if ctx.has_input_grad and conv.own and x.shape[2:] == w.shape[2:] == (1, 1):
+            by_input = stem_forward(g, w.transpose(0, 1), conv.stride, conv.padding)
+        elif ctx.has_input_grad:
             by_input = conv_data_grad(g, x, w, *conv[:5], conv.gradient_at_once, place)
+        return by_input, by_weight, None, None, *[None] * len(conv)
+
+
+class _Transposed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, has_grad: bool, shape: _Pair, *options: Any) -> Tensor:
+        conv, w = Conv(*options), in_type_of(x, weight)
+        ctx.save_for_backward(x, weight)
+        ctx.conv, ctx.has_input_grad = conv, has_grad
+        like = x.new_empty(len(x), w.shape[1] * conv.groups, *shape)
+        y: Tensor = conv_data_grad(x, like, w, *conv[:5], at_once=False)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (g,), (x, weight), conv = grads, ctx.saved_tensors, ctx.conv
+        by_weight: Tensor = conv_weight_grad(x, g, in_type_of(x, weight), *conv[:5])
+        by_input = None
+        if ctx.has_input_grad:
+            by_input = conv_forward(g, in_type_of(x, weight), *conv[:5], at_once=False)
         return by_input, by_weight, None, None, *[None] * len(conv)
 
 
@@ -146,28 +183,27 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, gamma: Tensor, beta: Tensor, mean: Tensor, var: Tensor, lane_size: int,
-        total_lanes: int, eps: float, momentum: float, relu: bool,
+        total_lanes: int, eps: float, momentum: float, act: str,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        ctx.sizes = lane_size, total_lanes, relu
+        ctx.sizes = lane_size, total_lanes, act
         stats, news = lane_statistics(x, gamma, beta, mean, var, lane_size, total_lanes, eps, momentum)
         ctx.save_for_backward(x, stats)
         new_mean, new_var = news[0], news[1]
         ctx.mark_non_differentiable(new_mean, new_var)
         _, _, factor, shift = (_wide(values, lane_size) for values in stats)
-        y = in_type_of(x, widen(x) * factor + shift)
-        return torch.relu(y) if relu else y, new_mean, new_var
+        return in_type_of(x, activate(act, widen(x) * factor + shift)), new_mean, new_var
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        g, (x, stats), (lane_size, _, relu) = grads[0], ctx.saved_tensors, ctx.sizes
+        g, (x, stats), (lane_size, _, act) = grads[0], ctx.saved_tensors, ctx.sizes
         sums, totals = lane_norm_sums(g, x, stats, *ctx.sizes)
         means = sums * (1.0 / (lane_size * x[0, 0].numel()))
         centre, rate, factor, shift = (_wide(values, lane_size) for values in stats)
         mean_gamma, mean_beta = (_wide(values, lane_size) for values in means.unbind(1))
         normal = (widen(x) - centre) * rate
         through = widen(g)
-        if relu:  # its mask is recomputed from x, which is saved anyway
-            through = torch.where(widen(x) * factor + shift > 0, through, 0.0)
+        if act:  # its input is recomputed from x, which is saved anyway
+            through = activate_back(act, widen(x) * factor + shift, through)
         away = through - mean_beta - normal * mean_gamma
         return in_type_of(x, factor * away), totals[0], totals[1], *[None] * 7
 

@@ -47,15 +47,45 @@ def find_blocks(model: nn.Module) -> tuple[ModelBlock, ...]:
     return tuple(found)
 
 
-def make_forward(model: nn.Module, block: ModelBlock, is_last: bool) -> Callable[[Tensor], Heads]:
-    """The function that computes a block: its output, and in training the logits of its head."""
-    modules = [model.get_submodule(name) for name in block.modules if name != block.head or not name]
-    head = model.get_submodule(block.head) if block.head and model.training else None
+class Chain(nn.Module):
+    """Some modules of a model, applied one after another; it can be traced by itself."""
+
+    def __init__(self, model: nn.Module, names: tuple[str, ...], is_head: bool) -> None:
+        super().__init__()
+        self.model, self.is_head = model, is_head
+        self.train(model.training)
+        self._names = names
+
+    def forward(self, x: Tensor) -> Tensor:
+        for name in self._names:
+            x = self.model.get_submodule(name)(x)
+        return x
+
+
+def chains_of(model: nn.Module, block: ModelBlock) -> list[Chain]:
+    """The modules of a block, and in training its head, if it has one."""
+    names = tuple(name for name in block.modules if name != block.head or not name)
+    heads = [Chain(model, (block.head,), is_head=True)] if block.head and model.training else []
+    return [Chain(model, names, is_head=False), *heads]
+
+
+def own_name(path: str) -> str:
+    """The name that a module of a chain has in the model."""
+    return path.removeprefix("model").removeprefix(".") or "the model"
+
+
+def make_forward(
+    model: nn.Module, block: ModelBlock, is_last: bool, prepare: Callable[[Chain], nn.Module]
+) -> Callable[[Tensor], Heads]:
+    """The function that computes a block: its output, and in training the logits of its head.
+
+    `prepare` makes of each chain of its modules what is called.
+    """
+    main, *heads = (prepare(chain) for chain in chains_of(model, block))
 
     def forward(x: Tensor) -> Heads:
-        for module in modules:
-            x = module(x)
-        outputs = (x,) if head is None else (x, head(x).float().contiguous())
+        x = main(x)
+        outputs = (x, *(head(x).float().contiguous() for head in heads))
         return (x.float().contiguous(), *outputs[1:]) if is_last else outputs
 
     return forward

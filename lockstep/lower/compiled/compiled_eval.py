@@ -42,7 +42,7 @@ class CompiledEval(ScoreBuffers):
     def __init__(self, model: CompiledModel, size: int, train: Train, device: torch.device) -> None:
         super().__init__(1, size, model.classes, train.label_smoothing, device)
         self._module, self._is_first, (channels, height, width) = model.module, model.is_first, model.image
-        self._blocks, self._is_last = model.forwards(model.module), model.is_last
+        self._blocks, self._is_last = model.forwards(model.module, lambda module: module), model.is_last
         self._device, self._bf16, dtype = device, train.precision == "bf16", KERNEL_TYPES[train.precision][0]
         self.x = [torch.zeros(size, height, width, channels, dtype=dtype, device=device)]
 

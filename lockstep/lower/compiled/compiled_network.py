@@ -21,7 +21,7 @@ from lockstep.kernels.stock.lane_function import Conv
 from lockstep.kernels.triton.conv.tile_table import Table
 from lockstep.kernels.triton.lane_tree_sum import lane_tree_sum
 from lockstep.kernels.triton.softmax_loss import cross_entropy, lane_means
-from lockstep.lower.compiled.compiled_block import Heads, ModelBlock, make_forward
+from lockstep.lower.compiled.compiled_block import Chain, Heads, ModelBlock, make_forward
 from lockstep.lower.compiled.compiled_layer import (
     LaneConv2d,
     LaneDropout,
@@ -30,6 +30,7 @@ from lockstep.lower.compiled.compiled_layer import (
     Sizes,
     by_lane,
 )
+from lockstep.lower.compiled.lane_graph import trace_lanes
 from lockstep.lower.flat_table import DeviceNetwork, Slot
 from lockstep.lower.layer_split import LaneWorkers
 from lockstep.models.tensors import copy_part
@@ -57,10 +58,14 @@ class CompiledModel:
     is_last: bool = True
     compiles: bool = True
 
-    def forwards(self, module: nn.Module) -> list[Callable[[Tensor], Heads]]:
-        """The functions that compute the blocks, with the layers of a copy of the module."""
+    def forwards(
+        self, module: nn.Module, prepare: Callable[[Chain], nn.Module]
+    ) -> list[Callable[[Tensor], Heads]]:
+        """The functions that compute the blocks, with the layers of a copy of the module, each prepared."""
         ends = [self.is_last and block is self.blocks[-1] for block in self.blocks]
-        return [make_forward(module, block, end) for block, end in zip(self.blocks, ends, strict=True)]
+        return [
+            make_forward(module, block, end, prepare) for block, end in zip(self.blocks, ends, strict=True)
+        ]
 
     def has(self, name: str) -> bool:
         """Whether a parameter or buffer is in its blocks."""
@@ -76,20 +81,30 @@ class CompiledNetwork(DeviceNetwork):
         self, model: CompiledModel, lanes: int, train: Train, device: torch.device, _: Table
     ) -> None:
         module, (channels, height, width) = copy_part(model.module, model.has).train(), model.image
-        floats = [b for name, b in module.named_buffers() if model.has(name) and b.is_floating_point()]
-        slots = [Slot(p.numel()) for name, p in module.named_parameters() if model.has(name)]
-        slots += [Slot(buffer.numel(), is_statistic=True) for buffer in floats]
+        own = [p for name, p in module.named_parameters() if model.has(name)]
+        self._buffers = [b for name, b in module.named_buffers() if model.has(name) and b.is_floating_point()]
+        _share_frozen(model.module, module)
+        slots = [Slot(p.numel()) for p in own if p.requires_grad]
+        slots += [Slot(buffer.numel(), is_statistic=True) for buffer in self._buffers]
         super().__init__(slots, model.classes, lanes, train, device)
         self.x = [self.zeros(lanes * self.lane_size, height, width, channels)]
         self._aux_weight = float(getattr(module, "aux_weight", 0.0))
         sizes = Sizes(self.lane_size, train.lanes, lanes, self.dtype)
         self._model, self._module = model, by_lane(module, sizes, model.convs, device)
+        self._graphs: list[nn.Module] = []
+
+        def trace(chain: Chain) -> nn.Module:
+            self._graphs.append(trace_lanes(chain, sizes))
+            return self._graphs[-1]
+
+        forwards = model.forwards(self._module, trace)
+        self._params = [p for p in own if p.requires_grad]
         self._bind()
         drops = [drop for drop in self._module.modules() if isinstance(drop, LaneDropout)]
         self._drop_keys = [drop.keys for drop in drops]
         self.keys = self.zeros(len(drops), lanes, dtype=torch.int64)
         self._compiles = model.compiles and device.type == "cuda"
-        self._blocks = [self._compile(forward) for forward in model.forwards(self._module)]
+        self._blocks = [self._compile(forward) for forward in forwards]
         self._scores = [self.zeros(lanes, dtype=torch.float32) for _ in range(2)]
 
     def new_weights(self) -> tuple[Tensor, Tensor]:
@@ -117,6 +132,7 @@ class CompiledNetwork(DeviceNetwork):
         """The forward pass of all blocks; logits of other heads than the last block's pass by."""
         for keys, own in zip(self.keys, self._drop_keys, strict=True):
             own[: len(lanes)].copy_(keys[lanes.start : lanes.stop])
+        self._running = len(lanes)
         x, *others = given
         for block in self._blocks:
             x, *more = block(x)
@@ -131,8 +147,8 @@ class CompiledNetwork(DeviceNetwork):
         found = torch.autograd.grad(outputs, wanted, given, allow_unused=True, materialize_grads=True)
         if self._params:
             torch._foreach_copy_(self._views(out, self._params), list(found[:count]))
-        if self._news:
-            torch._foreach_copy_(self._views(out, self._news, count), self._news)
+        if self._buffers:
+            torch._foreach_copy_(self._views(out, self._buffers, count), self._new_values())
         return list(found[count:])
 
     @contextmanager
@@ -174,15 +190,16 @@ class CompiledNetwork(DeviceNetwork):
 
     def _bind(self) -> None:
         """Make parameters and running statistics views of the flat table."""
-        has, module = self._model.has, self._module
-        self._params = [parameter for name, parameter in module.named_parameters() if has(name)]
-        norms = [part for name, part in module.named_modules() if isinstance(part, LaneNorm) and has(name)]
-        buffers = [buffer for norm in norms for buffer in (norm.running_mean, norm.running_var)]
-        self._news = [buffer for norm in norms for buffer in (norm.new_mean, norm.new_var)]
-        for tensor, view in zip(
-            [*self._params, *buffers], self._views(self.weights, [*self._params, *buffers]), strict=True
-        ):
+        tensors: list[Any] = [*self._params, *self._buffers]
+        for tensor, view in zip(tensors, self._views(self.weights, tensors), strict=True):
             tensor.data = view
+
+    def _new_values(self) -> list[Tensor]:
+        """The buffers' new values, summed over lanes: of batch norms those that they found."""
+        norms = [part for graph in self._graphs for part in graph.modules() if isinstance(part, LaneNorm)]
+        new = {id(norm.running_mean): norm.new_mean for norm in norms}
+        new |= {id(norm.running_var): norm.new_var for norm in norms}
+        return [new[id(b)] if id(b) in new else b * self._running for b in self._buffers]
 
     def _views(self, flat: Tensor, tensors: list[Any], first: int = 0) -> list[Tensor]:
         """Views of a flat table in the shapes of `tensors`, from slot `first` on."""
@@ -208,3 +225,11 @@ def as_lying(flat: Tensor, shape: torch.Size) -> Tensor:
     if len(shape) != 4:
         return flat.view(shape)
     return flat.view(shape[0], shape[2], shape[3], shape[1]).permute(0, 3, 1, 2)
+
+
+def _share_frozen(module: nn.Module, copy: nn.Module) -> None:
+    """Let a copy of a module read the module's own frozen parameters, which no step changes."""
+    every = dict(module.named_parameters())
+    for name, parameter in copy.named_parameters():
+        if not parameter.requires_grad and not parameter.is_meta:
+            parameter.data = every[name].data

@@ -14,37 +14,26 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.errors import ModelError
-from lockstep.kernels.global_average import GlobalAverage
-from lockstep.kernels.lrn import LRN
 from lockstep.kernels.triton.conv.fused_layer import Layer
 from lockstep.kernels.triton.conv.tile import KERNEL_TYPES
 from lockstep.kernels.triton.conv.tile_table import Table
 from lockstep.lower.batched import is_untouched
-from lockstep.lower.compiled.compiled_block import find_blocks
+from lockstep.lower.compiled.compiled_block import chains_of, find_blocks
 from lockstep.lower.compiled.compiled_eval import CompiledEval, fix_weights
 from lockstep.lower.compiled.compiled_layer import look
 from lockstep.lower.compiled.compiled_network import CompiledModel, CompiledNetwork, as_lying
 from lockstep.lower.compiled.compiled_part import CompiledPart
 from lockstep.lower.compiled.conv_probe import choose_convs, convs_digest
+from lockstep.lower.compiled.lane_graph import LaneTracer
 from lockstep.lower.compiled.network_probe import prove_convs
+from lockstep.lower.compiled.node_check import check_calls
 from lockstep.lower.eval_network import EvalNetwork
 from lockstep.lower.flat_table import Layout, Make
 from lockstep.lower.program import Block, DeviceLowering, Load
-from lockstep.models.block import BlockModel
-from lockstep.models.googlenet import GoogLeNet, Inception
-from lockstep.models.resnet import Residual
 from lockstep.spec import Train
 
 _MOST_SAMPLES, _MOST_VALUES = 2**15, 2**31  # the kernels' indices go no further
-# Layers that compute every sample by itself, or that `compiled_layer` replaces.
-_LAYERS = (
-    nn.Conv2d, nn.Linear, nn.BatchNorm2d, nn.Dropout, GlobalAverage, LRN, nn.ReLU, nn.Sigmoid, nn.Tanh,
-    nn.MaxPool2d, nn.AvgPool2d, nn.Flatten, nn.Identity,
-)  # fmt: skip
-# Forwards of modules that call each of their parts once.
-_FORWARDS = {
-    kind.forward for kind in (BlockModel, GoogLeNet, Inception, Residual, nn.Sequential, nn.ModuleDict)
-}
+_COUNT = "num_batches_tracked"  # of a batch norm: a step adds one to it
 
 
 @dataclass(frozen=True)
@@ -115,20 +104,12 @@ class CompiledProgram:
 def find_compiled(
     model: nn.Module, image: tuple[int, int, int], train: Train, trains: bool = True
 ) -> CompiledProgram:
-    """The program of a model whose layers are all known; a ModelError names one that is not.
+    """The program of a model all of whose calls are known; a ModelError names one that is not.
 
     A model that only evaluates (`trains` is false) needs no choice of how its convolutions run lanes.
     """
-    modules = list(model.named_modules(remove_duplicate=False))
-    for name, module in modules:
-        what = f"'{name or 'the model'}' ({type(module).__name__})"
-        _check(what, module)
-        if trains:
-            _check_trained(what, module)
-    if sum(len(list(module.parameters(recurse=False))) for _, module in modules) != len(
-        list(model.parameters())
-    ):
-        raise ModelError("a layer or a parameter of the model is used twice")
+    for name, module in model.named_modules(remove_duplicate=False):
+        _check(f"'{name or 'the model'}' ({type(module).__name__})", module, trains)
     device = next(model.parameters()).device
     try:
         copy = deepcopy(model).train(trains)
@@ -142,10 +123,14 @@ def find_compiled(
         raise ModelError(
             f"train.batch={train.batch} is too large: a layer has more values than its kernels count"
         )
-    drops = tuple(name for name, module in model.named_modules() if type(module) is nn.Dropout)
-    convs = choose_convs(model, seen.shapes, train, KERNEL_TYPES[train.precision][0]) if trains else {}
-    compiled = CompiledModel(model, image, seen.classes, convs, find_blocks(model))
-    return CompiledProgram(compiled, drops, seen.largest, seen.values)
+    blocks, dtype = find_blocks(model), KERNEL_TYPES[train.precision][0]
+    if not trains:
+        for part in (chain for block in blocks for chain in chains_of(copy, block)):
+            LaneTracer().find_calls(part)
+        return CompiledProgram(CompiledModel(model, image, seen.classes, {}, blocks), (), *seen.counts)
+    drops = check_calls(deepcopy(model).train(), image, train, blocks)
+    convs = choose_convs(model, seen.shapes, train, dtype)
+    return CompiledProgram(CompiledModel(model, image, seen.classes, convs, blocks), drops, *seen.counts)
 
 
 def prove_lanes(program: CompiledProgram, train: Train, device: torch.device) -> CompiledProgram:
@@ -154,24 +139,20 @@ def prove_lanes(program: CompiledProgram, train: Train, device: torch.device) ->
     return replace(program, model=replace(program.model, convs=convs))
 
 
-def _check(what: str, module: nn.Module) -> None:
-    """Refuse a module whose samples may depend on each other."""
-    if not (type(module) in _LAYERS or getattr(type(module), "forward", None) in _FORWARDS):
-        raise ModelError(f"it does not know {what}, whose samples may mix")
+def _check(what: str, module: nn.Module, trains: bool) -> None:
+    """Refuse what a network on the device would not do as the module does."""
     if not is_untouched(module):
         raise ModelError(f"{what} has a hook or a forward of its owner's")
-    if isinstance(module, nn.Conv2d) and (module.padding_mode != "zeros" or isinstance(module.padding, str)):
+    if type(module) is nn.Conv2d and (module.padding_mode != "zeros" or isinstance(module.padding, str)):
         raise ModelError(f"the padding of {what} is not by numbers and zeros")
-
-
-def _check_trained(what: str, module: nn.Module) -> None:
-    """Refuse parameters and buffers that a step does not know how to change."""
-    for parameter in module.parameters(recurse=False):
-        if not parameter.requires_grad or parameter.dtype != torch.float32:
-            raise ModelError(f"a parameter of {what} is frozen or not in fp32")
-    if not isinstance(module, nn.BatchNorm2d) and list(module.buffers(recurse=False)):
-        raise ModelError(f"{what} has a buffer of its own")
-    if isinstance(module, nn.BatchNorm2d) and not (
+    if not trains:
+        return
+    if any(parameter.dtype != torch.float32 for parameter in module.parameters(recurse=False)):
+        raise ModelError(f"a parameter of {what} is not in fp32")
+    for name, buffer in module.named_buffers(recurse=False):
+        if buffer.dtype != torch.float32 and name != _COUNT:
+            raise ModelError(f"buffer '{name}' of {what} is not in fp32")
+    if type(module) is nn.BatchNorm2d and not (
         module.affine and module.track_running_stats and module.momentum is not None
     ):
         raise ModelError(f"{what} is a batch norm without parameters, running statistics or momentum")

@@ -19,7 +19,7 @@ from lockstep.kernels.stock.stock_conv import stock_conv, stock_conv_backward
 from lockstep.spec import Train
 
 _Shape = tuple[int, ...]
-# convolutions that stock kernels are slow with: those of images, in a type that matrix units take
+# stock kernels are slow with convolutions of images and of single pixels; in types that matrix units take
 OWN_CHANNELS, OWN_TYPES = 4, (torch.bfloat16,)
 
 
@@ -30,8 +30,9 @@ def choose_convs(
     found: dict[str, Conv] = {}
     known: dict[tuple[Conv, _Shape, _Shape], Conv] = {}  # many are alike
     for name, layer in model.named_modules():
-        if isinstance(layer, nn.Conv2d):
-            conv, image = _describe(layer, train, dtype), shapes[name]
+        if isinstance(layer, nn.Conv2d) and type(layer) is nn.Conv2d:
+            image = shapes[name]
+            conv = describe_conv(layer, train, dtype, image)
             key = conv, tuple(layer.weight.shape), image
             if key not in known:
                 known[key] = conv if layer.weight.is_meta else find_at_once(conv, layer.weight, image, dtype)
@@ -44,12 +45,22 @@ def convs_digest(convs: Mapping[str, Conv]) -> str:
     return hashlib.sha256(repr(sorted(convs.items())).encode()).hexdigest()[:16]
 
 
-def _describe(layer: nn.Conv2d, train: Train, dtype: torch.dtype) -> Conv:
+def describe_conv(layer: nn.Conv2d, train: Train, dtype: torch.dtype, image: _Shape = ()) -> Conv:
+    """How a convolution runs, as far as that needs no probe."""
     assert not isinstance(layer.padding, str)
     options = _pair(layer.stride), _pair(layer.padding), _pair(layer.dilation)
     conv = Conv(*options, layer.groups, train.batch // train.lanes, train.lanes)
+    if layer.groups == layer.in_channels == layer.out_channels > 1:  # each channel by a filter of its own
+        return conv._replace(own=True)
+    if _is_row(conv, tuple(layer.weight.shape), image) and dtype in OWN_TYPES:
+        return conv._replace(own=True)
     plain = conv.stride[0] == conv.stride[1] and conv.dilation == (1, 1) and conv.groups == 1
     return conv._replace(own=plain and layer.in_channels <= OWN_CHANNELS and dtype in OWN_TYPES)
+
+
+def _is_row(conv: Conv, weight: _Shape, image: _Shape) -> bool:
+    """Whether it is a product of a single pixel's channels, as in squeeze-and-excite."""
+    return image[1:] == (1, 1) and weight[2:] == (1, 1) and conv.groups == 1 and conv.padding == (0, 0)
 
 
 def _pair(numbers: tuple[int, ...]) -> tuple[int, int]:
@@ -59,7 +70,8 @@ def _pair(numbers: tuple[int, ...]) -> tuple[int, int]:
 @torch.no_grad()
 def find_at_once(conv: Conv, weight: Tensor, image: _Shape, dtype: torch.dtype) -> Conv:
     """Whether forward and data gradient give a sample the same bits in any number of lanes at once."""
-    if conv.total_lanes == 1:  # then both ways are one
+    is_own = conv.own and (conv.groups > 1 or _is_row(conv, tuple(weight.shape), image))
+    if conv.total_lanes == 1 or is_own:  # then both ways are one
         return conv._replace(forward_at_once=True, gradient_at_once=True)
     x = _values("x", (conv.lane_size, *image), weight, dtype)
     w = _values("w", tuple(weight.shape), weight, dtype)

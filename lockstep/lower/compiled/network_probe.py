@@ -83,7 +83,8 @@ def _fill(network: CompiledNetwork, model: CompiledModel) -> None:
     """Fixed weights, statistics, images, labels and keys of dropout."""
     with fixed_weights(model.module):
         floats = [buffer for buffer in model.module.buffers() if buffer.is_floating_point()]
-        for place, tensor in zip(network.layout.places, [*model.module.parameters(), *floats], strict=True):
+        trained = [p for p in model.module.parameters() if p.requires_grad]
+        for place, tensor in zip(network.layout.places, [*trained, *floats], strict=True):
             as_lying(network.weights[place], tensor.shape).copy_(tensor)
     network.x[0].copy_(fixed_values("images", network.x[0]) * 4)
     for name, table, bound in (

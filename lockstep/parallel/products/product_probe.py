@@ -155,11 +155,12 @@ def _find_layers(model: CompiledModel, train: Train, device: torch.device) -> li
     size = train.batch // train.lanes
     for number, name in enumerate(shapes):
         layer = model.module.get_submodule(name)
-        if isinstance(layer, nn.Conv2d | nn.Linear) and model.has(name):
-            conv = model.convs[name] if isinstance(layer, nn.Conv2d) else None
-            found.append(
-                _Layer(name, layer.weight.shape, shapes[name], conv, size, has_input_grad=number > 0)
-            )
+        is_conv = isinstance(layer, nn.Conv2d) and type(layer) is nn.Conv2d
+        is_rows = isinstance(layer, nn.Linear) and type(layer) is nn.Linear and len(shapes[name]) == 1
+        if (is_conv or is_rows) and model.has(name):
+            conv = model.convs[name] if is_conv else None
+            weight: Any = layer.weight.shape
+            found.append(_Layer(name, weight, shapes[name], conv, size, has_input_grad=number > 0))
     return found
 
 

@@ -30,6 +30,7 @@ class BatchParts:
     lowering: DeviceLowering | None  # of whole steps on the device; None: stock kernels through the host
     grid: SplitGraph | None  # if sums over pixels or outputs follow train.bands, train.slices
     numerics: dict[str, Any]  # the run's part of the fingerprint
+    refusal: str = ""  # why steps do not run on the device, if `auto` found that they cannot
     batched: dict[tuple[int, ...], bool] = field(default_factory=dict)  # see `Sample.known`
 
     def facts(self) -> dict[str, Any]:
@@ -55,12 +56,15 @@ def find_batch_parts(
             first = found[0].lowering
             kernels = replace(kernels, set=first.program.kernels if first else "stock")
         with explain_memory(one.train, device, at_once=True):
-            lowering = lower_for_device(replace(one, kernels=kernels), model, loss, store.shape, device)
+            refusals = list[str]()
+            lowering = lower_for_device(
+                replace(one, kernels=kernels), model, loss, store.shape, device, refusals=refusals
+            )
         with explain_memory(one.train, device, at_once=bool(lowering)):
             grid, numerics = find_numerics(
                 one, model, loss, store, lowering, is_own=is_own, in_stages=in_stages
             )
-        found[epochs.start] = BatchParts(one, lowering, grid, numerics)
+        found[epochs.start] = BatchParts(one, lowering, grid, numerics, (refusals or [""])[-1])
     return found
 
 

@@ -35,12 +35,25 @@ _Tables = tuple[Tensor, Tensor | None]
 
 
 @triton.jit
+def _before(grad, x, ACT: tl.constexpr):
+    """The gradient of an activation's input x."""
+    if ACT == "relu":
+        grad = tl.where(x > 0, grad, 0.0)
+    elif ACT == "silu":
+        part = tl.sigmoid(x)
+        grad = grad * (part * (1.0 + x * (1.0 - part)))
+    elif ACT == "hardswish":
+        grad = tl.where(x <= -3.0, 0.0, tl.where(x < 3.0, grad * (x * (1.0 / 3.0) + 0.5), grad))
+    return grad
+
+
+@triton.jit
 def _sums(
     g, z, lane_mean, rate, factor, shift, by_gamma, by_beta,
-    R: tl.constexpr, C: tl.constexpr, CHUNKS: tl.constexpr, HAS_Z: tl.constexpr, RELU: tl.constexpr,
+    R: tl.constexpr, C: tl.constexpr, CHUNKS: tl.constexpr, HAS_Z: tl.constexpr, ACT: tl.constexpr,
     BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """A chunk's Σ g, and with HAS_Z its Σ g · x̂; with RELU, only over values that the ReLU let through."""
+    """A chunk's Σ g, and with HAS_Z its Σ g · x̂; with ACT, of the gradient before that activation."""
     SIZE: tl.constexpr = (R + CHUNKS - 1) // CHUNKS
     part = tl.program_id(0)
     first, count = chunk_rows(part, R, CHUNKS)
@@ -51,7 +64,7 @@ def _sums(
     if HAS_Z:
         centre = tl.load(lane_mean + own, mask=c < C, other=0.0)
         inverse = tl.load(rate + own, mask=c < C, other=0.0)
-    if RELU:
+    if ACT != "":
         scale = tl.load(factor + own, mask=c < C, other=0.0)
         offset = tl.load(shift + own, mask=c < C, other=0.0)
     for start in range(0, SIZE, BR):
@@ -61,8 +74,8 @@ def _sums(
         grad = tl.load(g + place, mask=real, other=0.0).to(tl.float32)
         if HAS_Z:
             x = tl.load(z + place, mask=real, other=0.0).to(tl.float32)
-            if RELU:
-                grad = tl.where(x * scale[None, :] + offset[None, :] > 0, grad, 0.0)
+            if ACT != "":
+                grad = _before(grad, x * scale[None, :] + offset[None, :], ACT)
             gamma += grad * ((x - centre[None, :]) * inverse[None, :])
         beta += grad
     tl.store(by_beta + part * C + c, tl.sum(beta, 0), mask=c < C)
@@ -120,33 +133,33 @@ def _dz(
 
 
 def norm_sums(
-    norm: Norm, g: Tensor, z: Tensor, stats: Sequence[Tensor], tables: _Pair, out: _Pair, *, relu: bool
+    norm: Norm, g: Tensor, z: Tensor, stats: Sequence[Tensor], tables: _Pair, out: _Pair, *, act: str
 ) -> None:  # fmt: skip
     """Write each lane's Σ g · x̂ and Σ g, for g and z [N, H, W, C], to `out`.
 
     The two tensors of `out` may be columns of larger tables, with the same row stride. `stats` are each
-    lane's mean, rate, factor and shift. With `relu`, g is the gradient of the ReLU's output.
+    lane's mean, rate, factor and shift. With `act`, g is the gradient of that activation's output.
     """
     lanes, width = len(out[0]), triton.cdiv(norm.channels, norm.block)
     _sums[(lanes * norm.chunks, width)](
         g, z, *stats, *tables,
-        R=norm.rows, C=norm.channels, CHUNKS=norm.chunks, HAS_Z=True, RELU=relu, BR=ROWS, BC=norm.block,
+        R=norm.rows, C=norm.channels, CHUNKS=norm.chunks, HAS_Z=True, ACT=act, BR=ROWS, BC=norm.block,
         enable_fp_fusion=False,
     )  # fmt: skip
-    _join_parts(norm, tables, norm.chunks, out)
+    join_parts(norm, tables, norm.chunks, out)
 
 
 def column_sums(norm: Norm, g: Tensor, chunks: Tensor, out: Tensor) -> None:
     """Write each lane's Σ g [L, C], for g [N, H, W, C], in the same order of summation as `norm_sums`."""
     _sums[(len(out) * norm.chunks, triton.cdiv(norm.channels, norm.block))](
         g, *[None] * 6, chunks,
-        R=norm.rows, C=norm.channels, CHUNKS=norm.chunks, HAS_Z=False, RELU=False, BR=ROWS, BC=norm.block,
+        R=norm.rows, C=norm.channels, CHUNKS=norm.chunks, HAS_Z=False, ACT="", BR=ROWS, BC=norm.block,
         enable_fp_fusion=False,
     )  # fmt: skip
-    _join_parts(norm, (chunks, None), norm.chunks, (out, None))
+    join_parts(norm, (chunks, None), norm.chunks, (out, None))
 
 
-def _join_parts(norm: Norm, tables: _Tables, parts: int, out: _Tables) -> None:
+def join_parts(norm: Norm, tables: _Tables, parts: int, out: _Tables) -> None:
     """Sum the `parts` parts of each lane, in one table or two, to one row of out [L, C]."""
     lanes = len(out[0])
     while parts > JOINED:
@@ -177,10 +190,10 @@ def norm_grad(
     assert row == by_beta.stride(0)
     tables, sums = (stats.first_parts, stats.second_parts), (by_gamma, by_beta)
     if parts:
-        _join_parts(norm, tables, parts, sums)
+        join_parts(norm, tables, parts, sums)
     else:
         each = stats.mean, stats.rate, stats.factor, stats.shift
-        norm_sums(norm, g, z, each, tables, sums, relu=False)
+        norm_sums(norm, g, z, each, tables, sums, act="")
     if all_lanes:
         every = exchange(all_lanes, by_gamma, by_beta)
         sums, row, count = (_lane_sum(every[0]), _lane_sum(every[1])), 0, count * every.shape[1]

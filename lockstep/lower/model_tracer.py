@@ -17,6 +17,8 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 class ModelTracer(fx.Tracer):
     """Looks into modules as deep as it can, down to those of torch.nn and our own kernels."""
 
+    failure = "cannot be cut into stages"
+    subject = ""  # what an error names; empty: the model's class
     proxy_buffer_attributes = True  # else what a forward does to a buffer would be done once, now
 
     def __init__(self) -> None:
@@ -25,33 +27,35 @@ class ModelTracer(fx.Tracer):
 
     def find_calls(self, model: nn.Module) -> fx.Graph:
         """The calls of a forward pass in the model's present mode; only its first argument is given."""
+        what = f"{self.subject or type(model).__name__} {self.failure}"
         if any(getattr(model, hooks) for hooks in _HOOKS):
             raise ModelError(
-                f"{type(model).__name__} cannot be cut into stages: it has hooks, which see the whole model: "
-                "put them on a module inside it"
+                f"{what}: it has hooks, which see the whole model: put them on a module inside it"
             )
         others = list(inspect.signature(model.forward).parameters.values())[1:]
         fixed = {p.name: p.default for p in others if p.default is not p.empty}
         before = _side_effects(model)
         try:
             graph = self.trace(model, concrete_args=fixed or None)
+        except ModelError:
+            raise
         except Exception as error:  # whatever the user's code raises when it gets a stand-in for a tensor
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise ModelError(
-                f"{type(model).__name__} cannot be cut into stages: its forward does more than call modules "
+                f"{what}: its forward does more than call modules "
                 f"and functions on tensors ({reason}): make it an nn.Sequential, or put what depends on "
                 "values into a module of its own"
             ) from None
         if _side_effects(model) != before:
             raise ModelError(
-                f"{type(model).__name__} cannot be cut into stages: its forward draws random numbers or "
+                f"{what}: its forward draws random numbers or "
                 "changes tensors in a way that decides what is computed: put this into a module of its own"
             )
         return graph
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Whether a module is one call."""
-        if m in self._opaque or any(getattr(m, hooks) for hooks in _HOOKS):
+        if m in self._opaque or "forward" in vars(m) or any(getattr(m, hooks) for hooks in _HOOKS):
             return True
         own = type(m).__module__.startswith("lockstep.kernels")
         return own or super().is_leaf_module(m, module_qualified_name)
