@@ -63,6 +63,7 @@ DEPENDS_ON: dict[str, tuple[list[str], list[str]]] = {
     "shard-memory-*": (["comm", "parallel", "runs", "train"], ["shard_memory"]),
     "accuracy-*": (TRAINING, ["accuracy"]),
     "matrix-compress-*": ([*TRAINING, *WORKERS, "runs"], ["compress_matrix"]),
+    "recompute-*": (["lower", "kernels", "models", "train/device"], ["recompute"]),
     "matrix-*": ([*TRAINING, "elastic"], ["matrix"]),
     "kills-*": ([*TRAINING, "runs"], ["kills"]),
     "recovery-*": (WORKERS, ["faults"]),

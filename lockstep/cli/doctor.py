@@ -117,11 +117,11 @@ def _kernels(device: torch.device) -> dict[str, str]:
     for name in model_names():
         with torch.device("meta"):
             model = build(name, in_channels=3, num_classes=10, image_size=(64, 64))
-        found[name] = "compiled in bf16 (`lockstep bench lanes` shows how its lanes run), else stock"
+        found[name] = "compiled in bf16 and fp16 (`lockstep bench lanes` shows how its lanes run), else stock"
         if find_chain(model, (3, 64, 64)):
-            found[name] = "fused in bf16 and tf32, else stock"
+            found[name] = "fused in bf16, fp16 and tf32, else stock"
         elif find_residual(model, (3, 64, 64)) and moves_boxes(device):
-            found[name] = "fused in bf16, else stock"
+            found[name] = "fused in bf16 and fp16, else stock"
     found["in fp32"] = "stock, lane by lane, every model: train.precision=bf16 is far faster, and another run"
     return {**found, "tiles": f"{num_tiles} measured on this device, others by rule"}
 

@@ -20,6 +20,7 @@ from lockstep.comm.tree import subtrees
 from lockstep.data.loader import Lanes
 from lockstep.errors import ModelError, SpecError
 from lockstep.kernels.loss import CrossEntropy, Loss, WholeLoss
+from lockstep.kernels.numerics import half_type
 from lockstep.lower.batched import BatchedLanes, chain_of, same_bits
 from lockstep.lower.lane_by_lane import LaneByLane
 from lockstep.lower.program import DeviceLowering
@@ -41,7 +42,7 @@ def lower_for_host(
     loss: Loss,
     *,
     seed: int,
-    bf16: bool,
+    half: torch.dtype | None,
     rounds: bool = False,
     sample: Sample | None = None,
 ) -> LaneByLane:
@@ -50,9 +51,9 @@ def lower_for_host(
     A small chain of stock layers runs batched if, on fixed values, it gives every bit of the reference.
     Batched lanes give sums over subtrees, so a wire type that `rounds` every node needs the reference.
     """
-    reference = LaneByLane(model, loss, seed, bf16)
+    reference = LaneByLane(model, loss, seed, half)
     chain = chain_of(model)
-    if chain is None or sample is None or bf16 or rounds or isinstance(loss, WholeLoss):
+    if chain is None or sample is None or half or rounds or isinstance(loss, WholeLoss):
         return reference
     lanes, batched, known = sample.read(), BatchedLanes(model, loss, seed, chain), sample.known
     heights = tuple(height for _, height in subtrees(lanes.numbers))
@@ -108,11 +109,13 @@ def explain_stock(run: Run, loss: Loss, device: torch.device) -> str:
         return f"data.augment={mixed} runs lane by lane with stock kernels here: without it, far faster"
     if sizes := run.data.options.get("sizes"):
         return f"data.sizes={sizes} runs lane by lane with stock kernels here: without it, far faster"
+    stands = "kernels.set=compiled says what of the model stands in the way of all lanes at once"
     faster = {
         "fp32": "train.precision=bf16, or tf32 for a chain of small layers, takes all lanes at once: far "
         "faster, and another run",
         "tf32": "train.precision=bf16 takes all lanes at once: far faster, and another run",
-        "bf16": "kernels.set=compiled says what of the model stands in the way of all lanes at once",
+        "bf16": stands,
+        "fp16": stands,
     }[run.train.precision]
     return f"train.precision={run.train.precision} runs lane by lane with stock kernels here: {faster}"
 
@@ -121,7 +124,7 @@ def _auto_sets(run: Run, device: torch.device) -> tuple[str, ...]:
     """The kernel sets that `auto` tries, in order, by device and precision."""
     if device.type != "cuda" or run.train.precision == "fp32" or run.train.local_steps > 1:
         return ()
-    return ("fused", "compiled") if run.train.precision == "bf16" else ("fused",)
+    return ("fused", "compiled") if half_type(run.train.precision) else ("fused",)
 
 
 def _find_lowering(
@@ -139,6 +142,8 @@ def _find_lowering(
 
     if not is_usable(device):
         raise ModelError(f"its kernels do not run on {device.type}")
+    if kernels == "fused" and run.train.recompute:
+        raise ModelError("its layers have buffers of their own, and none is computed again (train.recompute)")
     if not isinstance(loss, CrossEntropy):
         raise ModelError("it has no loss but cross_entropy")
     if mixed := mixes(run.data.augment):

@@ -80,6 +80,8 @@ class Loop:
             journal.saver.save(state, wait=True)
             raise
         self._report_generation()
+        if state.scale and (text := state.scale.tell()):
+            journal.notice(text)
         hashes = prove_state(self._group, self._state)
         self._dealt.make_whole(state)
         journal.saver.settle(wait=True)
@@ -125,6 +127,8 @@ class Loop:
                 images / seconds,
                 round(result.waited_s, 6),
                 result.steps,
+                result.scale,
+                result.skipped,
             )
             journal.step(done, state)
             self._report_generation()

@@ -77,7 +77,7 @@ def test_what_runs_lane_by_lane_on_a_gpu_is_told_what_is_faster(precision, said)
 def test_the_doctor_says_what_each_model_runs_with(gpu) -> None:
     gpu(HOPPER)
     found = _kernels(torch.device("cuda"))
-    assert found["emotion48"] == "fused in bf16 and tf32, else stock"
+    assert found["emotion48"] == "fused in bf16, fp16 and tf32, else stock"
     assert "lane by lane" in found["in fp32"] and "train.precision=bf16" in found["in fp32"]
 
 

@@ -11,7 +11,7 @@ _ROWS, _VALUES = 32, 8192  # of a block, at most
 
 @triton.jit
 def _cross_entropy(
-    logits, labels, loss, right, grad, total, inverse,
+    logits, labels, loss, right, grad, total, inverse, scale,
     C: tl.constexpr, CP: tl.constexpr, SMOOTHING: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -32,6 +32,8 @@ def _cross_entropy(
     tl.store(loss + row, value, mask=real)
     tl.store(right + row, (first == label).to(tl.float32), mask=real)
     g = (e / total_e[:, None] - share) * inverse
+    if scale is not None:
+        g = g * tl.load(scale)
     tl.store(grad + row[:, None] * C + col[None, :], g.to(grad.dtype.element_ty), mask=mask)
 
 
@@ -50,14 +52,17 @@ def _lane_means(loss, right, out_loss, out_right, row, LANE: tl.constexpr, BLOCK
 
 def cross_entropy(
     logits: Tensor, labels: Tensor, loss: Tensor, right: Tensor, grad: Tensor, lane_size: int,
-    smoothing: float = 0.0,
+    smoothing: float = 0.0, scale: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """logits [N, C] in fp32 → loss [N], right [N] (1.0 or 0.0), grad [N, C] of the mean over each lane."""
+    """logits [N, C] in fp32 → loss [N], right [N] (1.0 or 0.0), grad [N, C] of the mean over each lane.
+
+    The gradient is multiplied by the first number of `scale`, if that is given.
+    """
     total, num_classes = logits.shape
     padded = max(triton.next_power_of_2(num_classes), 2)
     rows = max(min(_ROWS, _VALUES // padded), 1)
     _cross_entropy[(triton.cdiv(total, rows),)](
-        logits, labels, loss, right, grad, total, 1.0 / lane_size,
+        logits, labels, loss, right, grad, total, 1.0 / lane_size, scale,
         C=num_classes, CP=padded, SMOOTHING=smoothing, ROWS=rows, enable_fp_fusion=True,
     )  # fmt: skip
 

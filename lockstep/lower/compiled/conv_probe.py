@@ -20,7 +20,7 @@ from lockstep.spec import Train
 
 _Shape = tuple[int, ...]
 # convolutions that stock kernels are slow with: those of images, in a type that matrix units take
-OWN_CHANNELS, OWN_TYPES = 4, (torch.bfloat16,)
+OWN_CHANNELS, OWN_TYPES = 4, (torch.bfloat16, torch.float16)
 
 
 def choose_convs(
