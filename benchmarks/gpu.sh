@@ -2,7 +2,7 @@
 # The records that need a GPU, in parts of at most ten minutes each, and the tests that only a GPU can run.
 # bash benchmarks/gpu.sh PART [FOLDER]; PART: step, autotune, lanes, resnet18, start, googlenet, resnet50, alexnet,
 # timm-NAME, tf32-NAME (of timm's models), inference, roofline,
-# matrix-fused, matrix-compiled, matrix-googlenet, tree-reduce, lightning, beside, lab, lab-skinny, tests, memory, lab-memory
+# matrix-fused, matrix-compiled, matrix-googlenet, matrix-fp16, recompute, tree-reduce, lightning, beside, lab, lab-skinny, tests, memory, lab-memory
 set -uo pipefail
 cd "$(dirname "$0")/.."
 export PYTHONPATH="$PWD:$PWD/tests" PYTHONUNBUFFERED=1
@@ -55,6 +55,16 @@ matrix-compiled)
   ;;
 matrix-googlenet) # two minutes to compile it, in each worker
   matrix googlenet --kernels compiled --models googlenet --workers 1 3 --launchers lockstep --jobs 4
+  ;;
+matrix-fp16) # with steps that overflow
+  for kernels in fused compiled; do
+    $python benchmarks/matrix.py --device cuda --precision fp16 --output "$folder/matrix-h200-fp16-$kernels.json" \
+      --kernels $kernels --models "$([ $kernels = fused ] && echo resnet18 || echo alexnet)" --workers 1 2 3 \
+      --launchers lockstep --jobs 4
+  done
+  ;;
+recompute) # resnet50 at 224x224
+  $python benchmarks/recompute.py --batch 128 --lanes 1 --output "$folder/recompute-gpu.json"
   ;;
 tree-reduce) $python benchmarks/tree_reduce.py --gpu --rounds 21 --output "$folder/tree-reduce-gpu.json" ;;
 lab)

@@ -69,7 +69,7 @@ def make_variants(trained: Trained, modes: list[str]) -> dict[str, Callable[[Ten
     @torch.inference_mode()
     def eager(images: Tensor) -> Tensor:
         normal = trained.augment.normalize(images).contiguous(memory_format=torch.channels_last)
-        with half_precision(trained.device, True):
+        with half_precision(trained.device, torch.bfloat16):
             return model(normal).float().softmax(1)
 
     compiled = {name: torch.compile(eager, mode=name, dynamic=False) for name in modes}

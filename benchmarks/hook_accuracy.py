@@ -36,7 +36,7 @@ from lockstep.cli.train import resolve
 from lockstep.comm.group import Group
 from lockstep.data.loader import TrainLoader
 from lockstep.kernels.loss import heads_loss
-from lockstep.kernels.numerics import half_precision, plain_torch, prepare_device
+from lockstep.kernels.numerics import half_precision, half_type, plain_torch, prepare_device
 from lockstep.models import build_model
 from lockstep.planner.compress.parcel import Sender
 from lockstep.spec import Kernels, Run
@@ -175,7 +175,7 @@ def train_peer(run: Run, hook: str, rank: int, device: torch.device) -> float:
             done, base = epoch * steps + number, run.rate_factor * run.optimizer.lr
             optimizer.param_groups[0]["lr"] = run.schedule.rate(base, done, epochs * steps, steps)
             optimizer.zero_grad()
-            with half_precision(device, run.train.precision == "bf16"):
+            with half_precision(device, half_type(run.train.precision)):
                 outputs = model(lanes.images)
             heads_loss(setup.loss, outputs, lanes.labels, getattr(setup.model, "aux_weight", 0.0)).backward()
             optimizer.step()

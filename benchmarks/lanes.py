@@ -67,7 +67,7 @@ def make_step(name: str, channels_last: bool, lanes: int) -> tuple[Step, Lanes]:
     state = TrainState.begin(model, run.optimizer, 0.0)
     images = torch.randn(BATCH, 1, size, size).contiguous(memory_format=memory_format)
     batch = Lanes(images, torch.randint(0, classes, (BATCH,)), lanes)
-    lowered = lower_for_host(model, make_loss(run.train), seed=0, bf16=False, sample=Sample(lambda: batch))
+    lowered = lower_for_host(model, make_loss(run.train), seed=0, half=None, sample=Sample(lambda: batch))
     return Step(run, state, lowered, steps_per_epoch=100), batch
 
 

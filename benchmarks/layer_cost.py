@@ -61,16 +61,17 @@ def main() -> None:
 def cost(options: Any) -> list[Any]:
     """ResNet-18 at 224 pixels, by images a lane and grid."""
     records, device, kind = [], torch.device(options.device), "bf16" if options.half else "fp32"
+    half = torch.bfloat16 if options.half else None
     for images, limit in ((16, 1.10), (4, 1.20)):
         x, model = torch.randn(images, 3, 224, 224, device=device), _model("resnet18", 224).to(device)
         lanes, loss = Lanes(x, torch.arange(images, device=device) % 10, 1), CrossEntropy()
         graphs, probe_s = {}, {}
         for grid in ((4, 1), (1, 4), (4, 4)):
             start = time.perf_counter()
-            graphs[grid] = split_model(model, Axes(*grid), x, half=options.half)
+            graphs[grid] = split_model(model, Axes(*grid), x, half=half)
             probe_s[grid] = round(time.perf_counter() - start, 2)
         ways = {
-            grid: LaneByLane(model, loss, 0, bf16=options.half, split=split)
+            grid: LaneByLane(model, loss, 0, half=half, split=split)
             for grid, split in {(1, 1): None, **graphs}.items()
         }
         seconds: dict[tuple[int, int], list[float]] = {grid: [] for grid in ways}

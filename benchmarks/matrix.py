@@ -59,6 +59,7 @@ MODELS = {
         "googlenet": GOOGLENET,
     },
 }
+OVERFLOWING = [f"train.loss_scale={2**19}", "train.scale_growth=2"]  # in fp16: some steps are skipped
 REFUSED = "refused before the first step"
 WIRES, BUCKETS_MB = ("fp32", "bf16"), (0.05, 1.0, 25.0)
 # launcher → (backends, the MPI's library)
@@ -199,6 +200,8 @@ def fill(options: argparse.Namespace, cell: Cell) -> None:
                 continue
             hashes = [value for name, value in sorted(result.summary.items()) if name.endswith("_sha256")]
             found[key] = " ".join(value[:16] for value in hashes)
+            if skipped := result.summary.get("skipped_steps"):
+                found[key] += f" {skipped} skipped"
     if world is None or world.rank == 0:
         options.hashes.write_text(json.dumps(found))
 
@@ -209,6 +212,7 @@ def trainings(options: argparse.Namespace, turn: int) -> Iterator[tuple[str, Run
     chosen = options.models or list(models)
     ways = list(itertools.product((True, False), BUCKETS_MB))
     settings = [f"kernels.set={options.kernels}", f"train.precision={options.precision}"]
+    settings += OVERFLOWING if options.precision == "fp16" else []
     for number, model in enumerate(chosen):
         takes_both = options.all or turn == 0 or number == 0
         for place, wire in enumerate(WIRES):

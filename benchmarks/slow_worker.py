@@ -38,7 +38,8 @@ from lockstep.lower.lane_by_lane import LaneByLane
 from lockstep.models import build_model
 from lockstep.runs.train_state import TrainState
 from lockstep.spec import Model, Optimizer, Run, Train
-from lockstep.train.step import Step, StepResult
+from lockstep.train.result import StepResult
+from lockstep.train.step import Step
 
 PORT, SHAPE, CLASSES = 29633, (3, 224, 224), 1000
 SHORT_S, LONG_S = 2.0, 10.0  # steps: below, five count; above, two, and none is left out
@@ -129,7 +130,7 @@ class OwnSteps:
     def __init__(self, worker: Worker) -> None:
         self._worker, self._task = worker, worker.task
         self.model = build_model(worker.task.run(1), SHAPE, CLASSES)
-        self._lowered = LaneByLane(self.model, make_loss(Train()), 0, bf16=False)
+        self._lowered = LaneByLane(self.model, make_loss(Train()), 0, half=None)
         self._lanes = Lanes(worker.images, worker.labels, 1, worker.group.rank)
         self._grads = next(iter(self._lowered.run(self._lanes, 0))).grads[::-1]
 

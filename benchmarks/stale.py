@@ -39,7 +39,7 @@ PIECES = ["conv_piece", "window", "row_buffer", "channel_segment", "pointwise"]
 # records by name → the files of lockstep/ and the scripts of benchmarks/ that they depend on
 DEPENDS_ON: dict[str, tuple[list[str], list[str]]] = {
     "beside-*": (["runs/beside", "runs/checkpoint.py", "runs/state_parts.py", "train/loop.py"], ["beside"]),
-    "block-order-*": (["data/order.py", "spec/rule/sample_order.py"], ["block_order"]),
+    "block-order-*": (["data/order.py", "spec/sample/sample_order.py"], ["block_order"]),
     "feeding-*": (
         ["data/images", "data/decoding", "data/feeding.py", "train/device/prefetch.py"],
         ["feeding"],
@@ -63,6 +63,7 @@ DEPENDS_ON: dict[str, tuple[list[str], list[str]]] = {
     "shard-memory-*": (["comm", "parallel", "runs", "train"], ["shard_memory"]),
     "accuracy-*": (TRAINING, ["accuracy"]),
     "matrix-compress-*": ([*TRAINING, *WORKERS, "runs"], ["compress_matrix"]),
+    "recompute-*": (["lower", "kernels", "models", "train/device"], ["recompute"]),
     "matrix-*": ([*TRAINING, "elastic"], ["matrix"]),
     "kills-*": ([*TRAINING, "runs"], ["kills"]),
     "recovery-*": (WORKERS, ["faults"]),

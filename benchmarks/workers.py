@@ -106,7 +106,7 @@ def make_step(group: Group, run: Run | None = None) -> tuple[Step, Lanes]:
     own = worker_lanes(run.train.lanes, group.size, group.rank)
     count = BATCH // LANES * len(own)
     batch = Lanes(torch.randn(count, 1, 48, 48), torch.randint(0, 7, (count,)), len(own), own.start)
-    lowered = lower_for_host(model, make_loss(run.train), seed=0, bf16=False, sample=Sample(lambda: batch))
+    lowered = lower_for_host(model, make_loss(run.train), seed=0, half=None, sample=Sample(lambda: batch))
     return Step(run, state, lowered, 100, plain_mesh(group)), batch
 
 

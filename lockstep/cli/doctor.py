@@ -119,9 +119,9 @@ def _kernels(device: torch.device) -> dict[str, str]:
             model = build(name, in_channels=3, num_classes=10, image_size=(64, 64))
         found[name] = "compiled (`lockstep bench lanes` shows how its lanes run)"
         if find_chain(model, (3, 64, 64)):
-            found[name] = "fused in bf16 and tf32, compiled in fp32"
+            found[name] = "fused in bf16, fp16 and tf32, compiled in fp32"
         elif find_residual(model, (3, 64, 64)) and moves_boxes(device):
-            found[name] = "fused in bf16, else compiled"
+            found[name] = "fused in bf16 and fp16, else compiled"
     return {**found, "tiles": f"{num_tiles} measured on this device, others by rule"}
 
 

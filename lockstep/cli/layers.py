@@ -92,7 +92,7 @@ def show_layers(options: argparse.Namespace) -> int:
 def _choose(run: Run, plan: Plan) -> SplitGraph:
     """The run's model, dealt to workers that are not there."""
     from lockstep.data import open_data
-    from lockstep.kernels.numerics import plain_torch, prepare_device, to_device
+    from lockstep.kernels.numerics import half_type, plain_torch, prepare_device, to_device
     from lockstep.lower.fixed_lane import fixed_images
     from lockstep.models import build_model
     from lockstep.parallel.split.axes import Axes
@@ -105,7 +105,7 @@ def _choose(run: Run, plan: Plan) -> SplitGraph:
         model = to_device(build_model(run, store.shape, len(store.classes)), device, run)
         images = fixed_images(run, store.shape, device)
         axes = Axes.planned(train.bands, train.slices, plan.channel, plan.spatial)
-        return plan_model(model, axes, images, train.precision == "bf16")
+        return plan_model(model, axes, images, half_type(train.precision))
 
 
 def _line(row: dict[str, Any], sizes: tuple[str, str], total: float) -> tuple[str, ...]:

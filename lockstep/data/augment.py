@@ -24,8 +24,8 @@ from lockstep.data.store import Split, Store
 from lockstep.errors import DataError
 from lockstep.kernels import random
 from lockstep.spec import Run
-from lockstep.spec.rule.augmentation import CHANGES, CROPS, mixes, read_numbers
-from lockstep.spec.rule.sample_order import BALANCED, find_block
+from lockstep.spec.sample.augmentation import CHANGES, CROPS, mixes, read_numbers
+from lockstep.spec.sample.sample_order import BALANCED, find_block
 
 _DRAWS = ("crop-row", "crop-col", "flip", "cutout-row", "cutout-col")
 

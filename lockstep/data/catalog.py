@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.errors import DataError, unknown
 from lockstep.spec import Run
-from lockstep.spec.rule.normalization import fit_channels
+from lockstep.spec.sample.normalization import fit_channels
 
 if TYPE_CHECKING:
     from lockstep.data.data_set import Count, DataSet

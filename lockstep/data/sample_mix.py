@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lockstep.kernels.loss import WHOLE_SHARE
 from lockstep.kernels.random import key
-from lockstep.spec.rule.augmentation import MIXES, read_numbers
+from lockstep.spec.sample.augmentation import MIXES, read_numbers
 
 
 @dataclass(frozen=True)

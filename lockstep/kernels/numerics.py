@@ -17,7 +17,7 @@ from lockstep.errors import SpecError
 from lockstep.spec import Run
 
 _MMAP_THRESHOLD, _TRIM_THRESHOLD, _TOP_PAD = -3, -1, -2  # of mallopt(3)
-_HALVES = ("bf16", "fp16")
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}  # the types of autocast by precision
 # What torch's settings of fp32 hang on, wide ones first: one that is "none" has the value of a wider one.
 _FP32_SETTINGS = (
     ("generic", "all"),
@@ -68,7 +68,7 @@ def set_precision(tf32: bool) -> None:
     torch.set_float32_matmul_precision("highest")  # on a CPU with AMX the others mean bf16
     torch.backends.cudnn.allow_tf32 = tf32
     torch.backends.cuda.matmul.allow_tf32 = tf32
-    for kind in _HALVES:
+    for kind in HALVES:
         setattr(torch.backends.cuda.matmul, f"allow_{kind}_reduced_precision_reduction", False)
 
 
@@ -103,9 +103,14 @@ def seed_stream(device: torch.device, key: int) -> None:
         torch.default_generator.manual_seed(key)  # torch.manual_seed would visit every backend
 
 
-def half_precision(device: torch.device, enabled: bool) -> torch.autocast:
-    """Autocast to bf16, without its cache, which would keep the casts of old weights inside `plain_torch`."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=enabled, cache_enabled=False)
+def half_type(precision: str) -> torch.dtype | None:
+    """The type to which a precision's matrix products and convolutions are cast; None: they stay in fp32."""
+    return HALVES.get(precision)
+
+
+def half_precision(device: torch.device, half: torch.dtype | None) -> torch.autocast:
+    """Autocast to a type, without its cache, which would keep the casts of old weights in `plain_torch`."""
+    return torch.autocast(device.type, half or torch.bfloat16, enabled=bool(half), cache_enabled=False)
 
 
 @contextmanager
@@ -136,7 +141,7 @@ def precision_kept() -> Iterator[None]:
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     flags = [
         (cudnn, "benchmark"),
-        *((matmul, f"allow_{kind}_reduced_precision_reduction") for kind in _HALVES),
+        *((matmul, f"allow_{kind}_reduced_precision_reduction") for kind in HALVES),
     ]
     values = [getattr(part, name) for part, name in flags]
     try:

@@ -120,7 +120,7 @@ def refuse_not_finite(
     where: str, loss: Tensor, tensors: Sequence[Tensor], names: Callable[[], Sequence[str]]
 ) -> None:
     """Raise an error that names the first of these tensors that is not finite, if one is or the loss is."""
-    (value,), is_finite = read_finite([loss], tensors)
+    (value,), is_finite, _ = read_finite([loss], tensors)
     if not is_finite:
         named = zip(names(), tensors, strict=True)
         bad = [name for name, tensor in named if not tensor.isfinite().all()]

@@ -147,10 +147,15 @@ class StepReduction:
         self.reducer.close()
 
 
-def read_finite(numbers: Sequence[Tensor], tensors: Sequence[Tensor]) -> tuple[list[float], bool]:
-    """The values of `numbers`, and whether these and every element of `tensors` are finite."""
-    values = torch.stack([*(number.double() for number in numbers), *_extremes(tensors)]).tolist()
-    return values[: len(numbers)], all(map(math.isfinite, values))
+def read_finite(
+    numbers: Sequence[Tensor], tensors: Sequence[Tensor], grads: Sequence[Tensor] = ()
+) -> tuple[list[float], bool, bool]:
+    """The values of `numbers`; whether these and every element of `tensors` are finite; those of `grads`."""
+    ends = [[number.double() for number in numbers], _extremes(tensors), _extremes(grads)]
+    values = torch.stack([value for group in ends for value in group]).tolist()
+    count = len(ends[0]) + len(ends[1])
+    are_finite = [all(map(math.isfinite, part)) for part in (values[:count], values[count:])]
+    return values[: len(numbers)], are_finite[0], are_finite[1]
 
 
 def _extremes(tensors: Sequence[Tensor]) -> list[Tensor]:

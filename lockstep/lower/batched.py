@@ -21,7 +21,8 @@ from lockstep.kernels.numerics import seed_stream
 from lockstep.kernels.stock.batched_conv import batched_conv2d
 from lockstep.kernels.stock.batched_linear import batched_linear
 from lockstep.lower.fixed_lane import fixed_values, fixed_weights
-from lockstep.lower.lane_by_lane import LaneByLane, LaneOutput, OnGradient
+from lockstep.lower.lane_by_lane import LaneByLane, LaneOutput
+from lockstep.lower.param_gradient import OnGradient
 from lockstep.models.block import BlockModel
 
 _SMALL_BYTES = 16 << 20  # of the largest activation; larger ones fit the cache only one lane at a time
@@ -32,7 +33,7 @@ class BatchedLanes(LaneByLane):
     """Runs the lanes of a chain of layers in one call."""
 
     def __init__(self, model: nn.Module, loss: Loss, seed: int, chain: list[nn.Module]) -> None:
-        super().__init__(model, loss, seed, bf16=False)
+        super().__init__(model, loss, seed, half=None)
         self._chain = chain
 
     def run(self, lanes: Lanes, step: int, early: OnGradient | None = None) -> Iterator[LaneOutput]:

@@ -24,8 +24,8 @@ from lockstep.lower.batched import BatchedLanes, chain_of, same_bits
 from lockstep.lower.lane_by_lane import LaneByLane
 from lockstep.lower.program import DeviceLowering
 from lockstep.spec import Run
-from lockstep.spec.rule.augmentation import mixes
 from lockstep.spec.rule.loss_rule import write_weights
+from lockstep.spec.sample.augmentation import mixes
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def lower_for_host(
     loss: Loss,
     *,
     seed: int,
-    bf16: bool,
+    half: torch.dtype | None,
     rounds: bool = False,
     sample: Sample | None = None,
 ) -> LaneByLane:
@@ -51,9 +51,9 @@ def lower_for_host(
     A small chain of stock layers runs batched if, on fixed values, it gives every bit of the reference.
     Batched lanes give sums over subtrees, so a wire type that `rounds` every node needs the reference.
     """
-    reference = LaneByLane(model, loss, seed, bf16)
+    reference = LaneByLane(model, loss, seed, half)
     chain = chain_of(model)
-    if chain is None or sample is None or bf16 or rounds or isinstance(loss, WholeLoss):
+    if chain is None or sample is None or half or rounds or isinstance(loss, WholeLoss):
         return reference
     lanes, batched, known = sample.read(), BatchedLanes(model, loss, seed, chain), sample.known
     heights = tuple(height for _, height in subtrees(lanes.numbers))
@@ -146,6 +146,8 @@ def _find_lowering(
 
     if not is_usable(device):
         raise ModelError(f"its kernels do not run on {device.type}")
+    if kernels == "fused" and run.train.recompute:
+        raise ModelError("its layers have buffers of their own, and none is computed again (train.recompute)")
     if isinstance(loss, WeightedCrossEntropy):  # its weights are known now, also those of `balanced`
         run = replace(run, train=replace(run.train, class_weights=str(write_weights(loss.weights))))
     elif not isinstance(loss, CrossEntropy):

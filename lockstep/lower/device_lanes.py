@@ -15,9 +15,11 @@ from lockstep.comm.tree import subtrees, worker_lanes
 from lockstep.data.loader import Lanes
 from lockstep.kernels import random
 from lockstep.kernels.loss import CrossEntropy
+from lockstep.kernels.numerics import half_type
 from lockstep.lower.flat_table import DeviceNetwork, fill_inside
-from lockstep.lower.lane_by_lane import LaneByLane, LaneOutput, OnGradient
+from lockstep.lower.lane_by_lane import LaneByLane, LaneOutput
 from lockstep.lower.layer_split import LaneWorkers
+from lockstep.lower.param_gradient import OnGradient
 from lockstep.lower.program import DeviceLowering, PartNetwork, Program, fill_weights
 
 
@@ -28,7 +30,7 @@ class DeviceLanes(LaneByLane):
         self, model: nn.Module, lowering: DeviceLowering, seed: int, group: Group | None = None
     ) -> None:
         train = lowering.train
-        super().__init__(model, CrossEntropy(train.label_smoothing), seed, train.precision == "bf16")
+        super().__init__(model, CrossEntropy(train.label_smoothing), seed, half_type(train.precision))
         self.program, self._lowering, self._group = lowering.program, lowering, group or Group()
         self.workers: LaneWorkers | None = None  # those of the same lanes, to whom products are dealt out
 
@@ -76,6 +78,8 @@ class DeviceLanes(LaneByLane):
         fill_inside(network.x[0][: len(lanes.labels)], lanes.images.permute(0, 2, 3, 1))
         network.labels[: len(lanes.labels)].copy_(lanes.labels)
         fill_weights(self.program, network, self.model)
+        if network.scale is not None and self.scale:
+            network.scale.copy_(torch.tensor([self.scale.value, self.scale.inverse]))
         network.keys[:, : lanes.num_lanes].copy_(keys)
 
     def _output(self, network: DeviceNetwork, lanes: range, height: int) -> LaneOutput:

@@ -24,7 +24,7 @@ from lockstep.spec import Run
 
 _PERIOD = 65537  # values after which a large tensor repeats them; a prime, so that no two rows are alike
 _MOST_WORK = 2 << 30  # multiplications of a forward pass: well below a second on one core
-_BF16_COST = 16  # times as much as fp32, on a CPU without bf16 of its own
+_HALF_COST = 16  # times as much as fp32, on a CPU without half precision of its own
 _FEW = 4096  # values: more are drawn for a whole period, which serves tensors of all sizes
 _FEWEST = 2  # samples: a batch norm after a global pooling needs two
 
@@ -92,12 +92,12 @@ def _draw_values(name: str, count: int, device: torch.device) -> Tensor:
     return random.symmetric(random.key("together", name), counter)
 
 
-def fixed_samples(model: nn.Module, image: Tensor, lane_size: int, bf16: bool) -> int:
+def fixed_samples(model: nn.Module, image: Tensor, lane_size: int, half: torch.dtype | None) -> int:
     """The number of samples that a CPU computes for a fixed lane, so that its work is bounded.
 
     It depends on shapes alone, because a time would differ between workers. `image` is one image.
     """
-    work = sum(count_work(model, image).values()) * (_BF16_COST if bf16 else 1)
+    work = sum(count_work(model, image).values()) * (_HALF_COST if half else 1)
     return min(lane_size, max(_FEWEST, _MOST_WORK // max(work, 1)))
 
 

@@ -23,6 +23,7 @@ from lockstep.kernels.triton.softmax_loss import cross_entropy, lane_means
 from lockstep.lower.layer_split import LaneWorkers
 from lockstep.spec import Train
 from lockstep.spec.rule.loss_rule import read_weights
+from lockstep.spec.rule.loss_scale import PRECISION
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,9 @@ class DeviceNetwork(ABC):
         self.logits = self.zeros(count, classes, dtype=single)
         self.loss, self.right = self.zeros(count, dtype=single), self.zeros(count, dtype=single)
         self.weights, self.copy = self.new_weights()
+        self.scale: Tensor | None = None  # of the loss in fp16, and its inverse
+        if train.precision == PRECISION:
+            self.scale = torch.ones(2, device=device)
         self.all_lanes: Callable[[Tensor], Tensor] = lambda own: own  # [L, …] → [V, …] of all lanes
 
     @abstractmethod
@@ -122,6 +126,11 @@ class DeviceNetwork(ABC):
     @abstractmethod
     def sum_lanes(self, lanes: range, out: Tensor, bad: Tensor) -> None:
         """Sum gradients, statistics, loss and right answers of a power of two of lanes by the lane tree."""
+
+    def unscale(self, out: Tensor) -> None:
+        """Take the scale of the loss off the gradients in a flat table."""
+        if self.scale is not None:
+            out[: self.layout.params].mul_(self.scale[1])
 
     def zeros(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """A buffer of zeros, in the kernels' type by default."""
@@ -196,7 +205,7 @@ class KernelNetwork(DeviceNetwork):
         """
         cross_entropy(
             self.logits, self.labels, self.loss, self.right, grad.view(len(self.logits), -1),
-            self.lane_size, self._smoothing, class_weights,
+            self.lane_size, self._smoothing, self.scale, class_weights,
         )  # fmt: skip
 
     def average_scores(self) -> None:
@@ -208,6 +217,7 @@ class KernelNetwork(DeviceNetwork):
         for group, parts in zip(self.layout.groups, self._parts, strict=True):
             own = parts[lanes.start * group.chunks : lanes.stop * group.chunks]
             lane_tree_sum(own, out[group.first : group.stop], bad, 1.0)
+        self.unscale(out)
 
     def part(self, place: slice) -> Tensor:
         """The columns of the parts that hold the gradients of `place`."""

@@ -21,8 +21,10 @@ from lockstep.kernels.loss import Loss, heads_loss
 from lockstep.kernels.numerics import half_precision, seed_stream
 from lockstep.kernels.structure import leaves
 from lockstep.lower.layer_split import LayerSplit
-
-OnGradient = Callable[[int, Tensor], None]  # gets the number of a parameter and its gradient
+from lockstep.lower.param_gradient import OnGradient, ghost, own_gradients, take_gradient
+from lockstep.lower.recompute import RecomputedBlocks, buffers_of
+from lockstep.models.tensors import buffer_slots
+from lockstep.spec.rule.loss_scale import LossScale
 
 
 @dataclass
@@ -41,17 +43,24 @@ class LaneByLane:
     """Runs a model's lanes one after another with stock kernels."""
 
     def __init__(
-        self, model: nn.Module, loss: Loss, seed: int, bf16: bool, split: LayerSplit | None = None
-    ) -> None:
+        self, model: nn.Module, loss: Loss, seed: int, half: torch.dtype | None,
+        split: LayerSplit | None = None,
+    ) -> None:  # fmt: skip
         self.model, self.loss, self.split = model, loss, split
         self.params = {n: p for n, p in model.named_parameters() if p.requires_grad and not p.is_meta}
-        self._float_slots = _buffer_slots(model, floating=True)
-        self._int_slots = _buffer_slots(model, floating=False)
-        self._seed, self._bf16 = seed, bf16
+        self._float_slots = buffer_slots(model, floating=True)
+        self._int_slots = buffer_slots(model, floating=False)
+        self._seed, self._half = seed, half
         self._step, self._lane = 0, 0
         self.hands_over = False  # give every lane's gradients to `early`, and keep none
+        self.scale: LossScale | None = None  # of the loss in the backward pass; gradients are without it
+        self._recomputed: RecomputedBlocks | None = None
         self._keyed_modules: list[nn.Module] = []
         self._key_dropout()
+
+    def recompute(self) -> None:
+        """Keep less in memory from now on: compute the model's blocks again in the backward pass."""
+        self._recomputed = RecomputedBlocks(self.model)
 
     def run(self, lanes: Lanes, step: int, early: OnGradient | None = None) -> Iterator[LaneOutput]:
         """Yield the output of each lane in order; the model's buffers end as they were at the step's start.
@@ -101,17 +110,34 @@ class LaneByLane:
     ) -> LaneOutput:
         self._step, self._lane = step, lane
         seed_stream(images.device, random.key("lane", self._seed, step, lane))
-        with half_precision(images.device, self._bf16):
+        before = self._copy_buffers() if self._recomputed else []
+        with half_precision(images.device, self._half):
             outputs = self.split.forward(images) if self.split else self.model(images)
         loss = self._find_loss(outputs, labels)
-        grads = self._gradients([loss], early)
+        grads, buffers = self._backward(loss, before, early)
         return LaneOutput(
             loss.detach().float().clone(),
             leaves(outputs)[0].detach(),
             grads if self.hands_over else own_gradients(grads),
-            [b.clone() for b in self.float_buffers()],
-            [b.clone() for b in self.int_buffers()],
+            buffers[: len(self._float_slots)],
+            buffers[len(self._float_slots) :],
         )
+
+    def _backward(
+        self, loss: Tensor, before: list[Tensor], early: OnGradient | None
+    ) -> tuple[list[Any], list[Tensor]]:
+        """Gradients, and the buffers that the lane leaves; `before` are those with which blocks ran."""
+        after = self._copy_buffers() if before else None
+        slots = [*self._float_slots.values(), *self._int_slots.values()] if before else []
+        with buffers_of(slots, before):
+            return self._gradients([self._scaled(loss)], early), after or self._copy_buffers()
+
+    def _copy_buffers(self) -> list[Tensor]:
+        return [buffer.clone() for buffer in self.buffers()]
+
+    def _scaled(self, loss: Tensor) -> Tensor:
+        """The loss that the backward pass begins with."""
+        return loss * self.scale.value if self.scale else loss
 
     def _find_loss(self, outputs: Any, labels: Any) -> Tensor:
         return heads_loss(self.loss, outputs, labels, getattr(self.model, "aux_weight", 0.0))
@@ -131,8 +157,10 @@ class LaneByLane:
         own hooks.
         """
         params: list[Any] = list(self.params.values())
-        give = partial(_hand_over, early, self.hands_over) if early and not self.split else None
-        handles = [p.register_hook(partial(give, i)) for i, p in enumerate(params) if give]
+        gives = early if not self.split else None
+        take = partial(take_gradient, gives, self.hands_over, self.scale)
+        hooked = params if gives or self.scale else ()
+        handles = [p.register_hook(partial(take, i)) for i, p in enumerate(hooked)]
         try:
             found = torch.autograd.grad(outputs, [*params, *inputs], given, allow_unused=True)
         finally:
@@ -148,8 +176,9 @@ class LaneByLane:
         with torch.no_grad():
             whole = split.finish(dict(zip(self.params, grads, strict=True)))
         grads = [whole[name] for name in self.params]
-        for index, grad in enumerate(grads if early else ()):
-            _hand_over(early, False, index, grad)  # type: ignore[arg-type]
+        for index, grad in enumerate(grads):
+            if early:
+                early(index, grad)
         return [ghost(grad) for grad in grads] if early and self.hands_over else grads
 
     def own_means(self) -> dict[str, Tensor]:
@@ -201,40 +230,11 @@ class LaneByLane:
         return forward
 
     def release(self) -> None:
-        """Restore the forward of the dropout layers."""
+        """Restore the forward of blocks and of dropout layers."""
+        if self._recomputed:
+            self._recomputed.release()
         for module in self._keyed_modules:
             module.__dict__.pop("forward", None)
-
-
-def _buffer_slots(model: nn.Module, floating: bool) -> dict[str, tuple[dict[str, Any], str]]:
-    """The dictionary and key of each buffer, not the tensor itself, which a module may replace."""
-    return {
-        name: (model.get_submodule(name.rpartition(".")[0])._buffers, name.rpartition(".")[2])
-        for name, buffer in model.named_buffers()
-        if buffer.is_floating_point() == floating and not buffer.is_meta
-    }
-
-
-def own_gradients(grads: Sequence[Tensor]) -> list[Tensor]:
-    """Gradients that share no memory: autograd may give one tensor to two parameters, or expand one."""
-    owned: list[Tensor] = []
-    seen: set[int] = set()
-    for grad in grads:
-        shared = grad.data_ptr() in seen or 0 in grad.stride()
-        owned.append(grad.clone(memory_format=torch.contiguous_format) if shared else grad)
-        seen.add(grad.data_ptr())
-    return owned
-
-
-def _hand_over(early: OnGradient, and_forget: bool, index: int, grad: Tensor | None) -> Tensor | None:
-    if grad is not None:
-        early(index, grad.detach())
-    return ghost(grad) if grad is not None and and_forget else None
-
-
-def ghost(like: Tensor) -> Tensor:
-    """Zeros of the same shape that take the memory of one element."""
-    return like.new_zeros(()).expand(like.shape)
 
 
 def _note_bad(bad: list[str], name: str, module: nn.Module, inputs: object, output: object) -> None:

@@ -17,7 +17,8 @@ from torch import Tensor
 from lockstep.data.loader import Lanes
 from lockstep.kernels.loss import WholeLoss
 from lockstep.kernels.structure import zip_tensors
-from lockstep.lower.lane_by_lane import LaneByLane, LaneOutput, OnGradient
+from lockstep.lower.lane_by_lane import LaneByLane, LaneOutput
+from lockstep.lower.param_gradient import OnGradient
 from lockstep.spec.param_group import ParamGroup
 
 

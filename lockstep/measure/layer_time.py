@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lockstep.kernels.numerics import half_precision
 from lockstep.measure.layer_count import LayerCall
 from lockstep.spec.profile import LayerProfile, LayerTime
 
@@ -27,7 +28,7 @@ Key = tuple[Any, ...]
 class LayerTimer:
     """Times layers; those of the same kind and shape once."""
 
-    def __init__(self, half: bool, rounds: int = 5) -> None:
+    def __init__(self, half: torch.dtype | None, rounds: int = 5) -> None:
         self._half, self._rounds = half, rounds
         self._known: dict[Key, tuple[float, float]] = {}
 
@@ -115,7 +116,7 @@ class LayerTimer:
             return self._median(lambda: conv(x), x), self._median(backward, x)
 
     def _forward(self, module: nn.Module, x: Tensor) -> Any:
-        with torch.autocast(x.device.type, torch.bfloat16, self._half):
+        with half_precision(x.device, self._half):
             return module(x)
 
     def _median(self, call: Callable[[], object], x: Tensor) -> float:

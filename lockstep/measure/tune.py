@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lockstep.kernels.triton.conv.fused_layer import Layer
-from lockstep.kernels.triton.conv.tile import Tile, lane_chunks
+from lockstep.kernels.triton.conv.tile import KERNEL_TYPES, Tile, lane_chunks
 from lockstep.kernels.triton.conv.tile_table import OPERATIONS, Table, moves_boxes, tile_key, tile_rule
 from lockstep.kernels.triton.conv.tma_box import LEAST, takes_boxes
 from lockstep.spec import Train
@@ -100,7 +100,7 @@ def _powers(size: int, least: int, most: int) -> list[int]:
 
 def _fits(tile: Tile, precision: str) -> bool:
     """Whether the sums fit into registers and what is read ahead into shared memory."""
-    width = 2 if precision == "bf16" else 4
+    width = KERNEL_TYPES[precision][0].itemsize
     ahead = (tile.rows + tile.cols) * tile.depth * width * tile.stages
     sums = tile.rows * tile.cols
     return ahead <= _SHARED_BYTES and 1024 <= sums <= 128 * 32 * tile.warps and sums >= 256 * tile.warps

@@ -120,3 +120,12 @@ def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         found.add(name, tensors[name])
     return found.hexdigest()
+
+
+def buffer_slots(model: nn.Module, floating: bool) -> dict[str, tuple[dict[str, Any], str]]:
+    """The dictionary and key of each buffer, not the tensor itself, which a module may replace."""
+    return {
+        name: (model.get_submodule(name.rpartition(".")[0])._buffers, name.rpartition(".")[2])
+        for name, buffer in model.named_buffers()
+        if buffer.is_floating_point() == floating and not buffer.is_meta
+    }

@@ -38,10 +38,10 @@ class Pipeline:
     cuts: list[int]  # the places in the graph of training before which it is cut
 
     def recut(
-        self, model: nn.Module, images: Tensor, bf16: bool, split: ModelGraph | None = None
+        self, model: nn.Module, images: Tensor, half: torch.dtype | None, split: ModelGraph | None = None
     ) -> Pipeline:
         """The same for lanes of other images, of as many samples as they are; evaluation stays as it is."""
-        graph, trial = _try(model.train(), images, bf16, "counted", split)
+        graph, trial = _try(model.train(), images, half, "counted", split)
         return replace(self, training=Stage(graph, trial, self.cuts, self.position.number))
 
     @property
@@ -71,7 +71,7 @@ class Pipeline:
 def cut_model(
     model: nn.Module,
     images: tuple[Tensor, Tensor],
-    bf16: bool,
+    half: torch.dtype | None,
     plan: Plan,
     mesh: Mesh,
     split: ModelGraph | None = None,
@@ -81,12 +81,12 @@ def cut_model(
     `split` are its calls if layers are over several workers.
     """
     number = mesh.pipeline.rank
-    graph, trial = _try(model.train(), images[0], bf16, plan.cost if plan.pipeline > 1 else "counted", split)
+    graph, trial = _try(model.train(), images[0], half, plan.cost if plan.pipeline > 1 else "counted", split)
     cuts = _choose(graph, trial, plan)
     cuts = json.loads(mesh.world.broadcast_bytes(json.dumps(cuts).encode()))  # measured times differ
     training = Stage(graph, trial, cuts, number)
     with torch.no_grad():
-        eval_graph, eval_trial = _try(model.eval(), images[1], bf16, "counted")
+        eval_graph, eval_trial = _try(model.eval(), images[1], half, "counted")
     places = _same_cuts(graph, cuts, eval_graph, eval_trial)
     evaluation = Stage(eval_graph, eval_trial, places, number)
     missing = evaluation.uses - training.names - {value.key for value in evaluation.received}
@@ -100,10 +100,12 @@ def cut_model(
     return Pipeline(training, evaluation, plan.schedule, draws, _tell(graph, trial, cuts), cuts)
 
 
-def cut_for_evaluation(model: nn.Module, images: Tensor, bf16: bool, plan: Plan, mesh: Mesh) -> Pipeline:
+def cut_for_evaluation(
+    model: nn.Module, images: Tensor, half: torch.dtype | None, plan: Plan, mesh: Mesh
+) -> Pipeline:
     """Cut a model that is only evaluated, and may have no memory yet: all of it on `meta`."""
     with torch.no_grad():
-        graph, trial = _try(model.eval(), images, bf16, "counted")
+        graph, trial = _try(model.eval(), images, half, "counted")
     cuts = _choose(graph, trial, plan)
     stage = Stage(graph, trial, cuts, mesh.pipeline.rank)
     return Pipeline(stage, stage, plan.schedule, trial.draws, _tell(graph, trial, cuts), cuts)
@@ -130,15 +132,15 @@ def forget_values(model: nn.Module, device: torch.device) -> None:
 
 
 def _try(
-    model: nn.Module, images: Tensor, bf16: bool, cost: str, graph: ModelGraph | None = None
+    model: nn.Module, images: Tensor, half: torch.dtype | None, cost: str, graph: ModelGraph | None = None
 ) -> tuple[ModelGraph, Trial]:
     """The graph of a model in its present mode, and a lane through it; nothing of the model changes."""
     device = images.device
     streams = [device] if device.type == "cuda" else []
-    with buffers_kept(model), torch.random.fork_rng(streams), half_precision(device, bf16):
+    with buffers_kept(model), torch.random.fork_rng(streams), half_precision(device, half):
         graph = graph or ModelGraph(model)
         # autocast casts a parameter once for all calls, so their gradients add up in half precision
-        return graph, try_lane(graph, images, cost, keeps_shared=bf16)
+        return graph, try_lane(graph, images, cost, keeps_shared=half is not None)
 
 
 def _choose(graph: ModelGraph, trial: Trial, plan: Plan) -> list[int]:

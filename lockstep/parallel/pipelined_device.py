@@ -15,8 +15,10 @@ from torch import Tensor, nn
 
 from lockstep.data.loader import Lanes
 from lockstep.kernels.loss import CrossEntropy
+from lockstep.kernels.numerics import half_type
 from lockstep.lower.device_lanes import make_keys, read_sums
-from lockstep.lower.lane_by_lane import LaneOutput, OnGradient, ghost
+from lockstep.lower.lane_by_lane import LaneOutput
+from lockstep.lower.param_gradient import OnGradient, ghost
 from lockstep.lower.program import PartNetwork, fill_weights
 from lockstep.parallel.device_pipeline import DevicePipeline
 from lockstep.parallel.pipelined_lanes import PipelinedLanes
@@ -33,8 +35,8 @@ class PipelinedDevice(PipelinedLanes[_Networks]):
 
     def __init__(self, model: nn.Module, seed: int, pipeline: DevicePipeline, link: StageLink) -> None:
         train = pipeline.whole.train
-        loss, bf16 = CrossEntropy(train.label_smoothing), train.precision == "bf16"
-        super().__init__(model, loss, seed, bf16, pipeline.position, pipeline.schedule, link)
+        loss, half = CrossEntropy(train.label_smoothing), half_type(train.precision)
+        super().__init__(model, loss, seed, half, pipeline.position, pipeline.schedule, link)
         self._parts, gathered, self._workers = pipeline.parts, pipeline.gathered, pipeline.workers
         self._forward_uses = pipeline.uses
         self._tables = PartTables(gathered, self._parts, pipeline.uses) if gathered else None

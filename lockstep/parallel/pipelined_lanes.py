@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from lockstep.data.loader import Lanes
 from lockstep.kernels.loss import Loss
-from lockstep.lower.lane_by_lane import LaneByLane, LaneOutput, OnGradient
+from lockstep.lower.lane_by_lane import LaneByLane, LaneOutput
+from lockstep.lower.param_gradient import OnGradient
 from lockstep.parallel.schedule import Position, Turn, make_schedule
 from lockstep.parallel.stage_clock import StageClock
 from lockstep.parallel.stage_link import Passage, StageLink
@@ -32,12 +33,12 @@ class PipelinedLanes(LaneByLane, ABC, Generic[Flight]):
         model: nn.Module,
         loss: Loss,
         seed: int,
-        bf16: bool,
+        half: torch.dtype | None,
         position: Position,
         schedule: str,
         link: StageLink,
     ) -> None:
-        super().__init__(model, loss, seed, bf16)
+        super().__init__(model, loss, seed, half)
         self._position, self._schedule, self._link, self._clock = position, schedule, link, StageClock()
         self._after, self._before = (Passage(link, position.number + way) for way in (1, -1))  # gradients
         self.rounds = 0  # the most lanes of a worker along `data`, if they must take turns together

@@ -18,7 +18,8 @@ from lockstep.kernels import random
 from lockstep.kernels.loss import Loss
 from lockstep.kernels.numerics import half_precision, seed_stream
 from lockstep.kernels.structure import leaves
-from lockstep.lower.lane_by_lane import LaneOutput, OnGradient, own_gradients
+from lockstep.lower.lane_by_lane import LaneOutput
+from lockstep.lower.param_gradient import OnGradient, own_gradients
 from lockstep.parallel.pipeline import Pipeline
 from lockstep.parallel.pipelined_lanes import PipelinedLanes
 from lockstep.parallel.schedule import Turn
@@ -42,9 +43,15 @@ class PipelinedStock(PipelinedLanes[_InFlight]):
     """One stage's part of a worker's lanes, with stock kernels."""
 
     def __init__(
-        self, model: nn.Module, loss: Loss, seed: int, bf16: bool, pipeline: Pipeline, link: StageLink
+        self,
+        model: nn.Module,
+        loss: Loss,
+        seed: int,
+        half: torch.dtype | None,
+        pipeline: Pipeline,
+        link: StageLink,
     ) -> None:
-        super().__init__(model, loss, seed, bf16, pipeline.training, pipeline.schedule, link)
+        super().__init__(model, loss, seed, half, pipeline.training, pipeline.schedule, link)
         self.stage, self._draws = pipeline.training, pipeline.draws
 
     def begin(self, lanes: Lanes, step: int, schedule: Sequence[Turn]) -> list[Future[list[Tensor]]]:
@@ -77,7 +84,7 @@ class PipelinedStock(PipelinedLanes[_InFlight]):
         for (table, key), buffer in zip(slots, before, strict=True):
             table[key] = buffer.clone()
         try:
-            with half_precision(device, self._bf16):
+            with half_precision(device, self._half):
                 passed = self._turns.forward(given)
             flight = _InFlight(passed, (self.float_buffers(), self.int_buffers()))
         finally:
@@ -111,7 +118,7 @@ class PipelinedStock(PipelinedLanes[_InFlight]):
     def _ends(self, flight: _InFlight, given: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor] | None]:
         """Where the backward pass begins: the loss, or what was sent and its gradients."""
         if flight.loss is not None:
-            return ([flight.loss], None) if flight.loss.requires_grad else ([], None)
+            return ([self._scaled(flight.loss)], None) if flight.loss.requires_grad else ([], None)
         sent = [t for t, v in zip(flight.passed.sent, self.stage.sent, strict=True) if v.needs_grad]
         forms = self._after.forms
         assert forms is not None, "gradients have arrived"

@@ -18,7 +18,8 @@ class StageNumbers(NamedTuple):
     correct: float
     stops: float
     moves: float
-    is_finite: bool
+    is_finite: bool  # all but the gradients, and the gradients
+    fits: bool
     chunks: dict[tuple[str, int], Tensor]  # by name and first element
 
 
@@ -42,5 +43,6 @@ def merge_stages(group: Group, mine: StageNumbers) -> StageNumbers:
         max(stage.stops for stage in stages),
         max(stage.moves for stage in stages),
         all(stage.is_finite for stage in stages),
+        all(stage.fits for stage in stages),
         chunks,
     )

@@ -20,7 +20,7 @@ from lockstep.spec.profile import LayerProfile, Profile
 from lockstep.spec.rule.split_pattern import is_split
 from lockstep.spec.run import Run
 
-_VALUE = {"fp32": 4, "tf32": 4, "bf16": 2}  # bytes of an activation
+_VALUE = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}  # bytes of an activation
 _FEW_ROWS = 4  # of a band: fewer are not cut
 _WALK_BYTES, _KEPT_BYTES = 32, 16  # of a weight: a step by itself and its sum; a copy, made and put back
 _SMALL = 4096.0  # bytes of statistics, which a batch norm exchanges

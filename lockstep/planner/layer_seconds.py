@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from lockstep.spec.cluster import Cluster
 from lockstep.spec.profile import LayerProfile, LayerTime, Profile
 
-_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2}
+_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
+_LIKE = {"fp16": "bf16"}  # as fast on every device that has both
 _STARTS = 3  # operations of a layer: forward, and two gradients
 SMALL_PRODUCTS = 0.5  # the share of a large product's rate that layers reach, if nothing was measured
 
@@ -79,9 +80,14 @@ def moved_bytes(layer: LayerProfile, precision: str, images: int) -> int:
 
 
 def rate_of(cluster: Cluster, precision: str) -> float:
-    """Multiplications and additions a second in a precision; of fp32 if it is not known."""
-    rates = cluster.worker.gflop_s
-    return rates.get(precision, rates["fp32"]) * 1e9
+    """Multiplications and additions a second in a precision."""
+    return cluster.worker.gflop_s[known_rate(cluster, precision)] * 1e9
+
+
+def known_rate(cluster: Cluster, precision: str) -> str:
+    """The precision whose rate is taken for one: its own, else one that is as fast, else fp32."""
+    kinds = precision, _LIKE.get(precision, "fp32"), "fp32"
+    return next(kind for kind in kinds if kind in cluster.worker.gflop_s)
 
 
 def _between(rows: list[LayerTime], images: int) -> Pass:

@@ -12,7 +12,7 @@ from lockstep.spec.rule.compression import read_compression
 from lockstep.spec.rule.optimizer_rule import RULES
 from lockstep.spec.run import Run
 
-_VALUE = {"fp32": 4, "tf32": 4, "bf16": 2}
+_VALUE = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,13 @@ class StepDone:
     img_s: float
     data_wait_s: float = 0.0  # how long this worker waited for its images
     steps: int = 1  # how many were committed together, the last of which is `step` (train.local_steps)
+    scale: float | None = None  # of the loss, in fp16
+    skipped: bool = False  # whether its gradients overflowed in fp16, so that only the cursor moved
+
+    def row(self) -> dict[str, Any]:
+        """The event as a row of metrics.jsonl, without what most steps do not have."""
+        found = {**vars(self), "steps": self.steps if self.steps > 1 else None}
+        return {key: value for key, value in found.items() if value is not None and value is not False}
 
 
 @dataclass(frozen=True)

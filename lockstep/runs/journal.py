@@ -173,8 +173,7 @@ class Journal:
         images, end = batch * steps, batch * done.step_in_epoch
         for pace in (self._pace, self.epoch_pace):
             pace.add(images, images / done.img_s, done.data_wait_s, steps)
-        told = {**vars(done), "steps": steps if steps > 1 else None, "positions": [end - images, end]}
-        self._add(_METRICS, {"kind": "step", **{k: value for k, value in told.items() if value is not None}})
+        self._add(_METRICS, {"kind": "step", **done.row(), "positions": [end - images, end]})
         self.trace(state)
         if self._directory:
             self._emit(done)

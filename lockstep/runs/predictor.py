@@ -21,7 +21,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from lockstep.errors import BadInput, ModelError
 from lockstep.kernels.cuda_graph import capture, run_first
 from lockstep.kernels.loss import make_loss
-from lockstep.kernels.numerics import half_precision, precision_kept, set_precision
+from lockstep.kernels.numerics import half_precision, half_type, precision_kept, set_precision
 from lockstep.kernels.structure import zip_tensors
 from lockstep.lower.choose import lower_for_device
 from lockstep.lower.program import DeviceLowering
@@ -34,7 +34,7 @@ _MOST = 8192  # the largest batch; more images are split into several
 _CHAIN_VALUES = 2**31 - 1  # most values of a chain's layer in a batch: kernels index them with 32 bits
 _OTHER_VALUES = 2**28  # the same for other models: keeps a GPU busy, and leaves memory for other batch sizes
 _MANY = 32  # the smallest batch for which fused kernels are faster for a residual network
-_PAYS = ("bf16",)  # the precisions in which they are faster
+_PAYS = ("bf16", "fp16")  # the precisions in which they are faster
 _KEPT = 8  # batch sizes whose buffers are kept
 _Run = Callable[[Tensor], Any]
 
@@ -88,8 +88,8 @@ class Predictor:
     def _by_the_model(self, images: Tensor) -> Any:
         trained = self._trained
         normal = trained.augment.normalize(images.to(trained.device))
-        bf16 = trained.run.train.precision == "bf16"
-        with self._precision(), half_precision(trained.device, bf16):
+        half = half_type(trained.run.train.precision)
+        with self._precision(), half_precision(trained.device, half):
             outputs = self._model(normal.contiguous(memory_format=trained.memory_format))
         return trained.answer(outputs)
 

@@ -19,9 +19,14 @@ from lockstep.models.weights import head_names
 from lockstep.runs.state_parts import StateParts, StatePiece
 from lockstep.spec import Evaluate, Optimizer
 from lockstep.spec.param_group import ParamGroup, group_params
+from lockstep.spec.rule.loss_scale import LossScale
 from lockstep.spec.rule.optimizer_rule import RULES
 
 Memory = dict[str, list[Tensor]]  # an optimizer's tensors, such as velocity: one per parameter
+_NUMBERS = (
+    "epoch", "step_in_epoch", "step", "inner_steps", "best_score", "best_step", "worse_epochs", "evaluation",
+    "metrics",
+)  # fmt: skip
 NamedMemory = dict[str, dict[str, Tensor]]  # the same by the name of the parameter
 
 
@@ -50,6 +55,7 @@ class TrainState:
     step_in_epoch: int = 0
     step: int = 0
     inner_steps: int = 0  # how many of these were followed by no update: all but the last of each round
+    scale: LossScale | None = None  # of the loss, in fp16
     totals: Totals = field(default_factory=Totals)
     best_score: float | None = None  # of `Evaluate.score`
     best_step: int = -1
@@ -90,8 +96,8 @@ class TrainState:
 
     @property
     def updates(self) -> int:
-        """How many times the weights were updated: once a step, or once a round of local steps."""
-        return self.step - self.inner_steps
+        """How many times the weights were updated: once a step that was taken, or a round of local steps."""
+        return self.step - self.inner_steps - (self.scale.skipped if self.scale else 0)
 
     def trained(self) -> dict[str, Tensor]:
         """What is updated here: the trained parameters of the model, or this worker's pieces of them."""
@@ -161,18 +167,8 @@ class TrainState:
 
     def cursor(self) -> dict[str, Any]:
         """Everything in the state that is not a tensor, for a checkpoint's manifest."""
-        return {
-            "epoch": self.epoch,
-            "step_in_epoch": self.step_in_epoch,
-            "step": self.step,
-            "inner_steps": self.inner_steps,
-            "totals": vars(self.totals),
-            "best_score": self.best_score,
-            "best_step": self.best_step,
-            "worse_epochs": self.worse_epochs,
-            "evaluation": self.evaluation,
-            "metrics": self.metrics,
-        }
+        parts = {"totals": vars(self.totals), "scale": self.scale and vars(self.scale)}
+        return {name: getattr(self, name) for name in _NUMBERS} | parts
 
     def load_cursor(self, numbers: Mapping[str, Any]) -> None:
         """Restore the numbers that `cursor` returned."""
@@ -180,7 +176,8 @@ class TrainState:
         self.step_in_epoch, self.inner_steps = int(numbers["step_in_epoch"]), numbers.get("inner_steps", 0)
         self.totals = Totals(**numbers["totals"])
         self.best_score = numbers.get("best_score", numbers.get("best_accuracy"))  # its name until 2026-11
-        self.best_step, last = int(numbers["best_step"]), numbers["evaluation"]
+        scale, last = numbers.get("scale"), numbers["evaluation"]
+        self.best_step, self.scale = int(numbers["best_step"]), LossScale(**scale) if scale else None
         self.worse_epochs = numbers.get("worse_epochs", 0)
         self.evaluation, self.metrics = (last[0], last[1]) if last else None, dict(numbers.get("metrics", {}))
 
@@ -190,6 +187,7 @@ class TrainState:
         loss, accuracy = self.evaluation
         found: dict[str, Any] = {"accuracy": accuracy, "loss": loss, "metrics": self.metrics or None}
         found |= by.tell_best(self.best_score, accuracy is not None) | {"best_step": self.best_step}
+        found |= {"skipped_steps": self.scale.skipped, "loss_scale": self.scale.value} if self.scale else {}
         return {name: value for name, value in found.items() if value is not None}
 
     def hashes(self) -> dict[str, str]:

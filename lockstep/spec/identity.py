@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from lockstep.spec.rule.loss_scale import GROWTH, START
 from lockstep.spec.run import Run
 from lockstep.spec.run_file import to_table
 
@@ -27,6 +28,9 @@ _ADDED: dict[str, object] = {
     "train.compress": "none",
     "train.compress_after": 0,
     "train.local_steps": 1,
+    "train.clip_value": 0.0,
+    "train.loss_scale": START,
+    "train.scale_growth": GROWTH,
     "data.order": "shuffled",
     "data.repeats": 1,
     "train.class_weights": "none",
@@ -39,11 +43,11 @@ _ADDED: dict[str, object] = {
     "model.freeze": [],
 }
 
-# Keys of a Run that cannot change a bit: they say where files are, or when checkpoints are saved. The numbers
-# of data.normalize are in the manifest.
+# Keys of a Run that cannot change a bit: where files are, when checkpoints are saved, what is computed twice.
+# The numbers of data.normalize are in the manifest.
 _NOT_IDENTITY = (
     *("data.dir", "data.normalize", "model.weights", "kernels.table"),
-    *("checkpoint.every_steps", "checkpoint.keep"),
+    *("checkpoint.every_steps", "checkpoint.keep", "train.recompute"),
 )
 
 

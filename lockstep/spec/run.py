@@ -11,21 +11,23 @@ from functools import cached_property
 from typing import Any
 
 from lockstep.spec.field import check_fields, require, require_choice, require_range
-from lockstep.spec.rule.augmentation import check_item
 from lockstep.spec.rule.batch_growth import BatchStage, find_stages, join_batches, split_batches
+from lockstep.spec.rule.clip_rule import check_clip
 from lockstep.spec.rule.compression import check_compression
 from lockstep.spec.rule.evaluated import Evaluate
+from lockstep.spec.rule.lane_grid import check_cuts
 from lockstep.spec.rule.local_steps import check_local_steps
 from lockstep.spec.rule.loss_rule import LOSSES, check_loss, write_weights
-from lockstep.spec.rule.normalization import split_normalize
-from lockstep.spec.rule.sample_order import check_repeats, find_block
+from lockstep.spec.rule.loss_scale import GROWTH, START, check_scale
 from lockstep.spec.rule.update_rule import SCALES, Optimizer, Schedule
+from lockstep.spec.sample.augmentation import check_item
+from lockstep.spec.sample.normalization import split_normalize
+from lockstep.spec.sample.sample_order import check_repeats, find_block
 
-PRECISIONS = ("fp32", "tf32", "bf16")
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 WIRES = ("fp32", "bf16")
 KERNEL_SETS = ("auto", "stock", "fused", "compiled")
 _WHILE_TRAINING = 3  # checkpoints that are kept: if the newest is damaged, there are others
-_MOST_CELLS = 64  # of a grid
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,11 @@ class Train:
     loss: str = "cross_entropy"
     label_smoothing: float = 0.0
     class_weights: str = "none"  # balanced; or a number for each class, also as a list
-    clip: float = 0.0
+    clip: float = 0.0  # the largest norm of all gradients
+    clip_value: float = 0.0  # the largest value in them
+    loss_scale: float = START  # of the first step in fp16; then it moves by itself
+    scale_growth: int = GROWTH  # steps without an overflow until it is doubled
+    recompute: bool = False  # compute blocks again in the backward pass, to keep less in memory
     ema: float = 0.0
     sync_norm: bool = False
     channels_last: bool = False
@@ -94,19 +100,15 @@ class Train:
         for name in ("epochs", "batch", "lanes", "bands", "slices", "local_steps", "threads"):
             require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "must be at least 1")
         require(self.threads <= 1024, "train.threads", self.threads, "must be at most 1024")
-        for name in ("lanes", "bands", "slices"):
-            key, value = f"train.{name}", getattr(self, name)
-            is_fine = name == "lanes" or value <= _MOST_CELLS
-            require(is_fine, key, value, f"must be at most {_MOST_CELLS}")
-            power = 1 << (value.bit_length() - 1)
-            require(value == power, key, value, f"must be a power of two: use {power} or {2 * power}")
+        check_cuts(self.lanes, self.bands, self.slices, self.recompute)
         find_stages(self.batch, self.growth, self.epochs, self.lanes)
         require_choice("train.precision", self.precision, PRECISIONS)
         require_choice("train.wire", self.wire, WIRES)
         check_compression(self.compress, self.compress_after, self.wire)
         require_range("train.label_smoothing", self.label_smoothing, 0.0, 1.0)
         require_range("train.ema", self.ema, 0.0, 1.0)
-        require(self.clip >= 0, "train.clip", self.clip, "must be 0 (off) or the largest gradient norm")
+        check_clip(self.clip, self.clip_value)
+        check_scale(self.precision, self.loss_scale, self.scale_growth, self.local_steps)
         check_loss(self.loss, self.label_smoothing, self.class_weights)
 
     @cached_property

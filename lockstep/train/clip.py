@@ -1,4 +1,4 @@
-"""Gradient clipping on host and device: by the norm, summed in an order that no slice or bucket changes."""
+"""Gradient clipping on host and device: by value, or by the norm, whose sum no slice or bucket changes."""
 
 from __future__ import annotations
 
@@ -17,6 +17,14 @@ def clip_gradients(grads: list[Tensor], norm: Tensor, limit: float) -> None:
     """Scale gradients, whose norm is `norm`, in place, so that it becomes at most `limit`."""
     if grads:
         torch._foreach_mul_(grads, (limit / (norm + 1e-6)).clamp(max=1.0))
+
+
+@torch.no_grad()
+def clip_values(grads: list[Tensor], limit: float) -> None:
+    """Move values of gradients that are larger than `limit`, or below minus that, to it, in place."""
+    if grads:
+        torch._foreach_clamp_max_(grads, limit)
+        torch._foreach_clamp_min_(grads, -limit)
 
 
 @torch.no_grad()

@@ -33,6 +33,7 @@ from lockstep.runs.train_state import TrainState
 from lockstep.spec import Launch
 from lockstep.spec.generation import Generation
 from lockstep.spec.plan import Plan
+from lockstep.spec.rule.loss_scale import begin_scale
 from lockstep.spec.rule.optimizer_rule import RULES
 from lockstep.train.evaluation.host_evaluate import Evaluator, averaged_weights
 from lockstep.train.evaluation.pipelined_evaluate import stage_evaluator
@@ -80,9 +81,11 @@ class Dealt:
             if self.mix:
                 assert self.sharded
                 publish = self.sharded.publish
-                return MixedLanes(setup.model, setup.loss, setup.run.seed, setup.bf16, self.mix, publish)
+                return MixedLanes(setup.model, setup.loss, setup.run.seed, setup.half, self.mix, publish)
             lowered = setup.lower(read, data)
             lowered.split = self.split or lowered.split
+            if setup.run.train.recompute and not setup.lowering:
+                lowered.recompute()
             if self.products:
                 from lockstep.lower.device_lanes import DeviceLanes
 
@@ -97,7 +100,7 @@ class Dealt:
 
             staged = PipelinedDevice(setup.model, seed, pipeline, link)
         else:
-            staged = PipelinedStock(setup.model, setup.loss, seed, setup.bf16, pipeline, link)
+            staged = PipelinedStock(setup.model, setup.loss, seed, setup.half, pipeline, link)
             staged.split = self.split or setup.grid
         staged.hands_over = self.plan.shards_gradients
         if pipeline.gathered:
@@ -115,6 +118,11 @@ class Dealt:
 
     def begin(self) -> TrainState:
         """The state before the first step: this worker's part of it, if the plan splits it."""
+        state, train = self._begin(), self.setup.run.train
+        state.scale = begin_scale(train.precision, train.loss_scale)
+        return state
+
+    def _begin(self) -> TrainState:
         setup, plan, mesh = self.setup, self.plan, self.mesh
         options = setup.run.optimizer, setup.run.train.ema
         feedback = Feedback.of(setup.run.train, setup.model, mesh.data)

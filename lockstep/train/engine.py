@@ -29,7 +29,8 @@ from lockstep.train.audit import Audit
 from lockstep.train.dealt import Dealt
 from lockstep.train.foresight.own_prediction import predict_own
 from lockstep.train.foresight.step_parts import StepParts
-from lockstep.train.step import NotFinite, Requests, Step, StepResult
+from lockstep.train.result import StepResult
+from lockstep.train.step import NotFinite, Requests, Step
 
 if TYPE_CHECKING:
     from lockstep.train.device.device_epoch import DeviceEpochs

@@ -10,7 +10,7 @@ from torch import nn
 from lockstep.data import Store
 from lockstep.errors import ModelError
 from lockstep.kernels.loss import Loss
-from lockstep.kernels.numerics import check_allocations, failed_allocations
+from lockstep.kernels.numerics import check_allocations, failed_allocations, half_type
 from lockstep.lower.fixed_lane import fixed_images
 from lockstep.lower.program import DeviceLowering
 from lockstep.parallel.split.axes import Axes
@@ -49,7 +49,7 @@ def find_numerics(
             f"train.bands={train.bands}, train.slices={train.slices}: {lowering.program.kernels} kernels "
             "have no such grid: use kernels.set=stock, which is another run"
         )
-    device, half = next(model.parameters()).device, train.precision == "bf16"
+    device, half = next(model.parameters()).device, half_type(train.precision)
     images, failed = fixed_images(run, store.shape, device), failed_allocations(device)
     grid = split_model(model, Axes(train.bands, train.slices), images, half)
     facts = grid_facts(grid, half)

@@ -12,7 +12,12 @@ from torch import Tensor, nn
 
 from lockstep.data import Store
 from lockstep.kernels.loss import Loss, WholeLoss
-from lockstep.kernels.numerics import check_allocations, failed_allocations, memory_format
+from lockstep.kernels.numerics import (
+    check_allocations,
+    failed_allocations,
+    half_type,
+    memory_format,
+)
 from lockstep.kernels.structure import place
 from lockstep.lower.fixed_lane import fixed_labels, fixed_samples, run_fixed_lane
 from lockstep.lower.lane_by_lane import LaneByLane
@@ -39,7 +44,7 @@ def fingerprint_lane(
     nothing for it, and does not refuse the worker.
     """
     device = next(model.parameters()).device
-    size, bf16 = run.train.batch // run.train.lanes, run.train.precision == "bf16"
+    size, half = run.train.batch // run.train.lanes, half_type(run.train.precision)
     way = _choose_way(run, model, loss, lowering)
 
     def compute() -> list[Tensor]:
@@ -51,7 +56,7 @@ def fingerprint_lane(
     try:
         samples = size
         if device.type == "cpu" and not lowering:
-            samples = fixed_samples(model, torch.zeros(1, *store.shape), size, bf16)
+            samples = fixed_samples(model, torch.zeros(1, *store.shape), size, half)
         if lowering and device.type == "cuda":
             from lockstep.kernels.triton.compile_ahead import compile_ahead
 
@@ -81,4 +86,4 @@ def _choose_way(run: Run, model: nn.Module, loss: Loss, lowering: DeviceLowering
         from lockstep.lower.device_lanes import DeviceLanes
 
         return DeviceLanes(model, lowering.uncompiled(), run.seed)
-    return LaneByLane(model, loss, run.seed, run.train.precision == "bf16")
+    return LaneByLane(model, loss, run.seed, half_type(run.train.precision))

@@ -1,7 +1,6 @@
 """The loop of a run: epochs of steps, evaluation, which steps are checkpointed, an orderly end in any case.
 
-It drives the path of a batch: store → order → augment → loader → step. Every worker runs it; worker 0 writes
-the run's directory and reports everything as events.
+It drives a batch: store → order → augment → loader → step. Worker 0 writes the run's directory, and events.
 """
 
 from __future__ import annotations
@@ -80,6 +79,8 @@ class Loop:
             journal.saver.save(state, wait=True)
             raise
         self._report_generation()
+        if state.scale and (text := state.scale.tell()):
+            journal.notice(text)
         hashes = prove_state(self._group, self._state)
         self._dealt.make_whole(state)
         journal.saver.settle(wait=True)
@@ -125,6 +126,8 @@ class Loop:
                 images / seconds,
                 round(result.waited_s, 6),
                 result.steps,
+                result.scale,
+                result.skipped,
             )
             journal.step(done, state)
             self._report_generation()

@@ -14,6 +14,7 @@ from lockstep.data import Store
 from lockstep.data.loader import Lanes
 from lockstep.errors import ModelError, OutOfMemory, SpecError
 from lockstep.kernels.loss import Loss, ValueLoss, WholeLoss
+from lockstep.kernels.numerics import half_type
 from lockstep.kernels.structure import describe, leaves, place
 from lockstep.lower.lane_by_lane import LaneByLane
 from lockstep.models.freeze import trains_norms
@@ -88,7 +89,7 @@ def check_lane(model: nn.Module, loss: Loss, store: Store, run: Run, device: tor
     if isinstance(loss, WholeLoss):
         labels = store.train.read(torch.arange(size))[1]
     lanes = Lanes(images, place(labels, device), 1)
-    trial = _Trial(model, loss, run.seed, bf16=False)
+    trial = _Trial(model, loss, run.seed, half=None)
     trial.samples = size
     try:
         (output,) = trial.run(lanes, 0)
@@ -154,18 +155,17 @@ def explain_memory(train: Train, device: torch.device, at_once: bool) -> Iterato
             )
         raise OutOfMemory(
             f"out of memory on {device} with {held}: {fix}, lower train.batch={train.batch} or the image "
-            "size, use precision=bf16, or give the layers to several workers (--plan pipeline=2)"
+            "size, use precision=bf16 or recompute=true, or give the layers to several workers (--plan "
+            "pipeline=2)"
         ) from None
 
 
 def warnings_of(run: Run, model: nn.Module, length: int, device: torch.device) -> list[str]:
     """Warnings about settings that train, but probably not as the user wants."""
     found = explain_local_steps(run.train.local_steps, length // run.train.batch)
-    if run.train.precision == "bf16" and device.type == "cpu":
-        found.append(
-            "bf16 is slow on most CPUs, and very slow on one without native bf16: use "
-            "train.precision=fp32, which is another run"
-        )
+    if half_type(kind := run.train.precision) and device.type == "cpu":
+        text = f"{kind} is slow on most CPUs, and very slow on one without native {kind}"
+        found.append(f"{text}: use train.precision=fp32, which is another run")
     batches = [stage.batch for stage in run.train.stages]
     worst = max(batches, key=lambda batch: length % batch)
     if (left_out := length % worst) > length // 5:

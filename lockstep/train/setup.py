@@ -23,7 +23,7 @@ from lockstep.data.map_style import from_map_style
 from lockstep.data.store import check_batch
 from lockstep.errors import ModelError
 from lockstep.kernels.loss import Loss, WholeLoss, plain_loss
-from lockstep.kernels.numerics import memory_format, to_device
+from lockstep.kernels.numerics import half_type, memory_format, to_device
 from lockstep.lower.choose import Sample, lower_for_host
 from lockstep.lower.lane_by_lane import LaneByLane
 from lockstep.lower.local_lanes import LocalLanes
@@ -114,8 +114,8 @@ class Setup:
         return not isinstance(self.loss, WholeLoss)
 
     @property
-    def bf16(self) -> bool:
-        return self.run.train.precision == "bf16"
+    def half(self) -> torch.dtype | None:
+        return half_type(self.run.train.precision)
 
     def lower(self, read: Callable[[], Lanes], group: Group) -> LaneByLane:
         """The model made ready to run a worker's lanes; `read` returns a step's lanes, for their shapes."""
@@ -125,16 +125,16 @@ class Setup:
 
             return DeviceLanes(self.model, self.lowering, run.seed, group)
         if run.train.local_steps > 1:
-            return LocalLanes(self.model, self.loss, run.seed, self.bf16, self.grid)
+            return LocalLanes(self.model, self.loss, run.seed, self.half, self.grid)
         if self.grid:
-            return LaneByLane(self.model, self.loss, run.seed, self.bf16, self.grid)
+            return LaneByLane(self.model, self.loss, run.seed, self.half, self.grid)
         return lower_for_host(
             self.model,
             self.loss,
             seed=run.seed,
-            bf16=self.bf16,
+            half=self.half,
             rounds=run.train.wire != "fp32" or run.train.compress != "none",
-            sample=None if self.store.sizes else Sample(read, self.batched),
+            sample=None if self.store.sizes or run.train.recompute else Sample(read, self.batched),
         )
 
     def about(self) -> About:

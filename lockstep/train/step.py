@@ -6,9 +6,9 @@ changes before all lanes are summed and found finite, so a step that fails can s
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 import torch
@@ -22,36 +22,21 @@ from lockstep.errors import NumericsError
 from lockstep.kernels.loss import WholeLoss, main_labels
 from lockstep.kernels.numerics import check_allocations, failed_allocations
 from lockstep.lanes.step_reduction import Buckets, Means, StepReduction, read_finite
-from lockstep.lower.lane_by_lane import LaneByLane, OnGradient
+from lockstep.lower.lane_by_lane import LaneByLane
 from lockstep.lower.local_lanes import LocalLanes
+from lockstep.lower.param_gradient import OnGradient
 from lockstep.parallel.shard.sharded_model import ShardedModel
 from lockstep.parallel.stage_numbers import StageNumbers, merge_stages
 from lockstep.runs.train_state import TrainState
 from lockstep.spec import Run
 from lockstep.train.audit import Audit
-from lockstep.train.clip import chunk_sums, clip_gradients, norm_of_chunks
+from lockstep.train.clip import chunk_sums, clip_gradients, clip_values, norm_of_chunks
+from lockstep.train.result import StepResult
 from lockstep.train.update.matrix_deal import Moves, exchange_moves
 from lockstep.train.update.state_update import find_rates, update_state
 from lockstep.train.update.weight_average import average_weights
 
 Requests = Callable[[], tuple[bool, bool]]  # this worker's: (stop, move to another generation)
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """What a step reports; reduced over all lanes, so it is the same on every worker."""
-
-    loss: float
-    correct: int
-    lr: float
-    stop: bool = False  # whether any worker was asked to stop
-    move: bool = False  # whether any worker knows of a generation to move to
-    seconds: float = 0.0  # how long it took; 0: the time since the step before
-    waited_s: float = 0.0  # how much of that was spent waiting for data
-    compute_s: float = field(default=0.0, compare=False)  # and until its lanes were done; 0: not known
-    exchange_s: float = 0.0  # and then waiting for gradients of other workers; not known on the device
-    hidden_s: float = field(default=0.0, compare=False)  # what their exchange took beside computing
-    steps: int = 1  # of the run, which every lane took by itself: the seconds are those of all of them
 
 
 class NotFinite(Exception):
@@ -116,22 +101,24 @@ class Step:
         chunks = self._sum_chunks(grads) if clip else {}
         if clip and not self._state.parts:
             norm = norm_of_chunks(chunks)
-        (loss, right, stops, moves, _), is_finite = read_finite(
-            [*means.numbers, norm], [*grads.values(), *means.floats]
+        (loss, right, stops, moves), is_finite, fits = read_finite(
+            means.numbers, means.floats, [*grads.values(), norm]
         )
         self._mesh.data.check()
         if self._state.parts:
             self._state.finish = partial(self._finish, list(grads.values()), [*means.floats, *means.ints])
-            told = merge_stages(self._mesh.world, StageNumbers(loss, right, stops, moves, is_finite, chunks))
-            loss, right, stops, moves, is_finite, chunks = told
+            mine = StageNumbers(loss, right, stops, moves, is_finite, fits, chunks)
+            loss, right, stops, moves, is_finite, fits, chunks = merge_stages(self._mesh.world, mine)
             norm = norm_of_chunks(chunks) if clip else norm
-            is_finite = is_finite and bool(norm.isfinite())
+            fits = fits and bool(norm.isfinite())
         elif self._mesh.stage.size > self._mesh.data.size:  # those of the same lanes were not asked yet
-            told = merge_stages(self._mesh.world, StageNumbers(loss, right, stops, moves, is_finite, {}))
-            stops, moves, is_finite = told.stops, told.moves, told.is_finite
-        if not is_finite:
+            mine = StageNumbers(loss, right, stops, moves, is_finite, fits, {})
+            _, _, stops, moves, is_finite, fits, _ = merge_stages(self._mesh.world, mine)
+        scale = self._state.scale
+        if not is_finite or not (fits or (scale and scale.can_shrink)):
             self._state.finish = None
             raise self.not_finite(loss, lanes)
+        norm = norm if fits else torch.full_like(norm, math.inf)
         lr = self._finish(list(grads.values()), [*means.floats, *means.ints], norm, self._mesh.stage)
         return StepResult(
             loss,
@@ -143,10 +130,13 @@ class Step:
             exchange_s=exchange_s,
             hidden_s=max(reduction.reducer.exchange_s - exchange_s, 0.0),
             steps=lanes.steps,
+            scale=scale.value if scale else None,
+            skipped=not fits,
         )
 
     def _begin(self) -> None:
         state = self._state
+        self._lowered.scale = state.scale
         self._rates = find_rates(self._run, state, self._steps_per_epoch, self._total_steps)
         if self.sharded:
             self.sharded.prepare()
@@ -174,13 +164,19 @@ class Step:
     ) -> float:
         """Clip by the norm of all gradients, let workers who are `dealt` matrices exchange them, and commit.
 
+        A norm that is not finite says that the gradients overflowed in fp16, so that nothing is updated.
         Of a state in parts all workers must commit, or none. Where one did, all have summed their gradients:
         one that lost the others before it knew the norm gets it from there, and commits later; one that
         lost them while matrices were exchanged computes all of them.
         """
-        state = self._state
-        if self._run.train.clip:
-            clip_gradients(grads, norm, self._run.train.clip)
+        state, train = self._state, self._run.train
+        if state.scale and not norm.isfinite():
+            state.finish, state.norm = None, norm if state.parts else None
+            return self._move_on()
+        if train.clip:
+            clip_gradients(grads, norm, train.clip)
+        if train.clip_value:
+            clip_values(grads, train.clip_value)
         state.finish = (lambda norm: self._commit(grads, buffers)) if state.parts else None
         moves = None
         if dealt and not self.sharded:
@@ -218,8 +214,10 @@ class Step:
 
     @torch.no_grad()
     def _commit(self, grads: list[Tensor], buffers: list[Tensor], moves: Moves | None = None) -> float:
-        run, state, rates = self._run, self._state, self._rates
-        update_state(state, state.updates, rates[1:], dict(zip(state.trained(), grads, strict=True)), moves)
+        run, state = self._run, self._state
+        update_state(
+            state, state.updates, self._rates[1:], dict(zip(state.trained(), grads, strict=True)), moves
+        )
         for buffer, value in zip(self._lowered.buffers(), buffers, strict=True):
             buffer.copy_(value)
         if run.train.ema:
@@ -227,10 +225,17 @@ class Step:
         self._reduction.reducer.commit()
         if self.sharded:
             self.sharded.is_published = False  # not now: until all is committed here nothing may fail
+        return self._move_on(is_updated=True)
+
+    def _move_on(self, is_updated: bool = False) -> float:
+        """Move the cursor, and the scale of the loss; returns the rate of the step that is done."""
+        state = self._state
+        if state.scale:
+            state.scale = state.scale.after(not is_updated, self._run.train.scale_growth)
         state.step += self._steps
         state.step_in_epoch += self._steps
         state.inner_steps += self._steps - 1
-        return rates[0]
+        return self._rates[0]
 
     def not_finite(self, loss: float, lanes: Lanes) -> NumericsError:
         """The error of a step that was not taken because a value is not finite, on any worker."""
@@ -240,5 +245,5 @@ class Step:
         return NumericsError(
             f"step {self._state.step}: not finite: {where} (loss {loss:g}); the step was not applied: "
             f"lower optimizer.lr={self._run.optimizer.lr:g}, set train.clip=1 or lengthen "
-            "schedule.warmup_epochs"
+            f"schedule.warmup_epochs{', or use train.precision=bf16' if self._state.scale else ''}"
         )

@@ -15,7 +15,7 @@ from torch import Tensor
 from lockstep.data.changes import Changes, blur, color, geometry, group_change, policy, tone
 from lockstep.data.changes.sample_draw import SampleDraw
 from lockstep.kernels import random
-from lockstep.spec.rule.augmentation import CHANGES
+from lockstep.spec.sample.augmentation import CHANGES
 
 SEED, EPOCH = 5, 3
 MEAN = (0.5, 0.4, 0.3)

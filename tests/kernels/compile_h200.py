@@ -31,6 +31,7 @@ from lockstep.models import build
 from lockstep.models.resnet import BasicBlock
 from lockstep.runs.train_state import TrainState
 from lockstep.spec import Model, Optimizer, Run, Train
+from lockstep.spec.rule.loss_scale import begin_scale
 from lockstep.spec.rule.optimizer_rule import RULES
 from lockstep.train.device.device_step import DeviceStep
 
@@ -97,6 +98,7 @@ def compile_all(model_name: str, precision: str) -> None:
         train = Train(batch=16, lanes=2, precision=precision, ema=0.9 if number else 0.0)
         run = Run(model=Model(model_name), train=train, optimizer=Optimizer(name, weight_decay=0.1))
         state = TrainState.begin(model, run.optimizer, train.ema)
+        state.scale = begin_scale(precision, train.loss_scale)
         augment = Augment(0, True, 2, 4, (0.5,) * channels, (0.5,) * channels)
         step = DeviceStep(
             run,

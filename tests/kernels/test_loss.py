@@ -103,7 +103,7 @@ def test_our_kernel_is_the_mean_of_each_lane(batch, smoothing: float, weights) -
     given = logits.float().to(device), labels.int().to(device)
     table = None if weights is None else torch.tensor(weights, device=device)
     losses, right, found = (torch.empty(*shape, device=device) for shape in ((6,), (6,), (6, 4)))
-    cross_entropy(*given, losses, right, found, 3, smoothing, table)
+    cross_entropy(*given, losses, right, found, 3, smoothing, weights=table)
     torch.testing.assert_close(losses.cpu().view(2, 3).mean(1).double(), torch.stack(parts).detach())
     torch.testing.assert_close(found.cpu().double(), grad)
     assert right.cpu().tolist() == (logits.argmax(1) == labels).float().tolist()

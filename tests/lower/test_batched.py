@@ -41,8 +41,8 @@ def batch(lanes: int = 4, size: int = 32) -> Lanes:
 
 def test_a_small_chain_runs_together_and_has_the_bits_of_the_reference() -> None:
     model, lanes = lenet(), batch()
-    lowered = lower_for_host(model, CROSS_ENTROPY, seed=0, bf16=False, sample=Sample(lambda: lanes))
-    reference = LaneByLane(copy.deepcopy(model), CROSS_ENTROPY, 0, False)
+    lowered = lower_for_host(model, CROSS_ENTROPY, seed=0, half=None, sample=Sample(lambda: lanes))
+    reference = LaneByLane(copy.deepcopy(model), CROSS_ENTROPY, 0, None)
     if not isinstance(lowered, BatchedLanes):
         pytest.skip("stock kernels of this CPU depend on the batch, so lanes run one after another")
     tree = LaneTree()
@@ -76,7 +76,7 @@ def test_a_way_with_other_bits_is_not_used() -> None:
     chain = chain_of(model)
     assert chain is not None
     assert not same_bits(
-        Wrong(model, CROSS_ENTROPY, 0, chain), LaneByLane(model, CROSS_ENTROPY, 0, False), lanes
+        Wrong(model, CROSS_ENTROPY, 0, chain), LaneByLane(model, CROSS_ENTROPY, 0, None), lanes
     )
 
 
@@ -84,7 +84,7 @@ def test_large_activations_run_one_lane_after_another() -> None:
     torch.manual_seed(0)
     model = build("emotion48", in_channels=1, num_classes=7, image_size=(28, 28))
     lanes = batch(lanes=4, size=64)
-    lowered = lower_for_host(model, CROSS_ENTROPY, seed=0, bf16=False, sample=Sample(lambda: lanes))
+    lowered = lower_for_host(model, CROSS_ENTROPY, seed=0, half=None, sample=Sample(lambda: lanes))
     assert type(lowered) is LaneByLane
 
 

@@ -71,8 +71,8 @@ def test_what_runs_lane_by_lane_on_a_gpu_names_what_is_in_the_way(precision, gpu
 def test_the_doctor_says_what_each_model_runs_with(gpu) -> None:
     gpu(HOPPER)
     found = _kernels(torch.device("cuda"))
-    assert found["emotion48"] == "fused in bf16 and tf32, compiled in fp32"
-    assert found["resnet18"] == "fused in bf16, else compiled"
+    assert found["emotion48"] == "fused in bf16, fp16 and tf32, compiled in fp32"
+    assert found["resnet18"] == "fused in bf16 and fp16, else compiled"
     assert found["alexnet"].startswith("compiled (`lockstep bench lanes`")
 
 

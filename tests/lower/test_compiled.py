@@ -109,7 +109,7 @@ def test_heads_count_by_their_weight() -> None:
 
 def compare(make: Callable[[], nn.Module], lanes: Lanes, within: float = 4e-6) -> None:
     found = sums(prepare(make(), lanes), lanes)
-    reference = LaneByLane(make().double(), CrossEntropy(), 0, bf16=False)
+    reference = LaneByLane(make().double(), CrossEntropy(), 0, half=None)
     expected = sums(reference, Lanes(lanes.images.double(), lanes.labels, lanes.num_lanes))
     for one, other in zip(found, expected, strict=True):
         assert (one.double() - other).norm() < within * other.norm().clamp_min(1e-30)

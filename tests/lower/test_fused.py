@@ -21,7 +21,7 @@ from lockstep.data.loader import Lanes
 from lockstep.data.store import MemorySplit
 from lockstep.errors import SpecError
 from lockstep.kernels.loss import CrossEntropy
-from lockstep.kernels.numerics import plain_torch, prepare_device
+from lockstep.kernels.numerics import half_type, plain_torch, prepare_device
 from lockstep.kernels.triton.conv.fused_layer import Layer
 from lockstep.kernels.triton.conv.tile import Tile
 from lockstep.kernels.triton.conv.tile_table import OPERATIONS, Table, find_table, tile_key
@@ -116,13 +116,13 @@ def check(
     The largest of a window is then another one now and then, in one window of 500 for lenet5.
     """
     double = Lanes(lanes.images.double(), lanes.labels, lanes.num_lanes)
-    exact = LaneByLane(deepcopy(model).double(), CrossEntropy(smoothing), 0, bf16=False)
+    exact = LaneByLane(deepcopy(model).double(), CrossEntropy(smoothing), 0, half=None)
     cut = precision == "tf32"
     usual = LaneByLane(
         in_tf32(deepcopy(model).double()) if cut else deepcopy(model),
         CrossEntropy(smoothing),
         0,
-        bf16=precision == "bf16",
+        half=half_type(precision),
     )
     names = ["loss", *exact.params, *exact.float_names(), "logits"]
     rows = zip(

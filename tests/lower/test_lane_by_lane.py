@@ -27,8 +27,8 @@ def network(*middle: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(32, 6), *middle, nn.Linear(6, 5))
 
 
-def lowered(model: nn.Module, bf16: bool = False, seed: int = SEED) -> LaneByLane:
-    return lower_for_host(model, F.cross_entropy, seed=seed, bf16=bf16)
+def lowered(model: nn.Module, half: torch.dtype | None = None, seed: int = SEED) -> LaneByLane:
+    return lower_for_host(model, F.cross_entropy, seed=seed, half=half)
 
 
 def outputs(model: nn.Module, step: int = 0, batch: Lanes | None = None, **settings) -> list[LaneOutput]:
@@ -240,7 +240,7 @@ def test_bf16_computes_in_bf16_and_keeps_fp32_gradients() -> None:
     seen = []
     model = network()
     model[1].register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
-    bf16 = outputs(model, bf16=True)
+    bf16 = outputs(model, half=torch.bfloat16)
     assert set(seen) == {torch.bfloat16}
     assert {g.dtype for g in bf16[0].grads} == {torch.float32}
     fp32 = outputs(model)

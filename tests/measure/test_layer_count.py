@@ -66,7 +66,7 @@ def test_times_of_whole_layers_and_parts():
         nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(inplace=True), nn.Conv2d(8, 8, 3, groups=2, padding=1),
         nn.BatchNorm2d(8), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8 * 8 * 8, 10),
     )  # fmt: skip
-    timer = LayerTimer(half=False, rounds=1)
+    timer = LayerTimer(half=None, rounds=1)
     parts = [("channel", 2), ("spatial", 2)]
     layers = [timer.time(call, parts) for call in watch_layers(model, torch.rand(2, 3, 16, 16))]
     times = {layer.name: {time.part: time for time in layer.times} for layer in layers}

@@ -140,7 +140,7 @@ def in_parts(kind: str, cuts: list[int]) -> dict[str, Tensor]:
         every = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
         keep_part(model, {name for name in every if any(blocks[place].has(name) for place in own)})
         part = whole_lowering.part(own)
-        ways.append((LaneByLane(model, lambda *_: None, 0, False), part.program))
+        ways.append((LaneByLane(model, lambda *_: None, 0, None), part.program))
         networks.append([part.part_network() for _ in range(LANES)])
         fill_weights(part.program, networks[-1][0], model)
         networks[-1][1].take_weights(networks[-1][0].weights, networks[-1][0].copy)

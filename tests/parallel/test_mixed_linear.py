@@ -105,7 +105,7 @@ def test_a_layer_over_workers_has_the_bits_of_one_worker(workers, half):
 
 def test_a_layer_whose_kernels_give_other_bits_in_parts_is_refused(monkeypatch):
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 8))
-    grid = split_model(model, Axes(slices=2), torch.empty(2, 1, 4, 4), half=False)
+    grid = split_model(model, Axes(slices=2), torch.empty(2, 1, 4, 4), half=None)
     plan, train = Plan(data=2, layers=("1",)), Train(lanes=2, batch=4)
     assert [layer.name for layer in Mix(grid, plan, train, Group()).layers.values()] == ["1"]
     monkeypatch.setattr("lockstep.parallel.mix.mix._differs", lambda *given: True)

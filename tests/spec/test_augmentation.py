@@ -3,7 +3,7 @@
 import pytest
 
 from lockstep.errors import SpecError
-from lockstep.spec.rule.augmentation import AUGMENTATIONS, MOVES, check_item, read_numbers
+from lockstep.spec.sample.augmentation import AUGMENTATIONS, MOVES, check_item, read_numbers
 
 
 @pytest.mark.parametrize("name", [*MOVES, *AUGMENTATIONS])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lockstep.train.clip import clip_gradients, gradient_norm
+from lockstep.train.clip import clip_gradients, clip_values, gradient_norm
 
 SHAPES = {"b": (3,), "a.weight": (4, 3, 5, 5), "scalar": (), "big": (3, 65536), "odd": (65537,), "none": (0,)}
 
@@ -57,3 +57,10 @@ def test_a_long_gradient_is_scaled_to_the_limit() -> None:
     assert abs(float(total) - 2.5) < 1e-4
     for name, before in gradients().items():
         torch.testing.assert_close(grads[name], before * (2.5 / float(norm)), rtol=1e-6, atol=0)
+
+
+def test_values_beyond_the_limit_are_moved_to_it() -> None:
+    grads = gradients()
+    clip_values(list(grads.values()), 0.5)
+    for name, before in gradients().items():
+        assert torch.equal(grads[name], before.clamp(-0.5, 0.5))

@@ -31,6 +31,14 @@ AUGMENT = 'data.augment=["flip","crop:1","cutout:2"]'
 KEYS = (*SIZES, "kernels.set=fused")
 DECAY = ("optimizer.decay_norms=false", "optimizer.weight_decay=0.1")
 TWO_STEPS = "data.num_train=8"  # an epoch
+# the first step overflows, and two that do not double the scale
+SCALED = (
+    "train.precision=fp16",
+    f"train.loss_scale={2**18}",
+    "train.scale_growth=2",
+    "train.epochs=2",
+    TWO_STEPS,
+)
 
 
 def tiny(**options):
@@ -82,6 +90,7 @@ def hashes(result):
     return {key: value for key, value in result.summary.items() if key.endswith("sha256")}
 
 
+@pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarning")  # by the interpreter
 @pytest.mark.parametrize(
     ("model", "overrides"),
     [
@@ -111,6 +120,9 @@ def hashes(result):
                 TWO_STEPS,
             ),
         ),
+        (tiny, (*SCALED, "optimizer.name=adam", "train.ema=0.9", "train.clip=0.5")),
+        (residual, (*SCALED, "kernels.set=compiled", "train.recompute=true", "train.clip_value=0.01")),
+        (wide, (*SCALED, "kernels.set=compiled", "train.compress=int8")),
         (residual, ("kernels.set=compiled", "train.batch=2@0,4@1", "train.epochs=2", "data.num_train=4")),
     ],
     ids=[
@@ -127,6 +139,9 @@ def hashes(result):
         "compiled, rank",
         "compiled",
         "compiled, wire",
+        "fp16",
+        "compiled, fp16",
+        "compiled, fp16, int8",
         "compiled, growing",
     ],
 )
@@ -136,9 +151,13 @@ def test_a_step_on_the_device_is_the_step_through_the_host(tmp_path, model, over
     host, _ = through_host(tmp_path, *keys, model=model)
     assert device.summary["identity"] == host.summary["identity"]
     assert hashes(device) == hashes(host)
-    assert [row["loss"] for row in rows(device.directory, "step")] == [
-        row["loss"] for row in rows(host.directory, "step")
-    ]
+    kinds = "loss", "scale", "skipped"
+    told, expected = (
+        [[row.get(kind) for kind in kinds] for row in rows(result.directory, "step")]
+        for result in (device, host)
+    )
+    assert told == expected
+    assert {skipped for *_, skipped in told} == ({True, None} if SCALED[0] in overrides else {None})
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def train(model, loss, workers, bucket_mb):
         step = Step(
             RUN,
             state,
-            lower_for_host(mine, chosen, seed=0, bf16=False),
+            lower_for_host(mine, chosen, seed=0, half=None),
             10,
             plain_mesh(group),
             bucket_mb=bucket_mb,

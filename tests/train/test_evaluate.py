@@ -12,7 +12,7 @@ import lockstep
 from lockstep.data.augment import Augment
 from lockstep.data.store import MemorySplit
 from lockstep.kernels.loss import CrossEntropy
-from lockstep.kernels.numerics import half_precision
+from lockstep.kernels.numerics import half_precision, half_type
 from lockstep.kernels.triton.conv.tile_table import find_table
 from lockstep.lower.compiled.compiled_eval import CompiledEval
 from lockstep.lower.compiled.compiled_program import find_compiled
@@ -133,7 +133,7 @@ def test_evaluation_on_the_device_is_the_same_bits_however_it_runs(
         train = Train(batch=2 * lanes, lanes=lanes)
         program = find_chain(model, (1, 4, 4)) or find_compiled(model, (1, 4, 4), train)
         stock = Evaluator(Run(train=train), split(11), augment(), CrossEntropy(), DEVICE)
-        LaneByLane(model.train(), CrossEntropy(), 0, bf16=False)  # its dropouts have keys as in training
+        LaneByLane(model.train(), CrossEntropy(), 0, half=None)  # its dropouts have keys as in training
         on_device = place_evaluator(stock, DeviceLowering(program, find_table(DEVICE), train, DEVICE))
         found.add((on_device(model), on_device(other)))
         assert on_device(model).loss == pytest.approx(stock(model).loss, rel=1e-5)
@@ -153,7 +153,7 @@ def test_inference_by_stock_kernels_is_the_model_in_every_bit(precision: str) ->
     given = augment().normalize(split(5).images.to(DEVICE))
     inference.x[0].copy_(given.permute(0, 2, 3, 1))
     inference.forward()
-    with half_precision(DEVICE, precision == "bf16"):
+    with half_precision(DEVICE, half_type(precision)):
         expected = model(given.contiguous(memory_format=torch.channels_last))
     assert torch.equal(inference.logits, expected.float())
 

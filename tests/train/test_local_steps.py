@@ -26,7 +26,8 @@ from lockstep.models.tensors import tensors_sha256
 from lockstep.runs.train_state import TrainState
 from lockstep.spec import Optimizer, Run, Schedule, Train
 from lockstep.train.foresight.step_parts import StepParts
-from lockstep.train.step import Step, StepResult
+from lockstep.train.result import StepResult
+from lockstep.train.step import Step
 
 LANES, IN_LANE, STEPS, SEED, SPOILT = 4, 3, 3, 5, 1e3
 RUN = ("train.lanes=8", "train.local_steps=4", "train.ema=0.9", "train.clip=4.0", "checkpoint.every_steps=5")
@@ -59,7 +60,7 @@ class Training:
         train = Train(batch=LANES * IN_LANE, lanes=LANES, **keys)
         self.run = Run(seed=SEED, train=train, optimizer=rule, schedule=Schedule("constant"))
         self.state = TrainState.begin(model, rule, train.ema)
-        self.lowered = LocalLanes(model, F.cross_entropy, SEED, bf16=False)
+        self.lowered = LocalLanes(model, F.cross_entropy, SEED, half=None)
         mesh = plain_mesh(group) if group else None
         self.step = Step(self.run, self.state, self.lowered, 10, mesh, bucket_mb=1e-3)
 

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from lockstep.data.loader import Lanes
 from lockstep.errors import GroupLost, LockstepError, NumericsError
+from lockstep.kernels.numerics import half_type
 from lockstep.lower.choose import lower_for_host
 from lockstep.models.tensors import tensors_sha256
 from lockstep.runs.state_parts import StateParts
@@ -16,7 +17,8 @@ from lockstep.runs.train_state import TrainState, init_memory
 from lockstep.spec import Optimizer, Run, Schedule, Train
 from lockstep.train import step as step_module
 from lockstep.train.optimizer import update_params
-from lockstep.train.step import Step, StepResult
+from lockstep.train.result import StepResult
+from lockstep.train.step import Step
 
 CONSTANT = Schedule("constant")
 PER_LANE, STEPS_PER_EPOCH = 4, 10
@@ -55,8 +57,8 @@ class Training:
             schedule=CONSTANT,
         )
         self.state = TrainState.begin(self.model, self.run.optimizer, self.run.train.ema)
-        bf16 = self.run.train.precision == "bf16"
-        self.lowered = lower_for_host(self.model, F.cross_entropy, seed=5, bf16=bf16)
+        half = half_type(self.run.train.precision)
+        self.lowered = lower_for_host(self.model, F.cross_entropy, seed=5, half=half)
         self.step = Step(self.run, self.state, self.lowered, STEPS_PER_EPOCH)
 
     def sha(self) -> str:
@@ -75,7 +77,7 @@ def step_by_hand(training: Training, lanes: Lanes) -> tuple[StepResult, dict[str
     losses, correct, grads, buffers = [], 0, [], []
     for lane in range(lanes.num_lanes):
         model = copy.deepcopy(training.model)
-        lowered = lower_for_host(model, F.cross_entropy, seed=5, bf16=False)
+        lowered = lower_for_host(model, F.cross_entropy, seed=5, half=None)
         lowered._step, lowered._lane = training.state.step, lane  # keys of the dropout masks
         images, labels = lanes.lane(lane)
         logits = model.train()(images.clone())

@@ -56,7 +56,7 @@ def train(rule: Optimizer, workers: int, model: nn.Module) -> dict[str, str]:
         part = slice(own.start, own.stop)
         lanes = Lanes(images[part].flatten(0, 1), labels[part].flatten(), len(own), own.start)
         state = TrainState.begin(mine, rule, 0.9)
-        lowered = lower_for_host(mine, F.cross_entropy, seed=0, bf16=False)
+        lowered = lower_for_host(mine, F.cross_entropy, seed=0, half=None)
         step = Step(Run(train=settings, optimizer=rule), state, lowered, 10, plain_mesh(group))
         for _ in range(3):
             step(lanes)

@@ -13,7 +13,7 @@ from lockstep.data.images.read_rate import measure_held
 from lockstep.data.store import Store
 from lockstep.errors import BadInput
 from lockstep.kernels.loss import make_loss
-from lockstep.kernels.numerics import plain_torch, prepare_device, to_device
+from lockstep.kernels.numerics import half_precision, half_type, plain_torch, prepare_device, to_device
 from lockstep.lower.fixed_lane import fixed_images, fixed_labels
 from lockstep.measure.time_by_kind import time_by_kind
 from lockstep.models import build_model
@@ -52,7 +52,7 @@ def _time_layers(run: Run, store: Store) -> tuple[dict[str, float], str]:
 
         def compute() -> None:
             model.zero_grad()
-            with torch.autocast(device.type, torch.bfloat16, run.train.precision == "bf16"):
+            with half_precision(device, half_type(run.train.precision)):
                 found = model(images)
             main: Tensor = found[0] if isinstance(found, tuple) else found
             loss(main.float(), labels).backward()  # type: ignore[no-untyped-call]

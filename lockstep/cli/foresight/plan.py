@@ -131,7 +131,7 @@ def show_plans(options: argparse.Namespace) -> int:
 def _warn(options: argparse.Namespace, run: Run, profile: Profile, cluster: Cluster) -> Iterator[str]:
     """What makes these predictions other than one might expect."""
     from lockstep.planner.compress.advice import doubt_compression
-    from lockstep.planner.layer_seconds import is_measured
+    from lockstep.planner.layer_seconds import is_measured, known_rate
 
     yield from doubt_compression(run, cluster)
     precision, rates = run.train.precision, cluster.worker.gflop_s
@@ -140,10 +140,11 @@ def _warn(options: argparse.Namespace, run: Run, profile: Profile, cluster: Clus
             f"{options.profile} is of {profile.device or 'no device'}, and {cluster.name} has "
             f"{cluster.worker.device}: layers are only counted, so this is rougher"
         )
-    if precision not in rates:
-        yield f"{cluster.name} has no rate for {precision}: that of fp32 is taken"
-    elif rates[precision] < 0.5 * rates["fp32"]:
-        yield f"{cluster.name} is slow in {precision}: consider -o train.precision=fp32, which is another run"
+    kind = known_rate(cluster, precision)
+    if kind != precision:
+        yield f"{cluster.name} has no rate for {precision}: that of {kind} is taken"
+    if rates[kind] < 0.5 * rates["fp32"]:
+        yield f"{cluster.name} is slow in {kind}: consider -o train.precision=fp32, which is another run"
     if options.goal == "cost" and not cluster.node.price_hour:
         yield f"{cluster.name} has no price: nodes count; give node.price_hour in a file of it"
 

@@ -12,7 +12,7 @@ from lockstep.data.changes.color_jitter import color_jitter, grayscale
 from lockstep.data.changes.erasing import random_erasing
 from lockstep.data.changes.policy import rand_augment, trivial_augment
 from lockstep.data.changes.sample_draw import SampleDraw
-from lockstep.spec.rule.augmentation import CHANGES, read_numbers
+from lockstep.spec.sample.augmentation import CHANGES, read_numbers
 
 _STEPS: dict[str, Callable[..., Tensor]] = {
     "rand_augment": rand_augment,

@@ -26,7 +26,7 @@ from lockstep.kernels.triton.norm.norm_gradient import column_sums, norm_sums
 from lockstep.kernels.triton.norm.norm_moments import Statistics, find_moments, statistics
 
 _LAST = torch.channels_last
-_PRECISIONS = {torch.bfloat16: "bf16", torch.float32: "fp32"}
+_PRECISIONS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
 @torch.library.custom_op("lockstep::conv_forward", mutates_args=())

@@ -37,7 +37,8 @@ def _sqrt(x):
 
 @triton.jit
 def _update(
-    p, g, first, second, average, copy, values, cursor, bad, decayed, members, owners, ratios, size, trained,
+    p, g, first, second, average, copy, values, cursor, skipped, bad, decayed, members, owners, ratios, size,
+    trained,
     DIRECTION: tl.constexpr, DIVIDE: tl.constexpr, SQRT: tl.constexpr,
     MEMORY: tl.constexpr, AVERAGES: tl.constexpr, DECAY: tl.constexpr,
     DECAYS_WEIGHTS: tl.constexpr, CHOOSES: tl.constexpr, SOME: tl.constexpr, TRUSTS: tl.constexpr,
@@ -47,6 +48,9 @@ def _update(
     """`values` [steps, 6]: see `step_values`; the values of p after the first `trained` are statistics."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     values += tl.load(cursor) * 6
+    updates = values
+    if skipped is not None:
+        updates -= tl.load(skipped) * 6
     inside = (i < size) & (tl.load(bad) == 0)
     if SOME:
         inside &= tl.load(members + i // ALIGN, mask=inside, other=0) != 0
@@ -72,7 +76,7 @@ def _update(
     if MEMORY > 1:
         two = tl.load(second + i, mask=inside, other=0.0)
     move, one, two = DIRECTION(
-        grad, one, two, A, B, EPS, tl.load(values + 1), tl.load(values + 2), DIVIDE, SQRT
+        grad, one, two, A, B, EPS, tl.load(updates + 1), tl.load(updates + 2), DIVIDE, SQRT
     )
     if MEMORY > 0:
         tl.store(first + i, one, mask=inside)
@@ -81,21 +85,23 @@ def _update(
     weight = tl.where(i < trained, weight - move * lr, given)
     tl.store(p + i, weight, mask=inside)
     if AVERAGES:
-        old = tl.load(average + i, mask=inside, other=0.0) * tl.load(values + 4)
-        tl.store(average + i, old + weight * tl.load(values + 5), mask=inside)
+        old = tl.load(average + i, mask=inside, other=0.0) * tl.load(updates + 4)
+        tl.store(average + i, old + weight * tl.load(updates + 5), mask=inside)
     tl.store(copy + i, weight.to(copy.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _move(
-    p, g, first, second, values, cursor, bad, decayed, members, trained,
+    p, g, first, second, values, cursor, skipped, bad, decayed, members, trained,
     DIRECTION: tl.constexpr, DIVIDE: tl.constexpr, SQRT: tl.constexpr, DECAY: tl.constexpr,
     MEMORY: tl.constexpr, SOME: tl.constexpr,
     ALIGN: tl.constexpr, A: tl.constexpr, B: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Replace gradients by what a rule subtracts, with its weight decay if that is added to it."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    values += tl.load(cursor) * 6
+    updates = values + tl.load(cursor) * 6
+    if skipped is not None:
+        updates -= tl.load(skipped) * 6
     inside = (i < trained) & (tl.load(bad) == 0)
     if SOME:
         inside &= tl.load(members + i // ALIGN, mask=inside, other=0) != 0
@@ -105,7 +111,7 @@ def _move(
     if MEMORY > 1:
         two = tl.load(second + i, mask=inside, other=0.0)
     move, one, two = DIRECTION(
-        grad, one, two, A, B, EPS, tl.load(values + 1), tl.load(values + 2), DIVIDE, SQRT
+        grad, one, two, A, B, EPS, tl.load(updates + 1), tl.load(updates + 2), DIVIDE, SQRT
     )
     tl.store(first + i, one, mask=inside)
     if MEMORY > 1:
@@ -117,11 +123,11 @@ def _move(
 
 
 @triton.jit
-def _advance(cursor, bad, loss, right, results):
+def _advance(cursor, bad, loss, right, results, WIDTH: tl.constexpr):
     """Store the step's loss and right answers; advance the cursor if the step was finite."""
     step = tl.load(cursor)
-    tl.store(results + step * 2, tl.load(loss))
-    tl.store(results + step * 2 + 1, tl.load(right))
+    tl.store(results + step * WIDTH, tl.load(loss))
+    tl.store(results + step * WIDTH + 1, tl.load(right))
     if tl.load(bad) == 0:
         tl.store(cursor, step + 1)
 
@@ -140,7 +146,8 @@ class FlatTables:
     """The tables of a network that a step changes, and where the steps are.
 
     The first `trained` values of `p` are parameters, with their gradients in `g`; then come statistics, whose
-    new values are in `g`. The `cursor` is the number of the step; `bad` says that it is not finite.
+    new values are in `g`. The `cursor` is the number of the step; `bad` says that it is not finite; `skipped`
+    are steps before it that updated nothing, by which bias corrections and averages are behind.
     """
 
     p: Tensor
@@ -150,6 +157,7 @@ class FlatTables:
     cursor: Tensor
     bad: Tensor
     trained: int
+    skipped: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -187,8 +195,8 @@ def update_flat(tables: FlatTables, group: FlatGroup) -> None:
     if rule.whole in ("update", "matrix"):
         first, second = (*memory, None)[:2]
         _move[(triton.cdiv(trained, _BLOCK),)](
-            tables.p, tables.g, first, second, group.values, tables.cursor, tables.bad, group.decayed,
-            group.members, trained, DIRECTION=_DIRECTIONS[name], MEMORY=len(memory),
+            tables.p, tables.g, first, second, group.values, tables.cursor, tables.skipped, tables.bad,
+            group.decayed, group.members, trained, DIRECTION=_DIRECTIONS[name], MEMORY=len(memory),
             DECAY=0.0 if rule.decays_weights else decay, **numbers,
         )  # fmt: skip
         # what is left is to subtract
@@ -200,7 +208,7 @@ def update_flat(tables: FlatTables, group: FlatGroup) -> None:
     first, second = (*memory, None, None)[:2]
     _update[(triton.cdiv(len(tables.p), _BLOCK),)](
         tables.p, tables.g, first, second, tables.average, tables.copy, group.values, tables.cursor,
-        tables.bad, group.decayed, group.members, group.trust and group.trust.owners,
+        tables.skipped, tables.bad, group.decayed, group.members, group.trust and group.trust.owners,
         group.trust and group.trust.ratios, len(tables.p), trained,
         DIRECTION=_DIRECTIONS[name], MEMORY=len(memory), AVERAGES=tables.average is not None,
         CHOOSES=group.decayed is not None, TRUSTS=group.trust is not None, DECAY=decay,
@@ -216,4 +224,4 @@ def step_values(optimizer: Optimizer, lr: float, ema: float, step: int) -> list[
 
 def advance_cursor(cursor: Tensor, bad: Tensor, loss: Tensor, right: Tensor, results: Tensor) -> None:
     """Store the results of a step on the device, and go to the next step if it was finite."""
-    _advance[(1,)](cursor, bad, loss, right, results)
+    _advance[(1,)](cursor, bad, loss, right, results, WIDTH=results.shape[1])

@@ -11,7 +11,7 @@ _ROWS, _VALUES = 32, 8192  # of a block, at most
 
 @triton.jit
 def _cross_entropy(
-    logits, labels, weights, loss, right, grad, total, inverse,
+    logits, labels, weights, loss, right, grad, total, inverse, scale,
     C: tl.constexpr, CP: tl.constexpr, SMOOTHING: tl.constexpr, WEIGHTED: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -35,6 +35,8 @@ def _cross_entropy(
         value, g = value * weight, g * weight[:, None]
     tl.store(loss + row, value, mask=real)
     tl.store(right + row, (first == label).to(tl.float32), mask=real)
+    if scale is not None:
+        g = g * tl.load(scale)
     tl.store(grad + row[:, None] * C + col[None, :], g.to(grad.dtype.element_ty), mask=mask)
 
 
@@ -53,18 +55,19 @@ def _lane_means(loss, right, out_loss, out_right, row, LANE: tl.constexpr, BLOCK
 
 def cross_entropy(
     logits: Tensor, labels: Tensor, loss: Tensor, right: Tensor, grad: Tensor, lane_size: int,
-    smoothing: float = 0.0, weights: Tensor | None = None,
+    smoothing: float = 0.0, scale: Tensor | None = None, weights: Tensor | None = None,
 ) -> None:  # fmt: skip
     """logits [N, C] in fp32 → loss [N], right [N] (1.0 or 0.0), grad [N, C] of the mean over each lane.
 
-    With `weights` [C], a sample's loss is multiplied by the weight of its class.
+    The gradient is multiplied by the first number of `scale`, if that is given, a sample's loss by the weight
+    of its class, if there are `weights` [C].
     """
     total, num_classes = logits.shape
     padded = max(triton.next_power_of_2(num_classes), 2)
     rows = max(min(_ROWS, _VALUES // padded), 1)
     _cross_entropy[(triton.cdiv(total, rows),)](
         logits, labels, logits if weights is None else weights, loss, right, grad, total, 1.0 / lane_size,
-        C=num_classes, CP=padded, SMOOTHING=smoothing, WEIGHTED=weights is not None, ROWS=rows,
+        scale, C=num_classes, CP=padded, SMOOTHING=smoothing, WEIGHTED=weights is not None, ROWS=rows,
         enable_fp_fusion=True,
     )  # fmt: skip
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from lockstep.kernels.numerics import half_precision
+from lockstep.kernels.numerics import half_precision, half_type
 from lockstep.kernels.triton.conv.tile import KERNEL_TYPES
 from lockstep.lower.compiled.compiled_network import CompiledModel
 from lockstep.lower.compiled.compiled_part import without_gaps
@@ -43,7 +43,7 @@ class CompiledEval(ScoreBuffers):
         super().__init__(1, size, model.classes, train.label_smoothing, device)
         self._module, self._is_first, (channels, height, width) = model.module, model.is_first, model.image
         self._blocks, self._is_last = model.forwards(model.module, lambda module: module), model.is_last
-        self._device, self._bf16, dtype = device, train.precision == "bf16", KERNEL_TYPES[train.precision][0]
+        self._device, self._half, dtype = device, half_type(train.precision), KERNEL_TYPES[train.precision][0]
         self.x = [torch.zeros(size, height, width, channels, dtype=dtype, device=device)]
 
     @torch.no_grad()
@@ -78,7 +78,7 @@ class CompiledEval(ScoreBuffers):
     def forward(self, training: bool = False) -> None:
         assert not training
         x = self.x[0].permute(0, 3, 1, 2) if self._is_first else self._given
-        with half_precision(self._device, self._bf16):
+        with half_precision(self._device, self._half):
             for block in self._blocks:
                 x, *_ = block(x)
         if self._is_last:

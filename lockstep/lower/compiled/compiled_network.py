@@ -11,10 +11,12 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from lockstep.errors import ModelError
 from lockstep.kernels.stock.lane_function import Conv
@@ -103,7 +105,7 @@ class CompiledNetwork(DeviceNetwork):
         drops = [drop for drop in self._module.modules() if isinstance(drop, LaneDropout)]
         self._drop_keys = [drop.keys for drop in drops]
         self.keys = self.zeros(len(drops), lanes, dtype=torch.int64)
-        self._compiles = model.compiles and device.type == "cuda"
+        self._compiles, self._recomputes = model.compiles and device.type == "cuda", train.recompute
         self._blocks = [self._compile(forward) for forward in forwards]
         self._scores = [self.zeros(lanes, dtype=torch.float32) for _ in range(2)]
 
@@ -135,7 +137,8 @@ class CompiledNetwork(DeviceNetwork):
         self._running = len(lanes)
         x, *others = given
         for block in self._blocks:
-            x, *more = block(x)
+            run = partial(checkpoint, block, use_reentrant=False, preserve_rng_state=False)
+            x, *more = run(x) if self._recomputes and block is not self._blocks[-1] else block(x)
             others += more
         return (x, *others)
 
@@ -147,6 +150,7 @@ class CompiledNetwork(DeviceNetwork):
         found = torch.autograd.grad(outputs, wanted, given, allow_unused=True, materialize_grads=True)
         if self._params:
             torch._foreach_copy_(self._views(out, self._params), list(found[:count]))
+            self.unscale(out)
         if self._buffers:
             torch._foreach_copy_(self._views(out, self._buffers, count), self._new_values())
         return list(found[count:])
@@ -178,11 +182,11 @@ class CompiledNetwork(DeviceNetwork):
             grad, weight = torch.empty_like(heads[number]), self._aux_weight if number else 1.0
             cross_entropy(
                 heads[number].detach(), labels, loss, right, grad, self.lane_size, self._smoothing,
-                self._class_weights,
+                weights=self._class_weights,
             )  # fmt: skip
             lane_means(loss, right, mean, hits)
             total += mean * weight
-            grads.append(grad * weight)
+            grads.append(grad * weight if self.scale is None else grad * (weight * self.scale[0]))
         self.logits[rows].copy_(heads[0].detach())
         for values, place in ((total, self.layout.loss), (hits, self.layout.right)):
             lane_tree_sum(values[:, None], out[place : place + 1])

@@ -20,7 +20,7 @@ from lockstep.spec import Train
 
 _Shape = tuple[int, ...]
 # stock kernels are slow with convolutions of images and of single pixels; in types that matrix units take
-OWN_CHANNELS, OWN_TYPES = 4, (torch.bfloat16,)
+OWN_CHANNELS, OWN_TYPES = 4, (torch.bfloat16, torch.float16)
 
 
 def choose_convs(

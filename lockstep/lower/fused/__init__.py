@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from lockstep.errors import ModelError
+from lockstep.kernels.numerics import half_type
 from lockstep.kernels.triton.conv.tile_table import find_table, moves_boxes
 from lockstep.lower.fused.chain_program import find_chain
 from lockstep.lower.fused.residual_program import find_residual
@@ -19,8 +20,8 @@ def find_lowering(
     run: Run, model: nn.Module, shape: tuple[int, int, int], device: torch.device, trains: bool
 ) -> DeviceLowering:
     """The model as a program of fused layers; a ModelError says why it cannot be one."""
-    # a residual network's kernels are faster than others only with TMA boxes, which are for bf16
-    residual = run.kernels.set == "fused" or (run.train.precision == "bf16" and moves_boxes(device))
+    # a residual network's kernels are faster than others only with TMA boxes, which are for bf16 and fp16
+    residual = run.kernels.set == "fused" or (half_type(run.train.precision) and moves_boxes(device))
     program = find_chain(model, shape) or (find_residual(model, shape) if residual else None)
     if program is None:
         raise ModelError(

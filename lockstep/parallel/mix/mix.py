@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from lockstep.comm.group import Group
 from lockstep.errors import ModelError
+from lockstep.kernels.numerics import half_type
 from lockstep.parallel.mix.lane_round import LaneForm, LaneRound
 from lockstep.parallel.mix.layer_pattern import find_layers
 from lockstep.parallel.mix.mixed_linear import MixedLinear
@@ -41,7 +42,7 @@ class Mix:
         self.graph.ways = list(grid.ways)
         self.layers: dict[str, MixedLinear] = {}  # by the name of the weight
         wire = torch.bfloat16 if train.wire == "bf16" else None
-        half, wrong = torch.bfloat16 if train.precision == "bf16" else None, []
+        half, wrong = half_type(train.precision), []
         for name in find_layers(grid.model, plan.layers):
             place, module = _find_call(grid, name)
             sizes = module.in_features, module.out_features, grid.axes.slices

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from lockstep.data.loader import Lanes
 from lockstep.kernels.loss import Loss
-from lockstep.lower.lane_by_lane import LaneByLane, LaneOutput, OnGradient
+from lockstep.lower.lane_by_lane import LaneByLane, LaneOutput
+from lockstep.lower.param_gradient import OnGradient
 from lockstep.parallel.mix.mix import Mix
 
 
@@ -17,9 +19,15 @@ class MixedLanes(LaneByLane):
     """The reference, in rounds; gradients of split layers are summed here, for the lanes of all workers."""
 
     def __init__(
-        self, model: nn.Module, loss: Loss, seed: int, bf16: bool, mix: Mix, publish: Callable[[], None]
+        self,
+        model: nn.Module,
+        loss: Loss,
+        seed: int,
+        half: torch.dtype | None,
+        mix: Mix,
+        publish: Callable[[], None],
     ) -> None:
-        super().__init__(model, loss, seed, bf16, mix.graph)
+        super().__init__(model, loss, seed, half, mix.graph)
         self._mix, self._publish = mix, publish
         self._weights = [self.params.pop(name) for name in mix.layers]
 
@@ -33,7 +41,8 @@ class MixedLanes(LaneByLane):
 
     def own_means(self) -> dict[str, Tensor]:
         """The mean gradient of this worker's rows of split layers, by the name of the weight."""
-        return self._mix.means()
+        means = self._mix.means()
+        return {name: mean * self.scale.inverse for name, mean in means.items()} if self.scale else means
 
     def report(self) -> list[dict[str, Any]]:
         """What this worker sent for each split layer, by step."""
@@ -42,7 +51,7 @@ class MixedLanes(LaneByLane):
     def first_bad(self, lanes: Lanes, step: int) -> str | None:
         """Where a value is first not finite, by this worker alone, with all rows; a collective."""
         self._publish()
-        alone = LaneByLane(self.model, self.loss, self._seed, self._bf16, self._mix.grid)
+        alone = LaneByLane(self.model, self.loss, self._seed, self._half, self._mix.grid)
         return alone.first_bad(lanes, step)
 
     def _run_lane(

@@ -33,7 +33,7 @@ class SplitGraph(ModelGraph):
     """The calls of a model in training mode, each in its own way."""
 
     def __init__(
-        self, model: nn.Module, axes: Axes, images: Tensor, check: Check, half: bool = False
+        self, model: nn.Module, axes: Axes, images: Tensor, check: Check, half: torch.dtype | None = None
     ) -> None:
         super().__init__(model)
         self.axes, forms = axes, self._find_forms(images, half)
@@ -136,7 +136,7 @@ class SplitGraph(ModelGraph):
             found.append(label if seen[label] == 1 else f"{label} ({seen[label]})")
         return found
 
-    def _find_forms(self, images: Tensor, half: bool) -> dict[Key, Tensor]:
+    def _find_forms(self, images: Tensor, half: torch.dtype | None) -> dict[Key, Tensor]:
         """A stand-in for every value that is one tensor; in full precision nothing is computed for it."""
         with torch.no_grad(), suppress(Exception):  # whatever a module raises on tensors without memory
             if not half:

@@ -17,7 +17,7 @@ from lockstep.parallel.split.split_graph import SplitGraph
 
 
 def split_model(
-    model: nn.Module, axes: Axes, images: Tensor, half: bool, alone: SplitGraph | None = None
+    model: nn.Module, axes: Axes, images: Tensor, half: torch.dtype | None, alone: SplitGraph | None = None
 ) -> SplitGraph:
     """The calls of a model in training mode, dealt out; `images` are shaped as a lane. A collective.
 
@@ -33,14 +33,14 @@ def split_model(
             return SplitGraph(model, axes, images, PlanProbe(alone, half).check, half)
 
 
-def plan_model(model: nn.Module, axes: Axes, images: Tensor, half: bool) -> SplitGraph:
+def plan_model(model: nn.Module, axes: Axes, images: Tensor, half: torch.dtype | None) -> SplitGraph:
     """The same by rules and by one worker's probe alone: no other worker is asked."""
     model.train()
     with buffers_kept(model):
         return SplitGraph(model, axes, images, CellProbe(half, images.device).check, half)
 
 
-def grid_facts(graph: SplitGraph, half: bool) -> dict[str, Any]:
+def grid_facts(graph: SplitGraph, half: torch.dtype | None) -> dict[str, Any]:
     """The part of the numerics fingerprint of a run with a grid, where one worker computes all.
 
     `cells` are those parts of layers that are computed band by band or by slices of channels, as their

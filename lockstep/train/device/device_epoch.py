@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -24,8 +24,9 @@ from lockstep.runs.train_state import TrainState
 from lockstep.spec import Launch
 from lockstep.train.device.device_step import DeviceStep
 from lockstep.train.device.step_exchange import StepExchange
+from lockstep.train.result import StepResult
 from lockstep.train.setup import Setup
-from lockstep.train.step import NotFinite, Requests, StepResult
+from lockstep.train.step import NotFinite, Requests
 
 
 @dataclass(frozen=True)
@@ -138,12 +139,13 @@ class DeviceEpochs:
 
     def _tell(self, batch: _Batch, seconds: float, stop: bool, move: bool) -> Iterator[StepResult]:
         """Yield the results of completed steps; each moves the state's cursor."""
-        cursor, bad = batch.status.tolist()
-        for number, (loss, right) in enumerate(batch.results.tolist(), batch.first):
+        cursor, bad, _ = batch.status.tolist()
+        for number, (loss, right, skipped) in enumerate(batch.results.tolist(), batch.first):
             if bad and number >= cursor:
                 raise NotFinite(loss)
             last = number == batch.stop - 1
-            yield self._result(loss, right, stop and last, move and last, seconds)
+            result = self._result(loss, right, bool(skipped))
+            yield replace(result, stop=stop and last, move=move and last, seconds=seconds)
 
     def _in_group(self, ends: list[int], requests: Requests) -> Iterator[StepResult]:
         step, exchange, flushed = self._step, self._exchange, set(ends)
@@ -155,23 +157,34 @@ class DeviceEpochs:
             stop, move = (wishes > 0).tolist()  # waits until the exchange is over, or cut
             self._group.check()
             self._commit()
-            cursor, bad = step.status.tolist()
-            loss, right = step.results[number].tolist()
+            cursor, bad, _ = step.status.tolist()
+            loss, right, skipped = step.results[number].tolist()
             if bad and number >= cursor:
                 raise NotFinite(loss)
-            exchange.commit()
-            result = self._result(loss, right, stop, move, 0.0)
+            if not skipped:
+                exchange.commit()
+            result = replace(self._result(loss, right, bool(skipped)), stop=stop, move=move)
             if stop or move or number + 1 in flushed:
                 step.flush()
             yield result
 
-    def _result(self, loss: float, right: float, stop: bool, move: bool, seconds: float) -> StepResult:
-        state, step = self._step.state, self._step
+    def _result(self, loss: float, right: float, skipped: bool) -> StepResult:
+        """What a step gives; it moves the state's cursor, and the scale as the device did."""
+        (state, step), scale = (self._step.state, self._step), self._step.state.scale
+        if scale:
+            state.scale = scale.after(skipped, step.run.train.scale_growth)
         lr = step.rate(state.epoch * step.steps + state.step_in_epoch)
         state.step += 1
         state.step_in_epoch += 1
         waited_s, self._waited_s = step.images.waited_s - self._waited_s, step.images.waited_s
-        return StepResult(loss, round(right * step.run.train.lanes), lr, stop, move, seconds, waited_s)
+        return StepResult(
+            loss,
+            round(right * step.run.train.lanes),
+            lr,
+            waited_s=waited_s,
+            scale=scale.value if scale else None,
+            skipped=skipped,
+        )
 
 
 def make_device_epochs(

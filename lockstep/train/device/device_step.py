@@ -20,10 +20,11 @@ from lockstep.kernels.triton.batch_gather import Move, gather_batch
 from lockstep.kernels.triton.epoch_order import order
 from lockstep.kernels.triton.lane_tree_sum import lane_tree_sum
 from lockstep.kernels.triton.optimizer_update import FlatTables, advance_cursor
+from lockstep.kernels.triton.scale_update import ScaleTables, judge_step, move_scale
 from lockstep.lower.device_lanes import DeviceLanes
 from lockstep.runs.train_state import TrainState
 from lockstep.spec import Run
-from lockstep.train.clip import clip_gradients, gradient_norm
+from lockstep.train.clip import clip_gradients, clip_values, gradient_norm
 from lockstep.train.device.flat_optimizer import FlatOptimizer
 from lockstep.train.device.prefetch import place_images
 from lockstep.train.update.weight_average import averaging
@@ -62,14 +63,25 @@ class DeviceStep:
         self._augment_keys = zeros(5, dtype=torch.int64)
         self._normal = augment.normal(self.images.images)
         self._ignored = zeros(1, dtype=torch.int32)
-        self.results = zeros(self.steps, 2)
-        self.status = zeros(2, dtype=torch.int32)  # the cursor; whether a step was not finite
-        self._cursor, self._bad = self.status[:1], self.status[1:]
+        self.results = zeros(self.steps, 3)  # loss, right answers, whether nothing was updated
+        # the cursor; whether a step was not finite; steps that were skipped since the tables were filled
+        self.status = zeros(3, dtype=torch.int32)
+        self._cursor, self._bad, self._skipped = (self.status[n : n + 1] for n in range(3))
+        self._held = self._bad  # whether the last step updated nothing
+        self._scale = self._begin_scale()
         self._clipped = [torch.empty_like(p) for p in fused.params.values()] if run.train.clip else []
         self._tables = FlatTables(
-            self.network.weights, self.grads, self._average, self.network.copy, self._cursor, self._bad,
-            self._layout.params,
+            self.network.weights, self.grads, self._average, self.network.copy, self._cursor, self._held,
+            self._layout.params, self._skipped if self._scale else None,
         )  # fmt: skip
+
+    def _begin_scale(self) -> ScaleTables | None:
+        """The scale of the loss, if there is one; then a step may be held that is not bad."""
+        scale = self.network.scale
+        if not self.state.scale or scale is None:
+            return None
+        self._held, taken = (torch.zeros_like(self._bad) for _ in range(2))
+        return ScaleTables(scale, taken, self._held, self.run.train.scale_growth)
 
     @property
     def params(self) -> dict[str, nn.Parameter]:
@@ -85,9 +97,9 @@ class DeviceStep:
         self._program.to_flat(self._layout, tensors, flat)
 
     @property
-    def bad(self) -> Tensor:
-        """Whether a step was not finite."""
-        return self._bad != 0
+    def held(self) -> Tensor:
+        """Whether the last step updated nothing."""
+        return self._held != 0
 
     def parts(self, flat: Tensor) -> list[Tensor]:
         """Split a flat table: gradients, sent in the wire type; statistics and loss, sent as they are."""
@@ -112,19 +124,33 @@ class DeviceStep:
 
     def commit(self, sums: Tensor, scale: float) -> None:
         """Clip and update by the gradient `sums` times `scale`, if it is finite; then advance the cursor."""
-        lane_tree_sum(sums.view(1, -1), self.grads, self._bad, scale)
-        if self.run.train.clip:
-            self._clip()
+        if self._scale:
+            self._held.zero_()
+            for part, out, found in zip(
+                self.parts(sums), self.parts(self.grads), (self._held, self._bad), strict=True
+            ):
+                lane_tree_sum(part.view(1, -1), out, found, scale)
+        else:
+            lane_tree_sum(sums.view(1, -1), self.grads, self._bad, scale)
+        self._clip()
+        if self._scale:
+            judge_step(self._scale, self._bad)
         self._optimizer.update(self._tables)
+        if self._scale:
+            move_scale(self._scale, self._bad, self._skipped, self._cursor, self.results)
         ends = self.grads[self._layout.loss :], self.grads[self._layout.right :]
         advance_cursor(self._cursor, self._bad, *ends, self.results)
 
     def _clip(self) -> None:
-        grads = self._clipped
+        train, grads = self.run.train, self._clipped
+        if train.clip_value:
+            clip_values(self.parts(self.grads)[:1], train.clip_value)
+        if not train.clip:
+            return
         self._program.from_flat(self._layout, self.grads, grads)
         norm = gradient_norm(dict(zip(self._fused.params, grads, strict=True)))
-        torch.maximum(self._bad, (~norm.isfinite()).int(), out=self._bad)
-        clip_gradients(self.parts(self.grads)[:1], norm, self.run.train.clip)
+        torch.maximum(self._held, (~norm.isfinite()).int(), out=self._held)
+        clip_gradients(self.parts(self.grads)[:1], norm, train.clip)
 
     def run_alone(self) -> None:
         """A whole step of the only worker."""
@@ -133,7 +159,7 @@ class DeviceStep:
 
     def dry_run(self, run: Callable[[], object] | None = None) -> None:
         """Compile every kernel by a step that is marked as not finite, so that it changes nothing."""
-        self.status.copy_(torch.tensor([0, 1]))
+        self.status.copy_(torch.tensor([0, 1, 0]))
         (run or self.run_alone)()
 
     def _begin_epoch(self) -> None:
@@ -151,11 +177,13 @@ class DeviceStep:
         self._augment_keys.copy_(torch.tensor(self._augment.keys(state.epoch)))
         steps = range(state.step - state.step_in_epoch, state.step - state.step_in_epoch + self.steps)
         done = state.epoch * self.steps  # not `state.step`: see `step.py`
-        places = range(done, done + self.steps)
+        places, first = range(done, done + self.steps), state.updates - state.step_in_epoch
+        self._skipped_before = state.scale.skipped if state.scale else 0
+        updates = [max(first + n, 0) for n in range(self.steps)]
         self._optimizer.fill(
             lambda base: [self.rate(place, base) for place in places],
-            [averaging(train.ema, n) for n in steps],
-            steps.start,
+            [averaging(train.ema, n) for n in updates],
+            updates,
         )
         if any(self._program.drops):
             self._keys.copy_(torch.stack([self._fused.dropout_keys(self._own, n) for n in steps]))
@@ -170,8 +198,13 @@ class DeviceStep:
         for tensors, flat in self._pairs():
             self._program.to_flat(self._layout, tensors, flat)
         self.network.copy.copy_(self.network.weights)
-        self._counts = [count - state.step_in_epoch for count in self._fused.int_buffers()]
-        self.status.copy_(torch.tensor([state.step_in_epoch, 0]))
+        skipped = 0
+        if state.scale and self._scale:
+            skipped = state.scale.skipped - self._skipped_before
+            self._scale.scale.copy_(torch.tensor([state.scale.value, state.scale.inverse]))
+            self._scale.taken.fill_(state.scale.steps)
+        self._counts = [count - state.step_in_epoch + skipped for count in self._fused.int_buffers()]
+        self.status.copy_(torch.tensor([state.step_in_epoch, 0, skipped]))
 
     @torch.no_grad()
     def flush(self) -> None:
@@ -179,7 +212,7 @@ class DeviceStep:
         for tensors, flat in self._pairs():
             self._program.from_flat(self._layout, flat, tensors)
         for count, before in zip(self._fused.int_buffers(), self._counts, strict=True):
-            count.copy_(before + self._cursor[0])
+            count.copy_(before + self._cursor[0] - self._skipped[0])
 
     def _pairs(self) -> list[tuple[list[Tensor], Tensor]]:
         """The state's tensors of each kind, with the flat table that holds them."""

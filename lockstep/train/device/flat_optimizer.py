@@ -43,11 +43,13 @@ class FlatOptimizer:
         for group in self.groups:
             update_flat(tables, group)
 
-    def fill(self, rates: Callable[[float], Sequence[float]], averaging: Sequence[float], first: int) -> None:
-        """Set the numbers of an epoch's steps: `rates` gives those of a base rate; `first` is its step."""
+    def fill(
+        self, rates: Callable[[float], Sequence[float]], averaging: Sequence[float], updates: Sequence[int]
+    ) -> None:
+        """Set the numbers of an epoch's steps: `rates` gives those of a base rate; `updates` count from 0."""
         for group in self.groups:
-            told = zip(rates(group.optimizer.lr), averaging, strict=True)
-            rows = [step_values(group.optimizer, lr, kept, first + n) for n, (lr, kept) in enumerate(told)]
+            told = zip(rates(group.optimizer.lr), averaging, updates, strict=True)
+            rows = [step_values(group.optimizer, lr, kept, n) for lr, kept, n in told]
             group.values.copy_(torch.tensor(rows))
 
     def memory(self) -> Iterator[tuple[list[Tensor], Tensor]]:

@@ -49,7 +49,7 @@ class StepExchange:
         self.compute()
         self._sum(torch.zeros_like(self._step.grads[:2]), compresses)
         self._step.commit(self.sums, 1.0)
-        self._reducer.commit(self._step.bad)
+        self._reducer.commit(self._step.held)
 
     @property
     def compresses(self) -> bool:

@@ -17,7 +17,7 @@ from lockstep.comm.group import Group
 from lockstep.comm.mesh import make_mesh
 from lockstep.data import Split
 from lockstep.kernels.loss import Loss
-from lockstep.kernels.numerics import half_precision
+from lockstep.kernels.numerics import half_precision, half_type
 from lockstep.models.tensors import replace_tensors
 from lockstep.parallel.device_pipeline import DevicePipeline, cut_program
 from lockstep.parallel.pipeline import Pipeline, cut_for_evaluation
@@ -79,7 +79,7 @@ class DealtRun:
     def predict(self, images: Tensor) -> Tensor:
         """What `Predictor` gives for a batch, a row for each image; it folds no batch norms, though."""
         trained, stages = self._trained, self._mesh.pipeline
-        with prepared(trained), half_precision(trained.device, trained.run.train.precision == "bf16"):
+        with prepared(trained), half_precision(trained.device, half_type(trained.run.train.precision)):
             normal = trained.augment.normalize(images.to(trained.device))
             outputs = self._compute(normal.contiguous(memory_format=trained.memory_format))
             found = torch.zeros(len(images), len(trained.classes), device=trained.device)
@@ -119,8 +119,8 @@ class DealtRun:
         images = images.contiguous(memory_format=trained.memory_format)
         if self._lowering:
             return cut_program(trained.model, self._lowering, images.to("meta"), plan, self._mesh)
-        bf16 = trained.run.train.precision == "bf16"
-        return cut_for_evaluation(trained.model, images, bf16, plan, self._mesh)
+        half = half_type(trained.run.train.precision)
+        return cut_for_evaluation(trained.model, images, half, plan, self._mesh)
 
     @torch.no_grad()
     def _load(self, plan: Plan, bucket_mb: float) -> None:

@@ -17,7 +17,7 @@ from lockstep.data.loader import eval_blocks
 from lockstep.data.store import Split
 from lockstep.kernels import random
 from lockstep.kernels.loss import Loss, WholeLoss
-from lockstep.kernels.numerics import half_precision, memory_format, seed_stream
+from lockstep.kernels.numerics import half_precision, half_type, memory_format, seed_stream
 from lockstep.kernels.structure import as_float, first
 from lockstep.models.tensors import buffers_kept, float_state
 from lockstep.spec import Run
@@ -101,7 +101,7 @@ class Evaluator:
 
     def compute(self, model: Callable[[Tensor], Any], images: Tensor) -> Any:
         """What the model gives for a block."""
-        with half_precision(self.device, self.run.train.precision == "bf16"):
+        with half_precision(self.device, half_type(self.run.train.precision)):
             return model(images.contiguous(memory_format=memory_format(self.run)))
 
     def measure(self, model: Any, measured: Measured) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ from lockstep.train.dealt import Dealt
 from lockstep.train.engine import Engine
 from lockstep.train.foresight.own_prediction import predict_memory
 from lockstep.train.preflight import explain_memory
-from lockstep.train.step import StepResult
+from lockstep.train.result import StepResult
 
 _ROUNDS = 2  # the first one allocates, compiles and looks up; the second is what the others take
 

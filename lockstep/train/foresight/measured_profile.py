@@ -81,7 +81,7 @@ def _time_layers(
     setup: Setup, sizes: Sequence[int], parts: Sequence[tuple[str, int]], say: Say
 ) -> list[LayerProfile]:
     """Every layer at every number of images; its parts at the last of them only."""
-    timer, found = LayerTimer(setup.bf16, _ROUNDS), dict[str, LayerProfile]()
+    timer, found = LayerTimer(setup.half, _ROUNDS), dict[str, LayerProfile]()
     for place, images in enumerate(sizes):
         say(f"layers with {images} image{'s' * (images > 1)}")
         empty = torch.empty(images, *setup.store.shape, device=setup.device)

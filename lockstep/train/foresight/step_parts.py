@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lockstep.train.step import StepResult
+    from lockstep.train.result import StepResult
 
 _KEPT = 1000  # steps, the last ones
 _FIRST = 4  # that are not counted, if there are more

@@ -15,8 +15,8 @@ from lockstep.comm.group import Group
 from lockstep.spec import Launch
 from lockstep.train.dealt import deal
 from lockstep.train.engine import Engine
+from lockstep.train.result import StepResult
 from lockstep.train.setup import Setup
-from lockstep.train.step import StepResult
 from lockstep.train.update.state_update import update_state
 
 _FIRST = 2  # steps that are not counted: memory is allocated, kernels are looked up

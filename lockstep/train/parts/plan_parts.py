@@ -20,6 +20,7 @@ from lockstep.parallel.split.split_graph import SplitGraph
 from lockstep.parallel.split.split_model import split_model
 from lockstep.spec.plan import Plan
 from lockstep.spec.plan_check import check_slices, explain_kernels
+from lockstep.spec.rule.loss_scale import PRECISION
 from lockstep.train.setup import Setup
 
 if TYPE_CHECKING:
@@ -53,6 +54,18 @@ def check_parts(setup: Setup, plan: Plan) -> None:
         )
     if setup.lowering and plan.spatial > 1:
         raise ModelError(explain_kernels(plan, setup.lowering.program.kernels))
+    train = setup.run.train
+    if train.recompute and (in_parts or plan.splits_layers or plan.layers):
+        raise ModelError(
+            f"--plan {plan}: not with train.recompute=true, as a block that is computed again must have all "
+            "it needs in one worker: leave it out, or deal the data alone (--workers, shard=gradients)"
+        )
+    if train.precision == PRECISION and setup.lowering and in_parts:
+        raise ModelError(
+            f"--plan {plan}: not with train.precision={PRECISION} and {setup.lowering.program.kernels} "
+            "kernels, whose parts do not know the scale of the loss: use train.precision=bf16 or "
+            "kernels.set=stock, which are other runs"
+        )
     if setup.store.sizes and (in_parts or plan.splits_layers):
         raise ModelError(
             f"--plan {plan}: not with data.sizes, as the parts of a model are cut for images of one size: "
@@ -71,7 +84,7 @@ def find_plan_parts(setup: Setup, plan: Plan, mesh: Mesh, first: PlanParts | Non
     train, images = setup.run.train, fixed_images(setup.run, setup.store.shape, setup.device)
     if plan.splits_layers and not setup.lowering:
         axes = Axes(train.bands, train.slices, mesh.channel, mesh.spatial)
-        found.split = split_model(setup.model, axes, images, setup.bf16, setup.grid)
+        found.split = split_model(setup.model, axes, images, setup.half, setup.grid)
     if plan.layers:
         check_slices(plan, plan.data, setup.run)
         assert setup.grid
@@ -81,12 +94,12 @@ def find_plan_parts(setup: Setup, plan: Plan, mesh: Mesh, first: PlanParts | Non
         assert setup.lowering
         found.pipeline = stage = replace(known, whole=setup.lowering)
     elif known:
-        found.pipeline = known.recut(setup.model, images, setup.bf16, found.split or setup.grid)
+        found.pipeline = known.recut(setup.model, images, setup.half, found.split or setup.grid)
     elif _is_in_parts(plan) and setup.lowering:
         found.pipeline = stage = cut_program(setup.model, setup.lowering, images, plan, mesh)
     elif _is_in_parts(plan):
         both = images, fixed_images(setup.run, setup.store.eval_shape, setup.device)
-        found.pipeline = cut_model(setup.model, both, setup.bf16, plan, mesh, found.split or setup.grid)
+        found.pipeline = cut_model(setup.model, both, setup.half, plan, mesh, found.split or setup.grid)
     if plan.splits_layers and setup.lowering:
         from lockstep.parallel.products.dealt_products import deal_products
 

@@ -11,6 +11,7 @@ KERNEL_TYPES = {
     "fp32": (torch.float32, "ieee"),
     "tf32": (torch.float32, "tf32"),
     "bf16": (torch.bfloat16, "ieee"),
+    "fp16": (torch.float16, "ieee"),
 }
 
 

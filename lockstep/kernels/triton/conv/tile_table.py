@@ -20,6 +20,7 @@ _TABLES = Path(__file__).parent / "tables"
 _HOPPER = 9, 0  # the first compute capability with TMA
 _BOX_PROGRAMS = 512  # of a weight gradient with boxes; a multiprocessor holds one or two of them
 _PROGRAMS = 2048  # of other weight gradients; more parts would only lengthen the sum over parts
+_HALVES = ("bf16", "fp16")
 OPERATIONS = ("forward", "input_grad", "weight_grad")
 
 
@@ -85,7 +86,8 @@ def tile_key(operation: str, layer: Layer, precision: str) -> str:
     kh, kw = layer.kernel
     shape = f"{layer.height}x{layer.width}x{layer.in_channels}-{layer.out_channels}"
     stride = f" stride{layer.stride}" if layer.stride > 1 else ""
-    return f"{operation} {shape} {kh}x{kw}{stride} pool{layer.pool} {precision}"
+    kind = "bf16" if precision in _HALVES else precision  # tiles are of bytes, not of types
+    return f"{operation} {shape} {kh}x{kw}{stride} pool{layer.pool} {kind}"
 
 
 def tile_rule(operation: str, layer: Layer, precision: str, boxes: bool = True) -> Tile:
@@ -96,7 +98,7 @@ def tile_rule(operation: str, layer: Layer, precision: str, boxes: bool = True) 
     """
     ci, co = layer.in_channels, layer.out_channels
     rows, cols, deepest = (64, 32, 16) if precision == "fp32" else (128, 64, 64)
-    if boxes and precision == "bf16" and (found := _in_boxes(operation, layer)):
+    if boxes and precision in _HALVES and (found := _in_boxes(operation, layer)):
         return found
     if operation == "forward":
         return Tile(rows, _near(co, 16, cols), _divisor(ci, layer.depth, deepest))

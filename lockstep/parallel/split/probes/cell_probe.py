@@ -53,8 +53,8 @@ class _Trial:
 class CellProbe:
     """Finds, without a plan, what is computed band by band or by slices."""
 
-    def __init__(self, half: bool, device: torch.device) -> None:
-        self._dtype, self._device = torch.bfloat16 if half else torch.float32, device
+    def __init__(self, half: torch.dtype | None, device: torch.device) -> None:
+        self._dtype, self._device = half or torch.float32, device
         self._known: dict[Hashable, Cells] = {}
 
     def check(self, graph: SplitGraph, place: int, way: Way) -> Way:

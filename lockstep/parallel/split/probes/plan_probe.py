@@ -25,7 +25,7 @@ from lockstep.parallel.split.way import BIAS, FORWARD, INPUT, WEIGHT, Way
 class PlanProbe:
     """Compares this worker's part of each call with what one worker computes."""
 
-    def __init__(self, alone: SplitGraph, half: bool) -> None:
+    def __init__(self, alone: SplitGraph, half: torch.dtype | None) -> None:
         self._alone, self._half = alone, half
         self._known: dict[Hashable, list[set[str]] | None] = {}
 
@@ -90,7 +90,7 @@ class PlanProbe:
         return wrong
 
 
-def compute_layers(graph: SplitGraph, half: bool) -> Iterator[Tensor]:
+def compute_layers(graph: SplitGraph, half: torch.dtype | None) -> Iterator[Tensor]:
     """What every kind of layer with parameters gives on fixed values, one worker alone."""
     seen: set[Hashable] = set()
     for place, way in enumerate(graph.ways):
@@ -103,7 +103,7 @@ def compute_layers(graph: SplitGraph, half: bool) -> Iterator[Tensor]:
 
 
 def _compute(
-    graph: SplitGraph, place: int, way: Way, half: bool, draw: str = FORWARD
+    graph: SplitGraph, place: int, way: Way, half: torch.dtype | None, draw: str = FORWARD
 ) -> dict[str, dict[str, Tensor]]:
     """What a call gives, forward and backward, on fixed values: each worker of those it has."""
     axes, node = graph.axes, graph.calls[place]
