@@ -22,7 +22,7 @@ NORM = f"{SUMS} _box_conv _box_data _box_weight _data_grad _apply _dz _average _
         ("emotion48", "bf16", f"{COMMON} _move"),  # with every optimizer
         ("residual", "bf16", f"{COMMON} {NORM}"),
         ("compiled", "bf16", STOCK),
-        ("mobile", "bf16", f"{STOCK} {DEEP}"),
+        ("mobile", "bf16", f"{STOCK.replace('_join_some ', '')} {DEEP}"),
         ("compiled", "fp16", f"{STOCK} _judge _rescale"),
         ("narrow", "fp32", "_data_grad"),
     ],

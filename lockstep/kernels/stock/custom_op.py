@@ -68,7 +68,7 @@ def conv_weight_grad(
     lanes = zip(lying_last(g).split(lane_size), x.split(lane_size), strict=True)
     grads = side_by_side(lambda grad, part: stock_conv_backward(grad, part, w, options, 1), lanes)
     each = [grad.permute(0, 2, 3, 1) for grad in grads]
-    found = tree_sum(torch.stack(each) if len(each) > 1 else each[0][None]).permute(0, 3, 1, 2)
+    found = sum_by_tree(torch.stack(each) if len(each) > 1 else each[0][None]).permute(0, 3, 1, 2)
     return cut.whole(found, 0) if cut else found
 
 
@@ -92,7 +92,7 @@ def stem_weight_grad(
     chunks = lane_chunks(tile.parts, total_lanes, lane_size)
     parts = torch.empty(lanes * chunks, layer.depth * layer.out_channels, device=x.device)
     weight_grad(layer, lying(g), None, _bordered(x, layer), parts, None, lanes, tile)
-    found = tree_sum(parts).view(*layer.kernel, layer.out_channels, layer.in_channels)
+    found = sum_by_tree(parts).view(*layer.kernel, layer.out_channels, layer.in_channels)
     return found[..., : w.shape[1]].permute(2, 3, 0, 1).contiguous(memory_format=_LAST)
 
 
@@ -113,7 +113,7 @@ def product_weight_grad(g: Tensor, x: Tensor, lane_size: int, place: int = 0) ->
     each = x.new_empty(len(x) // lane_size, g.shape[1], x.shape[1])
     for out, grad, part in zip(each, g.split(lane_size), x.split(lane_size), strict=True):
         torch.mm(grad.t(), part, out=out)
-    found = tree_sum(each)
+    found = sum_by_tree(each)
     return cut.whole(found, 0) if cut else found
 
 
@@ -132,7 +132,7 @@ def lane_statistics(
     stats, running = Statistics(*parts, *found), table(x, lanes, 2)
     find_moments(norm, z, stats)
     statistics(norm, 0, gamma, beta, (mean, var), (running[:, 0], running[:, 1]), stats)
-    return [found, tree_sum(running)]
+    return [found, sum_by_tree(running)]
 
 
 @torch.library.custom_op("lockstep::lane_norm_sums", mutates_args=())
@@ -147,13 +147,13 @@ def lane_norm_sums(
     parts, sums = table(x, 2, lanes * norm.part_rows()), table(x, lanes, 2)
     tables, out = (parts[0], parts[1]), (sums[:, 0], sums[:, 1])
     norm_sums(norm, lying(g), lying(x), list(stats), tables, out, act=act)
-    return [sums, tree_sum(sums)]
+    return [sums, sum_by_tree(sums)]
 
 
 @torch.library.custom_op("lockstep::bias_grad", mutates_args=())
 def bias_grad(g: Tensor, lane_size: int, total_lanes: int) -> Tensor:
     """Σ g for every channel, lane by lane, summed by the lane tree."""
-    return tree_sum(_lane_sums(g, lane_size, total_lanes))
+    return sum_by_tree(_lane_sums(g, lane_size, total_lanes))
 
 
 @torch.library.custom_op("lockstep::pixel_sums", mutates_args=())
@@ -174,7 +174,7 @@ def _lane_sums(g: Tensor, lane_size: int, total_lanes: int) -> Tensor:
     return out
 
 
-def tree_sum(each: Tensor) -> Tensor:
+def sum_by_tree(each: Tensor) -> Tensor:
     """Sum [lanes, …] over lanes by the lane tree, in fp32."""
     out = torch.empty(each.shape[1:], device=each.device)
     lane_tree_sum(each.flatten(1), out.view(-1))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lockstep.kernels.stock.custom_op import lying, tree_sum
+from lockstep.kernels.stock.custom_op import lying, sum_by_tree
 from lockstep.kernels.triton.conv.depthwise import (
     Depthwise,
     depthwise_forward,
@@ -51,7 +51,7 @@ def depthwise_filter_grad(
     parts = torch.empty(lanes * sums.part_rows(), sums.channels, device=x.device)
     each = torch.empty(lanes, sums.channels, device=x.device)
     depthwise_weight_grad(layer, sums, lying(g), lying(x), parts, each)
-    found = tree_sum(each).view(*layer.kernel, layer.channels)
+    found = sum_by_tree(each).view(*layer.kernel, layer.channels)
     return found.permute(2, 0, 1)[:, None].contiguous(memory_format=_LAST)
 
 

@@ -24,7 +24,7 @@ def lane_layer_norm(x: Tensor, gamma: Tensor, beta: Tensor, eps: float, sizes: _
     return y
 
 
-def spread(x: Tensor, shape: torch.Size, sizes: _Sizes) -> Tensor:
+def expand_to(x: Tensor, shape: torch.Size, sizes: _Sizes) -> Tensor:
     """Expand x to `shape`; its gradient is summed sample by sample, or by lanes where all samples share it.
 
     Only what has one value for each channel, of an image or a row, is summed so; other shapes are left to
@@ -37,14 +37,14 @@ def spread(x: Tensor, shape: torch.Size, sizes: _Sizes) -> Tensor:
     return y
 
 
-def scale(x: Tensor, factor: Tensor, sizes: _Sizes) -> Tensor:
+def scale_channels(x: Tensor, factor: Tensor, sizes: _Sizes) -> Tensor:
     """x [N, C, H, W] times a factor for each channel, [N, C, 1, 1] or shared by all samples."""
     y: Tensor = _Scale.apply(x, factor, *sizes)
     return y
 
 
 def is_factor(x: Tensor, factor: Tensor) -> bool:
-    """Whether `scale` can multiply the two."""
+    """Whether `scale_channels` can multiply the two."""
     return x.dim() == 4 and factor.requires_grad and _channel_dim(factor, x.shape) == 1
 
 

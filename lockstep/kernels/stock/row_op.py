@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lockstep.kernels.stock.custom_op import lying, norm_of, table, tree_sum
+from lockstep.kernels.stock.custom_op import lying, norm_of, sum_by_tree, table
 from lockstep.kernels.triton.norm.norm_forward import Norm, norm_chunks
 from lockstep.kernels.triton.norm.row_norm import product_sums, row_moments, row_norm_sums
 
@@ -33,7 +33,7 @@ def row_sums(
     found, sums = torch.empty_like(stats), torch.empty(lanes, 2, channels, device=x.device)
     tables, out = (parts[0], parts[1]), (sums[:, 0], sums[:, 1])
     row_norm_sums(norm, _rows(g), _rows(x), stats, gamma, found, tables, out)
-    return [found, tree_sum(sums)]
+    return [found, sum_by_tree(sums)]
 
 
 @torch.library.custom_op("lockstep::product_sum", mutates_args=())
@@ -48,7 +48,7 @@ def product_sum(a: Tensor, b: Tensor, lane_size: int, total_lanes: int) -> Tenso
 @torch.library.custom_op("lockstep::lane_sum", mutates_args=())
 def lane_sum(each: Tensor) -> Tensor:
     """Sum [L, …] by the lane tree."""
-    return tree_sum(each)
+    return sum_by_tree(each)
 
 
 def _rows(x: Tensor) -> Tensor:

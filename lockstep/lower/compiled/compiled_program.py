@@ -26,7 +26,7 @@ from lockstep.lower.compiled.compiled_part import CompiledPart
 from lockstep.lower.compiled.conv_probe import choose_convs, convs_digest
 from lockstep.lower.compiled.lane_graph import LaneTracer
 from lockstep.lower.compiled.network_probe import prove_convs
-from lockstep.lower.compiled.node_check import check_calls
+from lockstep.lower.compiled.node_check import check_call_sums
 from lockstep.lower.eval_network import EvalNetwork
 from lockstep.lower.flat_table import Layout, Make
 from lockstep.lower.program import Block, DeviceLowering, Load
@@ -128,7 +128,7 @@ def find_compiled(
         for part in (chain for block in blocks for chain in chains_of(copy, block)):
             LaneTracer().find_calls(part)
         return CompiledProgram(CompiledModel(model, image, seen.classes, {}, blocks), (), *seen.counts)
-    drops = check_calls(deepcopy(model).train(), image, train, blocks)
+    drops = check_call_sums(deepcopy(model).train(), image, train, blocks)
     convs = choose_convs(model, seen.shapes, train, dtype)
     return CompiledProgram(CompiledModel(model, image, seen.classes, convs, blocks), drops, *seen.counts)
 

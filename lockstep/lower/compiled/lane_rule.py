@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.kernels.stock.lane_function import Conv, lane_conv_transpose2d, pixel_mean
-from lockstep.kernels.stock.row_function import is_factor, lane_layer_norm, scale, spread
+from lockstep.kernels.stock.row_function import expand_to, is_factor, lane_layer_norm, scale_channels
 from lockstep.lower.compiled.compiled_layer import Sizes
 
 Pair = Callable[..., Tensor]
@@ -46,12 +46,12 @@ class LanePair(nn.Module):
     def forward(self, a: Any, b: Any, **options: Any) -> Any:
         if isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape != b.shape:
             if self.is_product and is_factor(a, b):
-                return scale(a, b, self._sizes)
+                return scale_channels(a, b, self._sizes)
             if self.is_product and is_factor(b, a):
-                return scale(b, a, self._sizes)
+                return scale_channels(b, a, self._sizes)
             shape: torch.Size = torch.broadcast_shapes(a.shape, b.shape)  # type: ignore[no-untyped-call]
-            a = a if a.shape == shape else spread(a, shape, self._sizes)
-            b = b if b.shape == shape else spread(b, shape, self._sizes)
+            a = a if a.shape == shape else expand_to(a, shape, self._sizes)
+            b = b if b.shape == shape else expand_to(b, shape, self._sizes)
         return self.function(a, b, **options)
 
 

@@ -43,7 +43,7 @@ _MOVES = {
 _SAMPLES = 2  # of the lane that is looked at, on `meta`: nothing is computed
 
 
-def check_calls(
+def check_call_sums(
     model: nn.Module, image: tuple[int, int, int], train: Train, blocks: Sequence[ModelBlock]
 ) -> tuple[str, ...]:
     """The names of a model's dropout layers, once no call of it could mix lanes; the model is used up."""

@@ -1,0 +1,1 @@
+"""Rules on samples: their order, how they are augmented and normalized."""
