@@ -41,7 +41,8 @@ for -c. An interrupted run saves its state; --resume auto goes on, and ends with
 The newest three checkpoints and the best are kept, of a finished run the last and the best;
 -o checkpoint.keep=N keeps the newest N.
 Any number of workers, up to train.lanes, gives the same bits; they are also started by
-`torchrun --nproc-per-node N -m lockstep train …` and by `mpirun -n N lockstep train …`.
+`torchrun --nproc-per-node N -m lockstep train …`, by `mpirun -n N lockstep train …`, and under Slurm by
+`srun lockstep train …`, where a warning (SIGUSR1) saves and queues the job again.
 """
 
 
