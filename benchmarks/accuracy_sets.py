@@ -8,12 +8,26 @@ Sets of settings were chosen before, by validation images: `--split val` is for 
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
+from ddp_peer import HOOKS, sent_bytes
+from hook_accuracy import WORKERS, own_bytes, weight_shapes
 from many_runs import Key, ManyRuns
 from measure import RESULTS, make_parser, make_record
 
+import lockstep
+from lockstep.cli.train import resolve
 from lockstep.spec.record import write_records
+
+
+def fewer_bytes(key: Key) -> float:
+    """What DDP sends in a step of four workers, over what such a run's workers send of gradients."""
+    recipe, *overrides = key
+    launch = lockstep.Launch(quiet=True)
+    run = resolve(argparse.Namespace(recipe=recipe, config=None, override=overrides), launch)[0]
+    shapes = weight_shapes(run)
+    return sent_bytes(shapes, HOOKS[0], WORKERS) / own_bytes(shapes, run.train.compress, WORKERS)
 
 
 def main() -> None:
@@ -44,7 +58,8 @@ def main() -> None:
             values = [100 * value for value in runs.known(row, what)]
             if values:
                 title = f"{options.recipe}, {options.name}: {options.split} accuracy, {name}"
-                details = {"set": name, "settings": list(row[0][1:-1]), "each": values}
+                fewer = fewer_bytes(row[0])
+                details = {"fewer_bytes": fewer, "set": name, "settings": list(row[0][1:-1]), "each": values}
                 records.append(make_record(title, values, "%", mean=sum(values) / len(values), **details))
     for record in records:
         print(f"{record.name}: {record.details['mean']:.2f} {record.spread} n = {record.n}")

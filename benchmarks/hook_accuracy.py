@@ -85,9 +85,7 @@ def train_own(options: argparse.Namespace, schemes: Sequence[str]) -> dict[str, 
 def make_records(options: argparse.Namespace, found: dict[str, list[float]]) -> list[Any]:
     """Test accuracy by scheme, and the bytes of a step."""
     run = find_run(options)
-    store = set_up(run, torch.device("cpu")).store
-    params = build_model(run, store.shape, len(store.classes)).parameters()
-    shapes, records = [tuple(p.shape) for p in params], []
+    shapes, records = weight_shapes(run), []
     plain = sent_bytes(shapes, HOOKS[0], WORKERS)
     for scheme in options.schemes:
         sent = (sent_bytes if scheme in HOOKS else own_bytes)(shapes, scheme, WORKERS)
@@ -100,6 +98,12 @@ def make_records(options: argparse.Namespace, found: dict[str, list[float]]) -> 
         records.append(make_record(name, each, "%", **details, precision=run.train.precision))
         print(f"{name}: {average:.2f} % {records[-1].spread}, {plain / sent:.1f} times fewer bytes")
     return records
+
+
+def weight_shapes(run: Run) -> list[tuple[int, ...]]:
+    """The shapes of a model's weights."""
+    store = set_up(run, torch.device("cpu")).store
+    return [tuple(p.shape) for p in build_model(run, store.shape, len(store.classes)).parameters()]
 
 
 def own_bytes(shapes: Sequence[tuple[int, ...]], scheme: str, workers: int) -> float:

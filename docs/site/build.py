@@ -41,7 +41,8 @@ def read(path: str) -> str:
 
 def write(output: Path, documents: list[Page]) -> int:
     """Write the site into a folder that holds nothing else; gives the number of files that it links to."""
-    if output.is_dir() and any(output.iterdir()) and not (output / "search.js").is_file():
+    is_site = all((output / name).is_file() for name in ("index.html", "site.css", "search.js"))
+    if output.is_dir() and any(output.iterdir()) and not is_site:
         sys.exit(f"{output} holds something else than a site: name a folder that is empty")
     shutil.rmtree(output, ignore_errors=True)
     output.mkdir(parents=True)

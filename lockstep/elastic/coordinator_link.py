@@ -124,7 +124,8 @@ class Link:
                 ssl_handshake_timeout=ADMIT_S if tls else None,
             )
         except OSError as error:
-            if error.errno in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
+            # newer Pythons give no number if none of a name's addresses could be bound
+            if error.errno in (None, errno.EADDRNOTAVAIL, errno.EADDRINUSE):
                 return None
             raise SpecError(f"--rdzv {address}:{port}: {error.strerror or error}") from None
 
@@ -141,7 +142,7 @@ class Link:
                     self._say(f"--rdzv {address}:{port}: {error.strerror}; trying for {_SEARCH_S:.0f} s")
                 waits = True
                 if loop.time() > start + _SEARCH_S:
-                    raise SpecError(f"--rdzv {address}:{port}: no host of this name is known") from None
+                    raise LockstepError(f"--rdzv {address}:{port}: no host of this name is known") from None
             await asyncio.sleep(_AGAIN_S)
 
     async def _listen_to(self, reader: asyncio.StreamReader) -> None:

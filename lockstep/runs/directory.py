@@ -130,9 +130,13 @@ class RunDirectory:
 
     def read_rows(self, name: str) -> list[dict[str, Any]]:
         """The rows of a JSONL file; none if it cannot be read."""
+        found, text = [], ""
         with suppress(OSError, ValueError):
-            return [json.loads(row) for row in (self.path / name).read_text(encoding="utf-8").splitlines()]
-        return []
+            text = (self.path / name).read_text(encoding="utf-8")
+        for row in text.splitlines():
+            with suppress(ValueError):  # a full disk may have cut one
+                found.append(json.loads(row))
+        return found
 
     def add_row(self, name: str, row: dict[str, Any], warn: Callable[[str], None]) -> None:
         """Append a row to an open file; if the disk is full, the row is lost and the run goes on."""

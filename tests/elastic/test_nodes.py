@@ -15,7 +15,7 @@ from world import free_port
 
 from lockstep.elastic.coordinator_link import Link
 from lockstep.elastic.job import Job as ElasticJob
-from lockstep.errors import SpecError
+from lockstep.errors import LockstepError
 
 pytestmark = pytest.mark.gloo
 TOKEN = {"LOCKSTEP_TOKEN": "a secret of sixteen"}
@@ -206,8 +206,27 @@ def test_a_host_may_be_named_later_than_its_launcher_starts(monkeypatch):
     asyncio.run(open_and_close("pod-0"))
     assert len(asked) > 2 and "Name or service not known; trying for 30 s" in said[0], said
     monkeypatch.setattr("lockstep.elastic.coordinator_link._SEARCH_S", 0.1)
-    with pytest.raises(SpecError, match=r"no-such-host.*: no host of this name is known"):
+    with pytest.raises(LockstepError, match=r"no-such-host.*: no host of this name is known") as failed:
         asyncio.run(open_and_close("no-such-host.invalid"))
+    assert failed.value.exit_code == 1  # a name may be known later: Kubernetes starts such a pod again
+
+
+def test_an_address_of_another_host_is_not_bound_by_any_python(monkeypatch):
+    """Python 3.11.8 and later raise without a number if no address of a name can be bound."""
+
+    async def refuse(*args, **kwargs):
+        raise OSError("could not bind on any address out of [('10.77.0.1', 29400)]")
+
+    async def listen():
+        link = Link(
+            ElasticJob(1, 2, rdzv=("127.0.0.1", 29400), nodes=(1, 2), token="a secret of sixteen"),
+            print,
+            print,
+        )
+        return await link._listen(None, "127.0.0.1", 29400)
+
+    monkeypatch.setattr(asyncio, "start_server", refuse)
+    assert asyncio.run(listen()) is None
 
 
 @pytest.mark.skipif(not can_make_namespaces(), reason="needs root, iproute2 and network namespaces")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -61,6 +62,7 @@ def list_runs(options: argparse.Namespace) -> int:
             unreadable.append(str(error))
     if options.json:
         print(json.dumps([_as_row(each) for each in found]))
+        print("".join(f"{line}\n" for line in unreadable), end="", file=sys.stderr)
         return 0
     lines = tell_runs(found) if found else [f"no run in {options.runs_dir}"]
     print("\n".join([*lines, *unreadable]))

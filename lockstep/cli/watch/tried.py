@@ -34,9 +34,10 @@ def describe_try(event: Tried) -> Iterator[str]:
             f"the worker that needs the most; measured: {_mb(taken)}"
         )
     epoch, rest = event.steps[0], sum(event.steps)
+    more = ", if the larger batches of later epochs took no longer" if len(train.stages) > 1 else ""
     yield (
         f"so an epoch of {_count(epoch, 'step')} takes about {_long(epoch * slowest)} and the run of "
-        f"{_count(rest, 'step')} {_long(rest * slowest)}, evaluation left out"
+        f"{_count(rest, 'step')} {_long(rest * slowest)}{more}, evaluation left out"
     )
     yield (
         f"a checkpoint is {_mb(event.state_bytes)}; while it is written beside training, its copy takes as "

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,10 +46,13 @@ def find_runs(runs_dir: Path) -> Iterator[Path]:
     except OSError as error:
         raise BadInput(f"--runs-dir {runs_dir}: cannot be read: {error.strerror}") from None
     for folder in folders:
-        if (folder / "identity.json").is_file():
-            yield folder
-        elif not folder.is_symlink():
-            yield from find_runs(folder)
+        if folder.is_symlink() and folder.resolve().parent == runs_dir.resolve():
+            continue  # another name of a run that is listed
+        with suppress(PermissionError):  # of another user, such as lost+found
+            if (folder / "identity.json").is_file():
+                yield folder
+            elif os.access(folder, os.R_OK | os.X_OK) and not folder.is_symlink():
+                yield from find_runs(folder)
 
 
 def read_shelved(path: Path, runs_dir: Path) -> ShelvedRun:
@@ -55,7 +60,6 @@ def read_shelved(path: Path, runs_dir: Path) -> ShelvedRun:
     directory = RunDirectory(path)
     try:
         run, identity, summary = directory.run(), directory.identity(), directory.summary() or {}
-        sizes = [file.lstat().st_size for file in path.rglob("*") if not file.is_dir()]
     except OSError as error:
         raise LockstepError(f"{path}: cannot be read: {error.strerror}") from None
     rows = directory.read_rows("metrics.jsonl")
@@ -77,10 +81,19 @@ def read_shelved(path: Path, runs_dir: Path) -> ShelvedRun:
         img_s=summary.get("img_s", last.get("img_s")),
         workers=summary.get("workers"),
         checkpoints=tuple(sorted(checkpoint_steps(directory.checkpoints))),
-        num_bytes=sum(sizes),
+        num_bytes=_size_of(path),
         weights_sha256=summary.get("weights_sha256"),
         settings={**flatten("", to_table(run)), **identity},
     )
+
+
+def _size_of(path: Path) -> int:
+    """The bytes of all files below a folder; a run that trains may remove one meanwhile."""
+    size = 0
+    for file in path.rglob("*"):
+        with suppress(FileNotFoundError):
+            size += 0 if file.is_dir() else file.lstat().st_size
+    return size
 
 
 def is_held(path: Path) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from lockstep.errors import CheckpointError, LockstepError
 from lockstep.runs.checkpoint import checkpoint_steps, load_checkpoint, prune, surplus_files
 from lockstep.runs.directory import RunDirectory
+from lockstep.runs.shelf.shelved_run import is_held
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,10 @@ def find_surplus(path: Path, keep: int, removes: bool = False) -> Surplus:
     """
     directory = RunDirectory(path)
     try:
-        directory.hold()
+        if removes:
+            directory.hold()
+        elif is_held(path):  # who only looks must not hold up a run that begins to go on
+            return Surplus(path, reason=f"{path} is being trained by another process")
     except LockstepError as error:
         return Surplus(path, reason=str(error))
     try:
