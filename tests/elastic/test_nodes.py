@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import forked
 import pytest
@@ -223,7 +224,7 @@ def test_an_address_of_another_host_is_not_bound_by_any_python(monkeypatch):
             print,
             print,
         )
-        return await link._listen(None, "127.0.0.1", 29400)
+        return await link._listen(SimpleNamespace(meet=None), "127.0.0.1", 29400)
 
     monkeypatch.setattr(asyncio, "start_server", refuse)
     assert asyncio.run(listen()) is None
