@@ -15,7 +15,7 @@ FLAGS = {
     "train": "RECIPE --audit --backend --bucket-mb --config --copy-every --data-changed --decode-threads "
     "--device --dry-run --fork --min-workers --name --no-graph --no-overlap --nodes --or --override "
     "--pixel-cache --pixel-cache-gb --plan --print-config --quiet --rdzv --read-ahead --replicas --restarts "
-    "--resume --runs-dir --stop-after-epochs --tensorboard --tls --trace --wait --workers -c -o",
+    "--resume --runs-dir --stop-after-epochs --tls --trace --track --wait --workers -c -o",
     "launch": "SCRIPT … --min-workers --nodes --rdzv --restarts --tls --wait --workers",
     "eval": "RUN --backend --checkpoint --data-dir --device --json --other-data --plan --runs-dir --split "
     "--workers --by-class --confusion --wrong",
