@@ -8,7 +8,7 @@ import time
 from patience import PATIENCE_S
 
 import lockstep
-from lockstep.cli.main import FORESIGHT, SHELF, VERBS, make_parser
+from lockstep.cli.main import FORESIGHT, SHELF, SHELL, VERBS, make_parser
 from lockstep.recipes import RECIPES
 
 FLAGS = {
@@ -25,6 +25,7 @@ FLAGS = {
     "runs list": "--json --runs-dir",
     "runs compare": "RUN --json --runs-dir",
     "runs prune": "RUN --keep --runs-dir --yes",
+    "completion": "bash|zsh|fish …",
     "layers": "RECIPE --config --override --plan -c -o",
     "report": "RUN|DIR|FILE --output --runs-dir --title -o",
     "data get": "NAME --dir --mirror",
@@ -80,7 +81,7 @@ def test_recipes():
 
 def test_every_verb_and_flag():
     found = dict(surface(make_parser()))
-    assert {*VERBS, *FORESIGHT, *SHELF} == {name.split()[0] for name in FLAGS}
+    assert {*VERBS, *FORESIGHT, *SHELF, *SHELL} == {name.split()[0] for name in FLAGS}
     assert found == {name: set(flags.split()) for name, flags in FLAGS.items()}
 
 

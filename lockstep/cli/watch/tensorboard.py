@@ -25,7 +25,7 @@ class TensorBoard:
         if isinstance(event, Started):
             self._writer = self._make_writer(str(event.directory / "tensorboard"))
         elif isinstance(event, StepDone):
-            self._write(vars(event), event.step, "step")
+            self._write(event.row(), event.step, "step")
         elif isinstance(event, EpochDone):
             self._write(event.row(), event.step, "epoch")
 
