@@ -75,9 +75,11 @@ def train(  # noqa: PLR0913  (what a script may give)
     workers (`launch=Launch(workers=4)`, torchrun, mpirun) each one runs the whole script, and worker 0 tells.
     """
     check_system()
+    from lockstep.cli.flag import check_trackers
     from lockstep.cli.launch import start_workers
 
     launch = launch or Launch()
+    check_trackers(launch)
     if launch.data_processes and data is None:
         raise SpecError(
             f"data_processes={launch.data_processes} are for a data set in Python, and data.name="

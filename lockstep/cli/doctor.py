@@ -25,6 +25,8 @@ _PACKAGES = ("torch", "numpy", "safetensors", "rich", "pillow", "matplotlib")
 _EXTRAS = {
     "timm": ("timm",),
     "tensorboard": ("tensorboard",),
+    "wandb": ("wandb",),
+    "mlflow": ("mlflow",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "mpi": ("mpi4py",),
     "images": ("simplejpeg", "cv2"),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from importlib.util import find_spec
 from pathlib import Path
 
 from lockstep.errors import BadInput
-from lockstep.spec.launch import BACKENDS, DEVICES, Launch
+from lockstep.spec.launch import BACKENDS, DEVICES, TRACKERS, Launch
 from lockstep.spec.plan import read_plan
 
 
@@ -34,6 +35,25 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", choices=DEVICES, default="auto", help="default: auto, a GPU if there is one"
     )
+
+
+def add_trackers(parser: argparse.ArgumentParser) -> None:
+    """Add who else gets a run's measurements."""
+    parser.add_argument(
+        "--track",
+        action="append",
+        default=[],
+        choices=TRACKERS,
+        help="also show the run there, by the extra of that name; may be given several times",
+    )
+
+
+def check_trackers(launch: Launch) -> None:
+    """Raise an error if a tracker's package is not installed, before any work starts."""
+    for name in launch.track:
+        found = find_spec(name)
+        if not found or not found.origin:  # a mere folder of that name, such as W&B makes, is no package
+            raise BadInput(f"--track {name} needs the extra: pip install 'lockstep-train[{name}]'")
 
 
 def add_workers(parser: argparse.ArgumentParser) -> None:

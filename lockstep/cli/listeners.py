@@ -1,4 +1,4 @@
-"""Attaches listeners to a run's events, progress, curves.png and TensorBoard, and trains it."""
+"""Attaches listeners to a run's events, progress, curves.png and trackers, and trains it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from types import TracebackType
 from lockstep.cli.batch.requeue import queue_again
 from lockstep.cli.launch import note_rank
 from lockstep.cli.watch.progress import Progress, tell_warnings
+from lockstep.cli.watch.tracking import Tracking
 from lockstep.data.own.data_processes import data_processes
 from lockstep.elastic.process_control import end_with_parent, name_process
 from lockstep.elastic.worker_groups import WorkerGroups
@@ -83,11 +84,14 @@ class _Watch:
         if launch.world and launch.world.stdout_fd >= 0:
             os.dup2(launch.world.stdout_fd, 1)  # the launcher's stdout is for worker 0 only
         self._listeners.append(stack.enter_context(_Curves()))
-        if launch.tensorboard:
+        teller = self._on_event or self._find_teller()
+        self._listeners.append(teller)
+        if "tensorboard" in launch.track:
             from lockstep.cli.watch.tensorboard import TensorBoard
 
             self._listeners.append(stack.enter_context(TensorBoard()))
-        self._listeners.append(self._on_event or self._find_teller())
+        if names := [name for name in launch.track if name != "tensorboard"]:
+            self._listeners.append(stack.enter_context(Tracking(names, teller)))
 
     def _find_teller(self) -> Listener:
         launch = self._launch

@@ -27,6 +27,7 @@ VERBS = (
 )
 FORESIGHT = ("probe", "profile", "plan", "scale", "simulate", "report")  # verbs of the folder of that name
 SHELF = ("runs",)
+SHELL = ("completion",)
 _DESCRIPTION = """\
 Train convolutional networks to the same bits: by any number of workers, killed and resumed.
 
@@ -57,9 +58,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"lockstep {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    foresight, shelf = (f"foresight.{verb}" for verb in FORESIGHT), (f"shelf.{verb}" for verb in SHELF)
-    for module in (*VERBS, *foresight, *shelf):
-        importlib.import_module(f"lockstep.cli.{module}").add_parser(verbs)
+    for folder, names in (("", VERBS), ("foresight.", FORESIGHT), ("shelf.", SHELF), ("shell.", SHELL)):
+        for verb in names:
+            importlib.import_module(f"lockstep.cli.{folder}{verb}").add_parser(verbs)
     return parser
 
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from lockstep.cli import flag
 from lockstep.cli.data_action import folder_defaults
-from lockstep.cli.flag import add_device, add_elastic, add_feeding, add_run_keys, add_runs_dir, add_workers
 from lockstep.cli.launch import start_workers
 from lockstep.errors import BadInput, SpecError
 from lockstep.recipes import RECIPES, recipe
@@ -56,13 +56,13 @@ def add_parser(verbs: Verbs) -> None:
         epilog=_EPILOG.format(recipes="\n".join(lines)),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_run_keys(parser)
+    flag.add_run_keys(parser)
     parser.add_argument("--name", help="the run's name; one that exists gets a suffix")
-    add_runs_dir(parser)
-    add_device(parser)
-    add_workers(parser)
-    add_elastic(parser)
-    add_feeding(parser)
+    flag.add_runs_dir(parser)
+    flag.add_device(parser)
+    flag.add_workers(parser)
+    flag.add_elastic(parser)
+    flag.add_feeding(parser)
     parser.add_argument(
         "--copy-every",
         type=int,
@@ -93,7 +93,7 @@ def add_parser(verbs: Verbs) -> None:
         help="resume with changed data, such as a repaired file; from there on it is another run",
     )
     parser.add_argument("--fork", metavar="RUN", help="start a new run from this run's weights")
-    parser.add_argument("--tensorboard", action="store_true", help="also write TensorBoard files")
+    flag.add_trackers(parser)
     parser.add_argument(
         "--trace",
         action="store_true",
@@ -114,10 +114,6 @@ def add_parser(verbs: Verbs) -> None:
 
 def run_train(options: argparse.Namespace) -> int:
     """Resolve the Run, then train it."""
-    if options.tensorboard:
-        from lockstep.cli.watch.tensorboard import check_tensorboard
-
-        check_tensorboard()
     plan, *fallbacks = read_plans([options.plan, *options.fallbacks], options.replicas)
     launch = Launch(
         options.name,
@@ -125,7 +121,7 @@ def run_train(options: argparse.Namespace) -> int:
         options.resume,
         options.fork,
         options.device,
-        options.tensorboard,
+        tuple(options.track),
         workers=options.workers,
         backend=options.backend,
         bucket_mb=options.bucket_mb,
@@ -152,6 +148,7 @@ def run_train(options: argparse.Namespace) -> int:
         fallbacks=tuple(fallbacks),
         predicted=read_prediction(options.plan),
     )
+    flag.check_trackers(launch)
     run, name = resolve(options, launch)
     with named_file(options):
         return _train(options, run, replace(launch, name=launch.name or name))

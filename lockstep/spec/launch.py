@@ -16,6 +16,7 @@ from lockstep.spec.world import World
 
 DEVICES = ("auto", "cpu", "cuda")
 BACKENDS = ("auto", "gloo", "nccl", "mpi")
+TRACKERS = ("tensorboard", "wandb", "mlflow")
 RESTART_CODE = 75  # the exit code of a worker that wants to be restarted
 
 
@@ -28,7 +29,7 @@ class Launch:
     resume: str | None = None  # "auto", a run, or a checkpoint
     fork: str | None = None
     device: str = "auto"
-    tensorboard: bool = False
+    track: tuple[str, ...] = ()  # who else gets the run's measurements: names of TRACKERS
     workers: int | str | None = None  # "auto" or a number; None: as many as were launched, else one
     backend: str = "auto"
     bucket_mb: float = 25.0
@@ -68,6 +69,8 @@ class Launch:
             object.__setattr__(self, "plan", read_plan(self.plan))
         fallbacks = [read_plan(plan) if isinstance(plan, str) else plan for plan in self.fallbacks]
         object.__setattr__(self, "fallbacks", tuple(fallbacks))
+        track = (self.track,) if isinstance(self.track, str) else self.track
+        object.__setattr__(self, "track", tuple(dict.fromkeys(track)))
         if self.device not in DEVICES:
             raise SpecError(f"--device: {unknown('device', self.device, DEVICES)}")
         if self.backend not in BACKENDS:
@@ -77,6 +80,9 @@ class Launch:
             raise SpecError(f"--resume {self.resume} and {new} exclude each other: leave one of them out")
         if self.data_changed and not self.resume:
             raise SpecError("--data-changed needs --resume: it lets a run go on with data that was repaired")
+        for tracker in self.track:
+            if tracker not in TRACKERS:
+                raise SpecError(f"--track: {unknown('tracker', tracker, TRACKERS)}")
         name, workers = self.name, self.workers
         if name is not None and (not name.strip(".") or set(name) & set("/\\") or not name.isprintable()):
             raise SpecError(
@@ -139,6 +145,7 @@ class Launch:
             "--nodes": self.nodes if self.nodes != plain.nodes else None,
             "--tls": self.tls,
             "--audit": self.audit or None,
+            "--track": " --track ".join(self.track) or None,
             "--plan": self.plan if self.plan != plain.plan else None,
             "--or": " --or ".join(map(str, self.fallbacks)) or None,
         }

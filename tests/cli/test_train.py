@@ -107,7 +107,7 @@ def test_an_error_of_a_file_names_it(case, tmp_path, monkeypatch, capsys):
 
 
 def test_a_recipe_runs_as_a_process_and_prints_plain_lines(tmp_path):
-    done = call(train_command(tmp_path, "--tensorboard"))
+    done = call(train_command(tmp_path, "--track", "tensorboard"))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("lenet5 (") and lines[3].startswith("epoch 1/2  train loss")

@@ -8,14 +8,14 @@ import time
 from patience import PATIENCE_S
 
 import lockstep
-from lockstep.cli.main import FORESIGHT, SHELF, VERBS, make_parser
+from lockstep.cli.main import FORESIGHT, SHELF, SHELL, VERBS, make_parser
 from lockstep.recipes import RECIPES
 
 FLAGS = {
     "train": "RECIPE --audit --backend --bucket-mb --config --copy-every --data-changed --decode-threads "
     "--device --dry-run --fork --min-workers --name --no-graph --no-overlap --nodes --or --override "
     "--pixel-cache --pixel-cache-gb --plan --print-config --quiet --rdzv --read-ahead --replicas --restarts "
-    "--resume --runs-dir --stop-after-epochs --tensorboard --tls --trace --wait --workers -c -o",
+    "--resume --runs-dir --stop-after-epochs --tls --trace --track --wait --workers -c -o",
     "launch": "SCRIPT … --min-workers --nodes --rdzv --restarts --tls --wait --workers",
     "eval": "RUN --backend --checkpoint --data-dir --device --json --other-data --plan --runs-dir --split "
     "--workers --by-class --confusion --wrong",
@@ -25,6 +25,7 @@ FLAGS = {
     "runs list": "--json --runs-dir",
     "runs compare": "RUN --json --runs-dir",
     "runs prune": "RUN --keep --runs-dir --yes",
+    "completion": "bash|zsh|fish …",
     "layers": "RECIPE --config --override --plan -c -o",
     "report": "RUN|DIR|FILE --output --runs-dir --title -o",
     "data get": "NAME --dir --mirror",
@@ -80,7 +81,7 @@ def test_recipes():
 
 def test_every_verb_and_flag():
     found = dict(surface(make_parser()))
-    assert {*VERBS, *FORESIGHT, *SHELF} == {name.split()[0] for name in FLAGS}
+    assert {*VERBS, *FORESIGHT, *SHELF, *SHELL} == {name.split()[0] for name in FLAGS}
     assert found == {name: set(flags.split()) for name, flags in FLAGS.items()}
 
 

@@ -1,1 +1,1 @@
-"""What follows a run by its events: the terminal and TensorBoard."""
+"""What follows a run by its events: the terminal and trackers."""
