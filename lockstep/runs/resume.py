@@ -116,11 +116,11 @@ def find_directory(runs_dir: Path, run: str) -> RunDirectory:
 
 
 def recorded_identity(launch: Launch) -> Identity | None:
-    """The identity of the run that will be resumed, if there is one."""
+    """The identity of the run that will be resumed, if it has a checkpoint: else it begins anew."""
     if not launch.resume:
         return None
     directory, _ = find_resumed(launch, launch.name)
-    return directory.identity() if directory else None
+    return directory.identity() if directory and checkpoint.checkpoint_steps(directory.checkpoints) else None
 
 
 def continued_identity(about: About, launch: Launch) -> Identity:

@@ -160,7 +160,6 @@ class Loop:
         state, totals = self._state, self._state.totals
         with self._dealt.averaged(state):
             evaluation = self._evaluate(state.model)
-        best = state.note(evaluation.loss, evaluation.accuracy, evaluation.metrics, self._setup.run.evaluate)
         done = EpochDone(
             state.epoch,
             state.step,
@@ -169,8 +168,10 @@ class Loop:
             evaluation.loss,
             evaluation.accuracy,
             self._journal.epoch_pace.img_s,
-            self._journal.epoch_pace.longest_wait(self._group)["data_wait_share"],
-            best,
+            self._journal.epoch_pace.longest_wait(self._group)[
+                "data_wait_share"
+            ],  # no collective once it is noted
+            state.note(evaluation.loss, evaluation.accuracy, evaluation.metrics, self._setup.run.evaluate),
             self._setup.store.chosen_by[0],
             evaluation.metrics,
         )
@@ -237,8 +238,9 @@ class Loop:
         """The result, once worker 0's summary is on disk; until then the others go on if a worker is lost."""
         summary = json.loads(self._group.broadcast_bytes(json.dumps(summary).encode()))
         self._setup.model.eval()
-        lost = self._journal.finish(summary, self._state, write)
-        lost = self._group.broadcast_bytes(lost.encode()).decode()
+        lost = self._group.broadcast_bytes(
+            self._journal.finish(summary, self._state, write).encode()
+        ).decode()
         self._group.barrier()
         result = Result(self._journal.path, summary, self._setup.model, self._group.rank)
         if lost:

@@ -239,6 +239,7 @@ class Step:
 
     def not_finite(self, loss: float, lanes: Lanes) -> NumericsError:
         """The error of a step that was not taken because a value is not finite, on any worker."""
+        self._lowered.scale = self._state.scale  # steps on the device have not told it
         found = self._lowered.first_bad(lanes, self._state.step) or ""
         everywhere = [text.decode() for text in self._mesh.world.all_gather_bytes(found.encode())]
         where = next(filter(None, everywhere), "the sum over lanes")

@@ -216,4 +216,4 @@ def test_doctor_shows_the_fingerprint(capsys, tmp_path):
     assert len(fingerprint["probe"]) == 16
     assert run(["doctor"]) == 0 and "fingerprint" in capsys.readouterr().out
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    assert facts["extras"].keys() == project["optional-dependencies"].keys() - {"dev"}
+    assert facts["extras"].keys() == project["optional-dependencies"].keys() - {"dev", "docs"}

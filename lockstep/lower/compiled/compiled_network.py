@@ -147,7 +147,11 @@ class CompiledNetwork(DeviceNetwork):
     ) -> list[Tensor]:
         """Write gradients and new statistics to a flat table; returns the gradients of `inputs`."""
         wanted, count = [*self._params, *inputs], len(self._params)
-        found = torch.autograd.grad(outputs, wanted, given, allow_unused=True, materialize_grads=True)
+        pairs = [pair for pair in zip(outputs, given, strict=True) if pair[0].requires_grad]
+        found = tuple(torch.zeros_like(tensor) for tensor in wanted)
+        if pairs and wanted:  # else all of it is frozen
+            ends, firsts = zip(*pairs, strict=True)
+            found = torch.autograd.grad(ends, wanted, firsts, allow_unused=True, materialize_grads=True)
         if self._params:
             torch._foreach_copy_(self._views(out, self._params), list(found[:count]))
             self.unscale(out)
