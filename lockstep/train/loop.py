@@ -156,7 +156,7 @@ class Loop:
         return bool(self._interrupt.signal), self._groups.wants_to_move
 
     def _end_epoch(self) -> None:
-        """Evaluate, move the cursor to the next epoch, report and save."""
+        """Evaluate, move the cursor to the next epoch, report and save; no collective once it is noted."""
         state, totals = self._state, self._state.totals
         with self._dealt.averaged(state):
             evaluation = self._evaluate(state.model)
@@ -168,9 +168,7 @@ class Loop:
             evaluation.loss,
             evaluation.accuracy,
             self._journal.epoch_pace.img_s,
-            self._journal.epoch_pace.longest_wait(self._group)[
-                "data_wait_share"
-            ],  # no collective once it is noted
+            self._journal.epoch_pace.longest_wait(self._group)["data_wait_share"],
             state.note(evaluation.loss, evaluation.accuracy, evaluation.metrics, self._setup.run.evaluate),
             self._setup.store.chosen_by[0],
             evaluation.metrics,

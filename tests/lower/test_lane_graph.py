@@ -139,7 +139,7 @@ def test_what_it_cannot_run_is_named(layer: nn.Module, reason: str) -> None:
 
 def test_stochastic_depth_is_keyed_by_lane_and_by_name_and_stays_one_call() -> None:
     model = nn.Sequential(DropPath(0.5), DropPath(0.5))
-    way = LaneByLane(model, CrossEntropy(), 0, bf16=False)
+    way = LaneByLane(model, CrossEntropy(), 0, half=None)
     x = torch.ones(64, 3)
     first, again, other = model[0](x), model[0](x), model[1](x)
     assert torch.equal(first, again) and not torch.equal(first, other)
