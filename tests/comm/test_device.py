@@ -146,6 +146,7 @@ THREADS = {
     ("comm/background.py", "Thread"),  # it is told
     ("elastic/launcher_link.py", "Thread"),  # hear and beat: they cut a group, in a thread that is told
     ("cli/launch.py", "Thread"),
+    ("cli/watch/follow.py", "Thread"),  # of a process that tracks a run: it reads a pipe
     ("data/loader.py", "ThreadPoolExecutor"),  # by its initializer
     ("data/decoding/batch_decoder.py", "ThreadPoolExecutor"),  # files only
     ("data/pack/write_pack.py", "ThreadPoolExecutor"),  # files only

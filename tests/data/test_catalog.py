@@ -44,7 +44,7 @@ def test_options_reach_the_set() -> None:
         (
             "mnist",
             {"size": 3},
-            "data.size: unknown key 'size': .*choose from augment, dir, name, order",
+            "data.size: unknown key 'size': .*choose from augment, dir, name, normalize, order",
         ),
         ("shapes", {"size": "big"}, "data.size='big': must be an int, not a str; the default is 28"),
         ("shapes", {"size": 28.5}, "data.size=28.5: must be an int, not a float"),
