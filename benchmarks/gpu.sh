@@ -2,7 +2,7 @@
 # The records that need a GPU, in parts of at most ten minutes each, and the tests that only a GPU can run.
 # bash benchmarks/gpu.sh PART [FOLDER]; PART: step, autotune, lanes, resnet18, start, googlenet, resnet50, alexnet,
 # timm-NAME, tf32-NAME (of timm's models), inference, roofline,
-# matrix-fused, matrix-compiled, matrix-googlenet, matrix-fp16, recompute, tree-reduce, lightning, beside, lab, lab-skinny, tests, memory, lab-memory
+# matrix-fused, matrix-compiled, matrix-googlenet, matrix-fp16, recompute, tree-reduce, lightning, checkpoints, lab, lab-skinny, tests, memory, lab-memory
 set -uo pipefail
 cd "$(dirname "$0")/.."
 export PYTHONPATH="$PWD:$PWD/tests" PYTHONUNBUFFERED=1
@@ -82,9 +82,9 @@ lab)
   ;;
 lab-skinny) $python benchmarks/lab.py --folder "$folder" gemm-skinny-gpu gemm --skinny ;;
 lightning) $python benchmarks/lightning_overhead.py --gpu --rounds 7 --output "$folder/lightning-gpu.json" ;;
-beside) # most of it is compiling
-  $python benchmarks/beside.py --model resnet50 --size 224 --batch 256 --every 100 --rounds 4 --device cuda \
-    --precision bf16 --output "$folder/beside-gpu.json"
+checkpoints) # most of it is compiling
+  $python benchmarks/checkpoint_cost.py --model resnet50 --size 224 --batch 256 --every 100 --rounds 4 --device cuda \
+    --precision bf16 --output "$folder/checkpoint-cost-gpu.json"
   ;;
 tests)
   log=${2:-$(mktemp -d)}/gpu-tests.log # no record

@@ -38,7 +38,10 @@ TIMING = ["gpu_step", "case", "timing", "time_job", "peers", "own_step", "flax_p
 PIECES = ["conv_piece", "window", "row_buffer", "channel_segment", "pointwise"]
 # records by name → the files of lockstep/ and the scripts of benchmarks/ that they depend on
 DEPENDS_ON: dict[str, tuple[list[str], list[str]]] = {
-    "beside-*": (["runs/beside", "runs/checkpoint.py", "runs/state_parts.py", "train/loop.py"], ["beside"]),
+    "checkpoint-cost-*": (
+        ["runs/saving", "runs/checkpoint.py", "runs/state_parts.py", "train/loop.py"],
+        ["checkpoint_cost"],
+    ),
     "block-order-*": (["data/order.py", "spec/sample/sample_order.py"], ["block_order"]),
     "feeding-*": (
         ["data/images", "data/decoding", "data/feeding.py", "train/device/prefetch.py"],

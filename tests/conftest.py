@@ -77,3 +77,16 @@ def pytest_xdist_make_scheduler(config, log):
             return group(nodeid)
 
     return ByGroup(config, log)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    """A window of a real browser."""
+    from browser import Browser, find_browser
+
+    program = find_browser()
+    if not program:
+        pytest.skip("no Chromium or Chrome is installed")
+    found = Browser(program, tmp_path_factory.mktemp("profile"))
+    yield found
+    found.close()

@@ -138,6 +138,15 @@ class Job:
         for name in names:
             os.kill(pids[name], number)
 
+    def lose_and_stop(self, name: str) -> None:
+        """Kill a worker, and stop the job when the others go on."""
+        self.wait_for_workers(name)
+        self.kill(name)
+        self.wait_for(self.generations, "the next generation")
+        self.process.send_signal(signal.SIGTERM)
+        self.hurry()
+        self.finish(143)
+
     def generations(self) -> list[dict[str, Any]]:
         """The changes of workers so far."""
         try:

@@ -26,7 +26,7 @@ VERBS = (
     "sweep",
 )
 FORESIGHT = ("probe", "profile", "plan", "scale", "simulate", "report")  # verbs of the folder of that name
-SHELF = ("runs",)
+LISTING = ("runs",)
 SHELL = ("completion",)
 _DESCRIPTION = """\
 Train convolutional networks to the same bits: by any number of workers, killed and resumed.
@@ -58,7 +58,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"lockstep {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for folder, names in (("", VERBS), ("foresight.", FORESIGHT), ("shelf.", SHELF), ("shell.", SHELL)):
+    for folder, names in (("", VERBS), ("foresight.", FORESIGHT), ("listing.", LISTING), ("shell.", SHELL)):
         for verb in names:
             importlib.import_module(f"lockstep.cli.{folder}{verb}").add_parser(verbs)
     return parser

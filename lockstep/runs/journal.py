@@ -13,7 +13,6 @@ from typing import Any
 from lockstep.comm.group import Group
 from lockstep.models.tensors import tensors_sha256
 from lockstep.runs.about import About, Pace, about_row
-from lockstep.runs.beside.saver import Saver
 from lockstep.runs.directory import RunDirectory, is_done
 from lockstep.runs.event import (
     EpochDone,
@@ -24,6 +23,7 @@ from lockstep.runs.event import (
     Started,
     StepDone,
 )
+from lockstep.runs.saving.saver import Saver
 from lockstep.runs.train_state import TrainState
 from lockstep.spec.generation import Generation
 from lockstep.spec.identity import digest

@@ -13,9 +13,9 @@ from typing import Any
 
 from lockstep.comm.group_source import GroupSource
 from lockstep.errors import AuditFailed, Interrupted, NotSaved, NumericsError, Paused
-from lockstep.runs.beside.due_steps import DueSteps
 from lockstep.runs.event import EpochDone, StepDone
 from lockstep.runs.journal import Journal
+from lockstep.runs.saving.due_steps import DueSteps
 from lockstep.runs.train_state import Totals, TrainState
 from lockstep.spec import Launch
 from lockstep.spec.generation import Generation

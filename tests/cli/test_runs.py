@@ -10,9 +10,9 @@ from lockstep.runs.directory import RunDirectory
 
 
 @pytest.fixture(scope="module")
-def shelf(tmp_path_factory):
+def folder_of_runs(tmp_path_factory):
     """Two equal runs, one of another rate that was stopped, and a folder that is none."""
-    folder = tmp_path_factory.mktemp("shelf")
+    folder = tmp_path_factory.mktemp("runs")
     keys = ("checkpoint.keep=99", "train.epochs=1")
     for name in ("a", "b"):
         train(small_run(*keys), folder, launch={"name": name})
@@ -27,8 +27,8 @@ def shelf(tmp_path_factory):
     return folder
 
 
-def tell(capsys, shelf, *words):
-    code = run(["runs", *words, "--runs-dir", str(shelf)])
+def tell(capsys, folder_of_runs, *words):
+    code = run(["runs", *words, "--runs-dir", str(folder_of_runs)])
     out, err = capsys.readouterr()
     return code, out, err
 
@@ -37,8 +37,8 @@ def steps(path):
     return sorted(int(file.stem.split("-")[1]) for file in (path / "checkpoints").glob("*.json"))
 
 
-def test_runs_are_listed_with_their_state(shelf, capsys):
-    code, out, _ = tell(capsys, shelf, "list")
+def test_runs_are_listed_with_their_state(folder_of_runs, capsys):
+    code, out, _ = tell(capsys, folder_of_runs, "list")
     lines = out.splitlines()
     assert code == 0 and [line.split()[:3] for line in lines[1:4]] == [
         ["a", "finished", "1/1"],
@@ -46,41 +46,45 @@ def test_runs_are_listed_with_their_state(shelf, capsys):
         ["deeper/c", "stopped", "0/1"],
     ]
     assert lines[4].startswith("3 runs, ")
-    _, out, _ = tell(capsys, shelf, "list", "--json")
+    _, out, _ = tell(capsys, folder_of_runs, "list", "--json")
     first, second, third = json.loads(out)
     assert first["weights_sha256"] == second["weights_sha256"] and third["weights_sha256"] is None
     assert first["checkpoints"] == [0, 3, 6, 9, 10] and first["seconds"] > 0
-    held = RunDirectory(shelf / "a")
+    held = RunDirectory(folder_of_runs / "a")
     held.hold()
-    assert "training" in tell(capsys, shelf, "list")[1]
+    assert "training" in tell(capsys, folder_of_runs, "list")[1]
     held.close()
 
 
-def test_runs_are_compared(shelf, capsys):
-    code, out, _ = tell(capsys, shelf, "compare", "a", "b")
+def test_runs_are_compared(folder_of_runs, capsys):
+    code, out, _ = tell(capsys, folder_of_runs, "compare", "a", "b")
     assert code == 0 and "no setting differs" in out and "all end with the same weights, bit for bit" in out
-    _, out, _ = tell(capsys, shelf, "compare", "a", "b", str(shelf / "deeper" / "c"))
+    _, out, _ = tell(capsys, folder_of_runs, "compare", "a", "b", str(folder_of_runs / "deeper" / "c"))
     (rate,) = [line.split() for line in out.splitlines() if line.startswith("optimizer.")]
     assert rate[0] == "optimizer.lr" and rate[1] == rate[2] and rate[3] == "0.01"
     assert "the same weights, bit for bit: a and b; what is not finished has no hash yet" in out
-    assert tell(capsys, shelf, "compare", "a")[0] == 2
-    assert tell(capsys, shelf, "compare", "a", "nobody")[0] == 2
+    assert tell(capsys, folder_of_runs, "compare", "a")[0] == 2
+    assert tell(capsys, folder_of_runs, "compare", "a", "nobody")[0] == 2
 
 
-def test_pruning_asks_first_and_leaves_what_is_needed(shelf, capsys):
-    code, out, _ = tell(capsys, shelf, "prune", "a")
+def test_pruning_asks_first_and_leaves_what_is_needed(folder_of_runs, capsys):
+    code, out, _ = tell(capsys, folder_of_runs, "prune", "a")
     assert code == 0 and ": 8 files, " in out and "stays: steps 10\n" in out
-    assert "would be removed; --yes removes them" in out and steps(shelf / "a") == [0, 3, 6, 9, 10]
-    newest = shelf / "deeper" / "c" / "checkpoints" / "step-000000006.safetensors"
+    assert "would be removed; --yes removes them" in out and steps(folder_of_runs / "a") == [0, 3, 6, 9, 10]
+    newest = folder_of_runs / "deeper" / "c" / "checkpoints" / "step-000000006.safetensors"
     newest.write_bytes(newest.read_bytes()[:-1])
-    held = RunDirectory(shelf / "b")
+    held = RunDirectory(folder_of_runs / "b")
     held.hold()
-    code, out, _ = tell(capsys, shelf, "prune", "--yes", "--keep", "2")
+    code, out, _ = tell(capsys, folder_of_runs, "prune", "--yes", "--keep", "2")
     held.close()
-    assert code == 0 and steps(shelf / "a") == [9, 10] and steps(shelf / "b") == [0, 3, 6, 9, 10]
-    assert steps(shelf / "deeper" / "c") == [0, 3, 6], "its newest is damaged"
+    assert (
+        code == 0
+        and steps(folder_of_runs / "a") == [9, 10]
+        and steps(folder_of_runs / "b") == [0, 3, 6, 9, 10]
+    )
+    assert steps(folder_of_runs / "deeper" / "c") == [0, 3, 6], "its newest is damaged"
     assert "is being trained by another process" in out and "so the ones before it stay" in out
     assert "6 files" in out.splitlines()[-1] and "removed" in out.splitlines()[-1]
-    assert tell(capsys, shelf, "prune", "--keep", "0")[0] == 2
-    assert tell(capsys, shelf, "prune", "a", "--yes")[1].splitlines()[-1].startswith("2 files")
-    assert steps(shelf / "a") == [10], "it is the best, too"
+    assert tell(capsys, folder_of_runs, "prune", "--keep", "0")[0] == 2
+    assert tell(capsys, folder_of_runs, "prune", "a", "--yes")[1].splitlines()[-1].startswith("2 files")
+    assert steps(folder_of_runs / "a") == [10], "it is the best, too"

@@ -16,7 +16,7 @@ import lockstep
 from lockstep.cli import listeners
 from lockstep.elastic import restart
 from lockstep.runs import checkpoint, journal
-from lockstep.runs.beside.saver import Saver
+from lockstep.runs.saving.saver import Saver
 from lockstep.spec.run_file import from_table, merge, parse_overrides, to_table
 from lockstep.train import loop, setup, worker
 from lockstep.train import optimizer as rules

@@ -9,7 +9,6 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from browser import Browser, find_browser
 from foresight_files import write_foresight
 from page_reader import Reader, figures, page_of
 from PIL import Image
@@ -232,16 +231,6 @@ def test_colours_stand_out_in_both_schemes():
             for ground in ("paper", "soft"):
                 low, high = sorted(map(luminance, (colors[name], colors[ground])))
                 assert (high + 0.05) / (low + 0.05) >= least, (name, ground)
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    program = find_browser()
-    if not program:
-        pytest.skip("no Chromium or Chrome is installed")
-    found = Browser(program, tmp_path_factory.mktemp("profile"))
-    yield found
-    found.close()
 
 
 @pytest.fixture(scope="module")

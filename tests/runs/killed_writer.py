@@ -81,7 +81,7 @@ def in_pruning(prune, folder, keep, step, best):
 begun = []
 world = read_world(os.environ)
 if (world is None and "NAME" not in os.environ) or (world and world.name == os.environ.get("NAME")):
-    saved, writer = "lockstep.runs.checkpoint", "lockstep.runs.beside.checkpoint_writer"
+    saved, writer = "lockstep.runs.checkpoint", "lockstep.runs.saving.checkpoint_writer"
     patch(writer, "CheckpointWriter", "begin", note)
     if POINT == "copying":
         patch(writer, "StateCopy", "take", copy_half)

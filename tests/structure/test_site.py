@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from browser import Browser, find_browser
 from patience import PATIENCE_S
 
 import lockstep
@@ -92,16 +91,6 @@ def test_every_document_is_two_clicks_from_the_readme():
         last = found - seen
         seen |= found
     assert not DOCUMENTS - seen
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    program = find_browser()
-    if not program:
-        pytest.skip("no Chromium or Chrome is installed")
-    found = Browser(program, tmp_path_factory.mktemp("profile"))
-    yield found
-    found.close()
 
 
 def visit(browser, path, width):

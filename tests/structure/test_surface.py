@@ -8,7 +8,7 @@ import time
 from patience import PATIENCE_S
 
 import lockstep
-from lockstep.cli.main import FORESIGHT, SHELF, SHELL, VERBS, make_parser
+from lockstep.cli.main import FORESIGHT, LISTING, SHELL, VERBS, make_parser
 from lockstep.recipes import RECIPES
 
 FLAGS = {
@@ -81,7 +81,7 @@ def test_recipes():
 
 def test_every_verb_and_flag():
     found = dict(surface(make_parser()))
-    assert {*VERBS, *FORESIGHT, *SHELF, *SHELL} == {name.split()[0] for name in FLAGS}
+    assert {*VERBS, *FORESIGHT, *LISTING, *SHELL} == {name.split()[0] for name in FLAGS}
     assert found == {name: set(flags.split()) for name, flags in FLAGS.items()}
 
 

@@ -1,7 +1,6 @@
 """A batch that grows: steps and rates by hand, one hash by any workers, plan and way, resumed, refused."""
 
 import shutil
-import signal
 
 import forked
 import pytest
@@ -115,12 +114,7 @@ def test_resumed(kept, alone, tmp_path):
 def test_a_loss_and_other_workers_across_the_boundary(alone, tmp_path):
     with Job(tmp_path, "--workers", "3", overrides=RUN, paced=True) as job:
         job.wait_for_steps(7)  # the batch grows after the eighth
-        job.wait_for_workers("1")
-        job.kill("1")
-        job.wait_for(job.generations, "the next generation")
-        job.process.send_signal(signal.SIGTERM)
-        job.hurry()
-        job.finish(143)
+        job.lose_and_stop("1")
     done = forked.call(
         train_command(tmp_path, "--workers", "2", "--resume", "auto", overrides=RUN), launches=True
     )

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import signal
 
 import forked
 import pytest
@@ -65,12 +64,7 @@ def test_one_hash(workers, alone, tmp_path):
 def test_a_loss_and_other_workers_stop_at_the_same_epoch(alone, tmp_path):
     with Job(tmp_path, "--workers", "2", overrides=RUN, paced=True) as job:
         job.wait_for_steps(5)  # in the second epoch
-        job.wait_for_workers("1")
-        job.kill("1")
-        job.wait_for(job.generations, "the next generation")
-        job.process.send_signal(signal.SIGTERM)
-        job.hurry()
-        job.finish(143)
+        job.lose_and_stop("1")
     done = forked.call(
         train_command(tmp_path, "--workers", "3", "--resume", "auto", overrides=RUN), launches=True
     )

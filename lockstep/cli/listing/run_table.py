@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lockstep.runs.shelf.shelved_run import ShelvedRun
+    from lockstep.runs.listing.listed_run import ListedRun
 
 _HEAD = ("run", "state", "epochs", "accuracy", "best", "loss", "time", "size", "weights")
 _HASH_DIGITS, _WIDEST = 12, 40
 _NOTHING = "-"
 
 
-def tell_runs(found: Sequence[ShelvedRun]) -> list[str]:
+def tell_runs(found: Sequence[ListedRun]) -> list[str]:
     """One line for each run, and how much all of them take."""
     rows = [
         (
@@ -33,7 +33,7 @@ def tell_runs(found: Sequence[ShelvedRun]) -> list[str]:
     return [*_align([_HEAD, *rows]), f"{count}, {_size(sum(run.num_bytes for run in found))}"]
 
 
-def tell_comparison(found: Sequence[ShelvedRun]) -> Iterator[str]:
+def tell_comparison(found: Sequence[ListedRun]) -> Iterator[str]:
     """The settings that differ, what was reached, and which runs end with the same bits."""
     absent = object()
     keys = sorted({key for run in found for key in run.settings})
@@ -66,7 +66,7 @@ def tell_comparison(found: Sequence[ShelvedRun]) -> Iterator[str]:
     yield _tell_bits(found)
 
 
-def _tell_bits(found: Sequence[ShelvedRun]) -> str:
+def _tell_bits(found: Sequence[ListedRun]) -> str:
     groups: dict[str, list[str]] = {}
     for run in found:
         if run.weights_sha256:

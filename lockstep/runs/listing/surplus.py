@@ -8,7 +8,7 @@ from pathlib import Path
 from lockstep.errors import CheckpointError, LockstepError
 from lockstep.runs.checkpoint import checkpoint_steps, load_checkpoint, prune, surplus_files
 from lockstep.runs.directory import RunDirectory
-from lockstep.runs.shelf.shelved_run import is_held
+from lockstep.runs.listing.listed_run import is_held
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 
-from lockstep.runs.beside.checkpoint_writer import CheckpointWriter
 from lockstep.runs.checkpoint import NewCheckpoint, checkpoint_steps, prune
 from lockstep.runs.event import CheckpointSaved, Listener, Notice
+from lockstep.runs.saving.checkpoint_writer import CheckpointWriter
 from lockstep.runs.train_state import TrainState
 from lockstep.spec import Run
 

@@ -17,8 +17,8 @@ from small import rows, small_run, summary, train, train_command
 from world import in_threads
 
 from lockstep.runs import checkpoint, state_parts
-from lockstep.runs.beside.checkpoint_writer import CheckpointWriter
 from lockstep.runs.event import CheckpointSaved, Notice, StepDone
+from lockstep.runs.saving.checkpoint_writer import CheckpointWriter
 from lockstep.runs.state_parts import StatePiece
 
 FULL = ("train.ema=0.9", "optimizer.name=adamw", "optimizer.lr=0.003", "data.augment=flip,crop")

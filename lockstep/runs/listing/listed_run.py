@@ -18,7 +18,7 @@ from lockstep.spec.run_file import to_table
 
 
 @dataclass(frozen=True)
-class ShelvedRun:
+class ListedRun:
     """A run as it lies on disk; what it has not reached yet is None."""
 
     path: Path
@@ -55,7 +55,7 @@ def find_runs(runs_dir: Path) -> Iterator[Path]:
                 yield from find_runs(folder)
 
 
-def read_shelved(path: Path, runs_dir: Path) -> ShelvedRun:
+def read_listed(path: Path, runs_dir: Path) -> ListedRun:
     """Read a run, which may be training; an error if its files are no run's."""
     directory = RunDirectory(path)
     try:
@@ -67,7 +67,7 @@ def read_shelved(path: Path, runs_dir: Path) -> ShelvedRun:
     split = summary.get("split") or last.get("split") or "test"
     steps = [row for row in rows if row["kind"] == "step"]
     best = [row[f"{split}_accuracy"] for row in rows if row.get(f"{split}_accuracy") is not None]
-    return ShelvedRun(
+    return ListedRun(
         path=path,
         name=str(path.relative_to(runs_dir)) if path.is_relative_to(runs_dir) else str(path),
         state="training" if is_held(path) else "finished" if summary else "stopped",

@@ -1,7 +1,7 @@
 """What a checkpoint that is written beside training costs the steps.
 
-python benchmarks/beside.py                                      # ResNet-18 of 32 pixels on a CPU
-python benchmarks/beside.py --model resnet50 --size 224 --batch 256 --every 100 --device cuda --precision bf16
+python benchmarks/checkpoint_cost.py                   # ResNet-18 of 32 pixels on a CPU
+bash benchmarks/gpu.sh checkpoints                     # ResNet-50 of 224 pixels in bf16, every 100 steps
 
 One run, in stretches of `--every` steps, each of which begins with another way in turn: no checkpoint, one
 that is written beside the steps, one that they wait for. The run is that of `lockstep train`; a stretch is an
@@ -25,9 +25,9 @@ from measure import make_parser, make_record
 import lockstep
 from lockstep.data.store import MemorySplit, Store
 from lockstep.elastic.worker_groups import WorkerGroups
-from lockstep.runs.beside.saver import Saver
-from lockstep.runs.beside.state_copy import StateCopy
 from lockstep.runs.event import CheckpointSaved, StepDone
+from lockstep.runs.saving.saver import Saver
+from lockstep.runs.saving.state_copy import StateCopy
 from lockstep.spec.record import write_records
 from lockstep.spec.run_file import from_table, merge, parse_overrides, to_table
 from lockstep.train.setup import Given
@@ -89,7 +89,7 @@ class Watch:
 
 
 def main() -> None:
-    parser = make_parser(__doc__, "beside-cpu.json")
+    parser = make_parser(__doc__, "checkpoint-cost-cpu.json")
     parser.add_argument("--model", default="resnet18")
     parser.add_argument("--size", type=int, default=32)
     parser.add_argument("--batch", type=int, default=64)

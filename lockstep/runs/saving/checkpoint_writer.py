@@ -11,8 +11,8 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 
 from lockstep.comm.background import BackgroundThread
-from lockstep.runs.beside.state_copy import StateCopy
 from lockstep.runs.checkpoint import NewCheckpoint
+from lockstep.runs.saving.state_copy import StateCopy
 from lockstep.runs.state_parts import PartsFile, StateParts, StatePiece
 from lockstep.runs.train_state import TrainState
 

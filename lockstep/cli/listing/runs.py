@@ -9,11 +9,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from lockstep.cli.flag import add_json, add_runs_dir
-from lockstep.cli.shelf.shelf_table import tell_comparison, tell_runs
+from lockstep.cli.listing.run_table import tell_comparison, tell_runs
 from lockstep.errors import BadInput, LockstepError, SpecError
 
 if TYPE_CHECKING:
-    from lockstep.runs.shelf.shelved_run import ShelvedRun
+    from lockstep.runs.listing.listed_run import ListedRun
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -51,13 +51,13 @@ def add_parser(verbs: Verbs) -> None:
 
 def list_runs(options: argparse.Namespace) -> int:
     """Print a line for each run; what cannot be read is named after them."""
-    from lockstep.runs.shelf.shelved_run import find_runs, read_shelved
+    from lockstep.runs.listing.listed_run import find_runs, read_listed
 
-    found: list[ShelvedRun] = []
+    found: list[ListedRun] = []
     unreadable: list[str] = []
     for path in find_runs(options.runs_dir):
         try:
-            found.append(read_shelved(path, options.runs_dir))
+            found.append(read_listed(path, options.runs_dir))
         except LockstepError as error:
             unreadable.append(str(error))
     if options.json:
@@ -71,13 +71,13 @@ def list_runs(options: argparse.Namespace) -> int:
 
 def compare_runs(options: argparse.Namespace) -> int:
     """Print what differs."""
+    from lockstep.runs.listing.listed_run import read_listed
     from lockstep.runs.resume import find_directory
-    from lockstep.runs.shelf.shelved_run import read_shelved
 
     if len(options.runs) < 2:
         raise SpecError(f"runs compare {options.runs[0]}: name two runs or more")
     paths = [find_directory(options.runs_dir, run).path for run in options.runs]
-    found = [read_shelved(path, options.runs_dir) for path in paths]
+    found = [read_listed(path, options.runs_dir) for path in paths]
     print(
         json.dumps([_as_row(each) for each in found]) if options.json else "\n".join(tell_comparison(found))
     )
@@ -86,9 +86,9 @@ def compare_runs(options: argparse.Namespace) -> int:
 
 def prune_runs(options: argparse.Namespace) -> int:
     """Say what is removed, or would be; with --yes remove it."""
+    from lockstep.runs.listing.listed_run import find_runs
+    from lockstep.runs.listing.surplus import find_surplus
     from lockstep.runs.resume import find_directory
-    from lockstep.runs.shelf.shelved_run import find_runs
-    from lockstep.runs.shelf.surplus import find_surplus
 
     if options.keep < 1:
         raise BadInput(f"--keep {options.keep} must be at least 1: the newest checkpoint is never removed")
@@ -107,5 +107,5 @@ def prune_runs(options: argparse.Namespace) -> int:
     return 0
 
 
-def _as_row(run: ShelvedRun) -> dict[str, object]:
+def _as_row(run: ListedRun) -> dict[str, object]:
     return {**asdict(run), "path": str(run.path)}
