@@ -263,7 +263,7 @@ def test_the_cable_is_cut_and_healed(expected, tmp_path):
 
 
 def test_a_lost_node_leaves_what_its_lanes_remembered_on_the_other(port, tmp_path):
-    keys = ("train.epochs=2", "train.compress=int8", "data.num_test=10")
+    keys = ("train.epochs=10", "train.compress=int8", "data.num_test=10")
     expected = train(small_run(*keys), tmp_path / "calm")[0].summary
     with paced(tmp_path, port, "--nodes", "1:2", "--restarts", "0", keys=keys) as first:
         first.wait_for(lambda: is_listening(port), "the store")

@@ -4,8 +4,9 @@ import re
 import signal
 
 import pytest
+from forked import call
 from job import Job, assert_no_step_lost
-from small import call, small_run, summary, train, train_command
+from small import small_run, summary, train, train_command
 
 import lockstep
 from lockstep.errors import SpecError
@@ -24,7 +25,7 @@ def hashes(found):
 def test_any_number_of_workers(kind, workers, by_one_worker, tmp_path):
     overrides = (*RUN, f"train.compress={kind}", "train.compress_after=1")
     flags = ["--workers", str(workers), "--bucket-mb", "0.05"]
-    done = call(train_command(tmp_path, *flags, overrides=overrides))
+    done = call(train_command(tmp_path, *flags, overrides=overrides), launches=True)
     assert done.returncode == 0, done.stderr
     assert hashes(summary(tmp_path / "run")) == hashes(by_one_worker(*overrides))
     assert summary(tmp_path / "run")["sent_mb_step"] > 0
@@ -46,7 +47,7 @@ def test_resumed_by_another_number_of_workers(kind, by_one_worker, tmp_path):
         job.process.send_signal(signal.SIGTERM)
         job.hurry()
         job.finish(143)
-    done = call(train_command(tmp_path, "--workers", "3", "--resume", "auto", overrides=overrides))
+    done = call(train_command(tmp_path, "--workers", "3", "--resume", "auto", overrides=overrides), launches=True)
     assert done.returncode == 0, done.stderr
     assert_no_step_lost(tmp_path / "run")
     assert hashes(summary(tmp_path / "run")) == hashes(by_one_worker(*overrides))
