@@ -29,6 +29,7 @@ GROUPS = {
     "[chain-fused-": "chain",
     "[residual-fused-": "residual",
     "[residual-compiled-": "compiled",
+    "test_kernels_compile[": "compile",  # what one of them compiles
     "runs/test_resume.py": "resume",  # and these what is trained once for the module
     "report/test_page.py": "page",
     "report/test_planned.py": "planned",
