@@ -47,7 +47,9 @@ def test_resumed_by_another_number_of_workers(kind, by_one_worker, tmp_path):
         job.process.send_signal(signal.SIGTERM)
         job.hurry()
         job.finish(143)
-    done = call(train_command(tmp_path, "--workers", "3", "--resume", "auto", overrides=overrides), launches=True)
+    done = call(
+        train_command(tmp_path, "--workers", "3", "--resume", "auto", overrides=overrides), launches=True
+    )
     assert done.returncode == 0, done.stderr
     assert_no_step_lost(tmp_path / "run")
     assert hashes(summary(tmp_path / "run")) == hashes(by_one_worker(*overrides))
