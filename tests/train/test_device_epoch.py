@@ -22,6 +22,7 @@ from lockstep.data.store import MemorySplit
 from lockstep.errors import Interrupted, ModelError, NumericsError, SpecError
 from lockstep.models.resnet import BasicBlock
 from lockstep.runs.event import StepDone
+from lockstep.train import grid
 from lockstep.train.device import prefetch as images
 from lockstep.train.engine import Engine
 from lockstep.train.step import Step
@@ -39,6 +40,12 @@ SCALED = (
     "train.epochs=2",
     TWO_STEPS,
 )
+
+
+@pytest.fixture(autouse=True)
+def no_fingerprint_of_a_lane(monkeypatch):
+    """It has tests of its own, and the interpreter would take as long for it as for a step."""
+    monkeypatch.setattr(grid, "fingerprint_lane", lambda *given, **how: "left out")
 
 
 def tiny(**options):
