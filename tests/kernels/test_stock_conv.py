@@ -26,3 +26,16 @@ def test_groups_are_one_convolution(groups: int, channels: int, out: int) -> Non
         found = stock_conv_backward(g, x, w, options, which)
         assert found.is_contiguous(memory_format=torch.channels_last)
         torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-4)
+
+
+def test_strides_that_say_nothing_change_nothing() -> None:
+    """With one channel they may be those of either format, by which torch chooses its kernels."""
+    torch.manual_seed(0)
+    shapes, found = ((1, 1, 8, 8), (6, 1, 3, 3), (1, 6, 8, 8)), []
+    values = [torch.randn(shape) for shape in shapes]
+    for x, w, g in (values, [value.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2) for value in values]):
+        results = [stock_conv(x, w, (*OPTIONS, 1))]
+        results += [stock_conv_backward(g, x, w, (*OPTIONS, 1), which) for which in (0, 1)]
+        found.append(results)
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other) and one.stride() == other.stride()
