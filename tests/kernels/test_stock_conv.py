@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lockstep.kernels.stock.stock_conv import stock_conv, stock_conv_backward
+from lockstep.kernels.stock.stock_conv import lying_last, stock_conv, stock_conv_backward
 
 OPTIONS = (1, 1), (1, 1), (1, 1)
 
@@ -28,14 +28,10 @@ def test_groups_are_one_convolution(groups: int, channels: int, out: int) -> Non
         torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-4)
 
 
-def test_strides_that_say_nothing_change_nothing() -> None:
+def test_strides_that_say_nothing_are_alike() -> None:
     """With one channel they may be those of either format, by which torch chooses its kernels."""
-    torch.manual_seed(0)
-    shapes, found = ((1, 1, 8, 8), (6, 1, 3, 3), (1, 6, 8, 8)), []
-    values = [torch.randn(shape) for shape in shapes]
-    for x, w, g in (values, [value.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2) for value in values]):
-        results = [stock_conv(x, w, (*OPTIONS, 1))]
-        results += [stock_conv_backward(g, x, w, (*OPTIONS, 1), which) for which in (0, 1)]
-        found.append(results)
-    for one, other in zip(*found, strict=True):
-        assert torch.equal(one, other) and one.stride() == other.stride()
+    x = torch.randn(2, 1, 8, 8)
+    other = x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+    assert x.stride() != other.stride()
+    for given in (x, other):
+        assert lying_last(given).stride() == (64, 1, 8, 1) and torch.equal(lying_last(given), x)
