@@ -11,6 +11,7 @@ from lockstep.planner.compress.advice import advise_compression
 from lockstep.planner.search import RankedPlan, find_plans, judge, variants
 from lockstep.spec.cluster import Cluster
 from lockstep.spec.plan import Plan
+from lockstep.spec.plan_check import check_layers
 from lockstep.spec.profile import LayerProfile, Profile
 from lockstep.spec.run import Run
 
@@ -120,7 +121,9 @@ def advise(best: RankedPlan, profile: Profile, cluster: Cluster) -> list[Advice]
     if is_plain and best.run.train.slices < best.workers <= min(64, best.run.train.lanes):
         with suppress(SpecError):
             run = replace(best.run, train=replace(best.run.train, slices=slices))
-            other = judge(run, profile, cluster, Plan(data=best.workers, layers=("*",)))
+            plan = Plan(data=best.workers, layers=("*",))
+            check_layers(plan, "--plan", run)
+            other = judge(run, profile, cluster, plan)
             found.append(Advice("fully connected layers by channel", other.cost.img_s / base))
     return sorted((one for one in found if one.gain >= _GAIN), key=lambda one: -one.gain)
 
