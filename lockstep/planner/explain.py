@@ -46,6 +46,11 @@ def explain(best: RankedPlan, profile: Profile, cluster: Cluster) -> list[str]:
         if s > 0.01 * best.cost.total_s
     ]
     lines = [f"a step is {', '.join(told)}"]
+    if best.run.train.recompute:
+        lines.append(
+            "memory and seconds are those without train.recompute=true, which needs less memory and takes up "
+            "to a third longer: `lockstep train … --dry-run` measures both"
+        )
     where = find_turn(best.run, profile, cluster)
     heavy, share = heaviest(profile)
     megabytes = 4e-6 * profile.parameters

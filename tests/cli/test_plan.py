@@ -65,9 +65,8 @@ def test_plans_without_data_or_processes(capsys):
 
 def test_computing_again_is_told_of_and_is_for_whole_models(capsys):
     words = ["plan", "cifar10", *PRESET, "--workers", "4", "-o", "train.recompute=true", "--top", "99"]
-    assert run(words) == 0
-    out, err = capsys.readouterr()
-    assert "train.recompute=true: GB are those without it" in err
+    out = said(capsys, *words)
+    assert "memory and seconds are those without train.recompute=true" in out
     plans = {line.split()[0] for line in out.split("\n\n")[0].splitlines()[1:]}
     assert plans == {"data=4", "data=4,shard=optimizer", "data=4,shard=gradients"}
 

@@ -135,11 +135,6 @@ def _warn(options: argparse.Namespace, run: Run, profile: Profile, cluster: Clus
 
     yield from doubt_compression(run, cluster)
     precision, rates = run.train.precision, cluster.worker.gflop_s
-    if run.train.recompute:
-        yield (
-            "train.recompute=true: GB are those without it, it needs less; a step takes up to a third longer "
-            "than without: `lockstep train … --dry-run` measures both"
-        )
     if options.profile and not is_measured(profile, cluster):
         yield (
             f"{options.profile} is of {profile.device or 'no device'}, and {cluster.name} has "
