@@ -109,7 +109,7 @@ def tune_tiles(options: argparse.Namespace) -> int:
     from lockstep.measure.tune import tune
 
     processes = max(min(len(os.sched_getaffinity(0)) - 2, _PROCESSES), 1)
-    with explain_memory(run.train, device, at_once=True), Progress(transient=True) as bars:
+    with explain_memory(run, device, at_once=True), Progress(transient=True) as bars:
         tasks = {name: bars.add_task(name, total=None) for name in ("compiling", "timing")}
         tiles = tune(
             lowering.program.make,

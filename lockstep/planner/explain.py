@@ -11,6 +11,7 @@ from lockstep.planner.compress.advice import advise_compression
 from lockstep.planner.search import RankedPlan, find_plans, judge, variants
 from lockstep.spec.cluster import Cluster
 from lockstep.spec.plan import Plan
+from lockstep.spec.plan_check import check_layers
 from lockstep.spec.profile import LayerProfile, Profile
 from lockstep.spec.run import Run
 
@@ -45,6 +46,11 @@ def explain(best: RankedPlan, profile: Profile, cluster: Cluster) -> list[str]:
         if s > 0.01 * best.cost.total_s
     ]
     lines = [f"a step is {', '.join(told)}"]
+    if best.run.train.recompute:
+        lines.append(
+            "memory and seconds are those without train.recompute=true, which needs less memory and takes up "
+            "to a third longer: `lockstep train … --dry-run` measures both"
+        )
     where = find_turn(best.run, profile, cluster)
     heavy, share = heaviest(profile)
     megabytes = 4e-6 * profile.parameters
@@ -120,7 +126,9 @@ def advise(best: RankedPlan, profile: Profile, cluster: Cluster) -> list[Advice]
     if is_plain and best.run.train.slices < best.workers <= min(64, best.run.train.lanes):
         with suppress(SpecError):
             run = replace(best.run, train=replace(best.run.train, slices=slices))
-            other = judge(run, profile, cluster, Plan(data=best.workers, layers=("*",)))
+            plan = Plan(data=best.workers, layers=("*",))
+            check_layers(plan, "--plan", run)
+            other = judge(run, profile, cluster, plan)
             found.append(Advice("fully connected layers by channel", other.cost.img_s / base))
     return sorted((one for one in found if one.gain >= _GAIN), key=lambda one: -one.gain)
 

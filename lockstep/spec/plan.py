@@ -110,6 +110,11 @@ class Plan:
         return self.pipeline > 1 or self.splits_layers
 
     @property
+    def cuts_model(self) -> bool:
+        """Whether a worker never has all of the model's values, or of a lane's, at one time."""
+        return self.splits_model or self.shard == "parameters" or bool(self.layers)
+
+    @property
     def splits(self) -> bool:
         """Whether it splits more than the batch; then only some numbers of workers come out."""
         return self.splits_state or self.splits_layers

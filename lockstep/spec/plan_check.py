@@ -30,7 +30,8 @@ def check_plans(plans: Sequence[Plan], run: Run, size: int | str | None) -> None
 def check_layers(plan: Plan, flag: str, run: Run) -> None:
     """Refuse rows or channels over workers where the run's bits would not be the same, or nothing does it.
 
-    And every plan beside compression and local steps, which need whole gradients and weights.
+    And every plan beside compression and local steps, which need whole gradients and weights; parts of a
+    model beside what needs all of it, or another shape.
     """
     if plan.splits and run.train.compress != "none":
         raise SpecError(
@@ -43,6 +44,21 @@ def check_layers(plan: Plan, flag: str, run: Run) -> None:
             f"{flag} {plan}: not with train.local_steps={run.train.local_steps}, in which each lane has "
             "whole weights of its own for some steps: deal the data alone (--workers), or set "
             "train.local_steps=1, which is another run"
+        )
+    if run.train.recompute and plan.cuts_model:
+        raise SpecError(
+            f"{flag} {plan}: not with train.recompute=true, as a block that is computed again must have all "
+            "it needs in one worker: leave it out, or deal the data alone (--workers, shard=gradients)"
+        )
+    if run.data.options.get("sizes") and (plan.splits_model or plan.shard == "parameters"):
+        raise SpecError(
+            f"{flag} {plan}: not with data.sizes, as the parts of a model are cut for images of one size: "
+            "deal the data alone (--workers)"
+        )
+    if run.train.growth and plan.layers:
+        raise SpecError(
+            f"{flag} {plan}: not with train.batch={run.train.batches}, as each worker keeps the rows of a "
+            "layer that were proven for lanes of one size: leave layers out, or keep one batch"
         )
     if (plan.spatial > 1 or plan.layers) and run.kernels.set in ("fused", "compiled"):
         raise SpecError(explain_kernels(plan, run.kernels.set, flag))

@@ -38,6 +38,7 @@ from lockstep.spec.rule.optimizer_rule import RULES
 from lockstep.train.evaluation.host_evaluate import Evaluator, averaged_weights
 from lockstep.train.evaluation.pipelined_evaluate import stage_evaluator
 from lockstep.train.parts.plan_parts import PlanParts, check_parts, find_plan_parts
+from lockstep.train.preflight import explain_memory
 from lockstep.train.setup import Given, Setup
 
 if TYPE_CHECKING:
@@ -115,6 +116,11 @@ class Dealt:
             return self.setup.evaluator(group, graph)
         stock, link = self.setup.stock_evaluator(group), StageLink(self.mesh, self.setup.device)
         return stage_evaluator(stock, pipeline, self.mesh.pipeline, link)
+
+    def explain_memory(self) -> AbstractContextManager[None]:
+        """Say what would help, if memory runs out."""
+        setup, in_parts = self.setup, self.plan.cuts_model
+        return explain_memory(setup.run, setup.device, bool(setup.lowering), in_parts)
 
     def begin(self) -> TrainState:
         """The state before the first step: this worker's part of it, if the plan splits it."""

@@ -23,7 +23,6 @@ from lockstep.train.dealt import Dealt
 from lockstep.train.engine import Engine
 from lockstep.train.handshake import prove_state
 from lockstep.train.interrupt import Interrupt
-from lockstep.train.preflight import explain_memory
 from lockstep.train.result import Result
 
 
@@ -91,7 +90,7 @@ class Loop:
         state, train, dealt = self._state, self._setup.run.train, self._dealt.at(self._state.epoch)
         stop = next((s.epochs.stop for s in train.stages if state.epoch < s.epochs.stop), train.epochs)
         with (
-            explain_memory(dealt.setup.run.train, self._setup.device, bool(self._setup.lowering)),
+            dealt.explain_memory(),
             closing(Engine(dealt, state, self._launch)) as engine,
         ):
             if "_evaluate" not in vars(self):  # it needs memory, too; its blocks are of the first batch

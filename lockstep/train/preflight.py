@@ -18,7 +18,7 @@ from lockstep.kernels.numerics import half_type
 from lockstep.kernels.structure import describe, leaves, place
 from lockstep.lower.lane_by_lane import LaneByLane
 from lockstep.models.freeze import trains_norms
-from lockstep.spec import Launch, Run, Train
+from lockstep.spec import Launch, Run
 from lockstep.spec.rule.local_steps import explain_local_steps
 
 _NAMED = 4  # parameters that a message names
@@ -130,10 +130,10 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 @contextmanager
-def explain_memory(train: Train, device: torch.device, at_once: bool) -> Iterator[None]:
+def explain_memory(run: Run, device: torch.device, at_once: bool, in_parts: bool = False) -> Iterator[None]:
     """Turn an out-of-memory error, or one of a Triton kernel, into one that says which settings help.
 
-    `at_once`: a worker holds all its lanes in memory at once.
+    `at_once`: a worker holds all its lanes in memory at once; `in_parts`: a plan cuts the model already.
     """
     try:
         yield
@@ -146,18 +146,29 @@ def explain_memory(train: Train, device: torch.device, at_once: bool) -> Iterato
             ) from error
         if not is_out_of_memory(error):
             raise
-        held = f"{train.batch // train.lanes} images a lane"
-        fix = f"raise train.lanes={train.lanes} (smaller lanes)"
-        if at_once:
-            held, fix = (
-                f"{held} and all lanes of a worker at once",
-                "use kernels.set=stock (one lane at a time)",
-            )
-        raise OutOfMemory(
-            f"out of memory on {device} with {held}: {fix}, lower train.batch={train.batch} or the image "
-            "size, use precision=bf16 or recompute=true, or give the layers to several workers (--plan "
-            "pipeline=2)"
-        ) from None
+        images = run.train.batch // run.train.lanes
+        held = f"{images} image{'s' * (images > 1)} a lane" + " and all lanes of a worker at once" * at_once
+        *fixes, last = _less_memory(run, at_once, in_parts)
+        fix = f"{', '.join(fixes)}, or {last}" if fixes else last
+        raise OutOfMemory(f"out of memory on {device} with {held}: {fix}") from None
+
+
+def _less_memory(run: Run, at_once: bool, in_parts: bool) -> Iterator[str]:
+    """What makes a run smaller, but for what it has already or does not go with it."""
+    train = run.train
+    if at_once:
+        yield "use kernels.set=stock (one lane at a time)"
+    elif train.batch > train.lanes:
+        yield f"raise train.lanes={train.lanes} (smaller lanes)"
+    batch = f"train.batch={train.batch} or " if train.batch > train.lanes else ""
+    yield f"lower {batch}the image size"
+    if not half_type(train.precision):
+        yield "use train.precision=bf16"
+    cut = in_parts or train.bands * train.slices > 1
+    if not (cut or train.recompute or run.kernels.set == "fused"):
+        yield "set train.recompute=true"
+    if not (in_parts or train.recompute or train.compress != "none" or train.local_steps > 1):
+        yield "give the layers to several workers (--plan pipeline=2)"
 
 
 def warnings_of(run: Run, model: nn.Module, length: int, device: torch.device) -> list[str]:

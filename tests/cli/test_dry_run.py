@@ -1,12 +1,14 @@
 """`lockstep train --dry-run`: what it tells of every worker, that nothing is written, how it ends."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from forked import call
 from small import OVERRIDES, small_run, train, train_command
 
 from lockstep.cli.main import run
+from lockstep.cli.watch.tried import describe_try
 from lockstep.errors import Paused, SpecError
 from lockstep.runs.event import Tried
 from lockstep.spec import Launch
@@ -38,6 +40,13 @@ def test_in_python_the_event_has_the_numbers(tmp_path):
     (tried,) = [event for event in events if isinstance(event, Tried)]
     (worker,) = tried.workers
     assert worker["first_s"] > 0 and worker["step_s"] > 0 and tried.steps == (10, 10)
+    again = replace(tried, run=small_run("train.recompute=true"))
+    assert [
+        any("without train.recompute;" in line for line in describe_try(one)) for one in (tried, again)
+    ] == [
+        False,
+        True,
+    ]
     assert 0 < worker["taken_bytes"] < worker["peak_bytes"] and tried.predicted_bytes > 0
     result, _ = train(small_run("train.epochs=1"), tmp_path)
     (saved,) = (result.directory / "checkpoints").glob("step-*10.safetensors")

@@ -63,6 +63,21 @@ def test_plans_without_data_or_processes(capsys):
     assert 0.5 < best["efficiency"] <= 1 and best["hours"] > 0
 
 
+def test_computing_again_is_told_of_and_is_for_whole_models(capsys):
+    words = ["plan", "cifar10", *PRESET, "--workers", "4", "-o", "train.recompute=true", "--top", "99"]
+    out = said(capsys, *words)
+    assert "memory and seconds are those without train.recompute=true" in out
+    plans = {line.split()[0] for line in out.split("\n\n")[0].splitlines()[1:]}
+    assert plans == {"data=4", "data=4,shard=optimizer", "data=4,shard=gradients"}
+
+
+def test_layers_by_channel_are_advised_where_the_run_takes_them(capsys):
+    words = ["plan", "imagenet", "--cluster", "cpu-1g", "--workers", "8", "-o", "model.name=alexnet"]
+    words += ["-o", "train.lanes=8", "-o", "train.batch=64"]
+    advice = "fully connected layers by channel"
+    assert advice in said(capsys, *words) and advice not in said(capsys, *words, "-o", "train.local_steps=4")
+
+
 def test_a_price(capsys, tmp_path):
     from dataclasses import replace
 

@@ -1,10 +1,16 @@
 """A plan is read from a text or a file, checked, and written as it is read."""
 
+import re
+from dataclasses import replace
+
 import pytest
 
-from lockstep import Launch
+from lockstep import Data, Launch, Run, Train
 from lockstep.errors import SpecError
 from lockstep.spec.plan import Plan, read_plan
+from lockstep.spec.plan_check import check_plans
+
+PARTS = ("pipeline=2", "channel=2", "shard=parameters", "layers=head")  # of a model, at a worker
 
 
 @pytest.mark.parametrize(
@@ -97,3 +103,21 @@ def test_what_a_plan_splits():
     ):
         plan = read_plan(text)
         assert (plan.splits_layers, plan.splits_state, plan.splits) == (layers, state, layers or state), text
+
+
+@pytest.mark.parametrize(
+    ("run", "plans", "told"),
+    [
+        (Run(train=Train(recompute=True)), PARTS, "train.recompute=true, as a block that is computed again"),
+        (Run(data=Data("folder", options={"sizes": "8@0"})), PARTS[:-1], "data.sizes, as the parts"),
+        (Run(train=Train(growth="512@1", slices=2)), ("layers=head",), "train.batch=256@0,512@1, as each"),
+    ],
+)
+def test_a_plan_that_does_not_go_with_the_run_is_refused_beforehand(run, plans, told):
+    """Also one for when workers are lost: not only then."""
+    for text in plans:
+        plan = replace(read_plan(text), data=2)
+        for flag, given in (("--plan", [plan]), ("--or", [Plan(data=3), plan])):
+            with pytest.raises(SpecError, match=f"{flag} {re.escape(str(plan))}: not with {told}"):
+                check_plans(given, run, 4)
+    check_plans([Plan(data=2, shard="gradients")], run, 2)

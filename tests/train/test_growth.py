@@ -10,10 +10,10 @@ from plan_runs import hashes, run
 from small import rows, small_run, summary, train, train_command
 
 import lockstep
-from lockstep.errors import DataError, IdentityError, ModelError, SpecError
+from lockstep.errors import DataError, IdentityError, SpecError
 from lockstep.runs.event import Started
 from lockstep.spec.plan import Plan
-from lockstep.train.parts.plan_parts import check_parts
+from lockstep.spec.plan_check import check_plans
 from lockstep.train.setup import set_up
 
 GROWS = ("train.batch=16@0,32@1,64@3", "train.epochs=4", "train.lanes=8", "data.num_train=134")
@@ -140,9 +140,8 @@ def test_wrong_batches_are_one_line(tmp_path):
         train(small_run(*RUN, "train.batch=16@0,256@1"), tmp_path)
     with pytest.raises(DataError, match=r"mixup needs two samples a lane"):
         train(small_run(*RUN, "train.batch=16@0,8@1", "data.augment=mixup"), tmp_path)
-    setup = set_up(small_run(*RUN), torch.device("cpu"))
-    with pytest.raises(ModelError, match=r"layers=fc1: not with train\.batch=16@0,32@1,64@3, as each worker"):
-        check_parts(setup, Plan(data=2, layers=("fc1",)))
+    with pytest.raises(SpecError, match=r"layers=fc1: not with train\.batch=16@0,32@1,64@3, as each worker"):
+        check_plans([Plan(data=2, layers=("fc1",))], small_run(*RUN), 2)
 
 
 def test_warnings_are_about_every_batch(tmp_path):

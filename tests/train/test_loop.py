@@ -1,5 +1,6 @@
 import io
 import json
+import re
 import signal
 import sys
 import time
@@ -249,8 +250,24 @@ def test_out_of_memory_says_what_would_help(tmp_path):
                 torch.empty(1 << 60, dtype=torch.uint8)
             return self.layer(x.flatten(1))
 
-    with pytest.raises(OutOfMemory, match=r"raise train\.lanes=4"):
-        train(small_run(), tmp_path, model=Hungry())
+    for keys, fixes in (
+        (
+            (),
+            "raise train.lanes=4 (smaller lanes), {}, use train.precision=bf16, set train.recompute=true, "
+            "or {}",
+        ),
+        (("train.recompute=true",), "raise train.lanes=4 (smaller lanes), {}, or use train.precision=bf16"),
+        (("train.bands=2", "train.precision=bf16"), "raise train.lanes=4 (smaller lanes), {}, or {}"),
+        (
+            ("train.batch=4", "train.local_steps=2"),
+            "lower the image size, use train.precision=bf16, or set train.recompute=true",
+        ),
+    ):
+        told = fixes.format(
+            "lower train.batch=32 or the image size", "give the layers to several workers (--plan pipeline=2)"
+        )
+        with pytest.raises(OutOfMemory, match=f"a lane: {re.escape(told)}$"):
+            train(small_run(*keys), tmp_path, model=nn.Sequential(nn.Sequential(Hungry())))
 
 
 def test_a_bug_in_the_users_module_keeps_its_traceback(tmp_path):

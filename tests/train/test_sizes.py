@@ -11,12 +11,11 @@ from photos import photo_run, take_photos
 from small import train
 from torch import nn
 
-from lockstep.comm.group import Group
 from lockstep.data.images.view_options import ViewOptions
 from lockstep.data.pack.find_source import pack_data
-from lockstep.errors import DataError, ModelError
+from lockstep.errors import DataError, ModelError, SpecError
 from lockstep.spec.plan import Plan
-from lockstep.train.dealt import _split
+from lockstep.spec.plan_check import check_plans
 from lockstep.train.setup import Given, set_up
 
 KEYS = (
@@ -146,11 +145,8 @@ def test_refused(keys, error, text, photos, tmp_path):
 
 
 def test_plans_that_cut_the_model(photos):
-    setup = set_up(photo_run(photos, *KEYS), torch.device("cpu"), Given(make_net()))
-    with pytest.raises(
-        ModelError, match=r"^--plan pipeline=2: not with data.sizes, as the parts of a model "
-    ):
-        _split(setup, Plan(pipeline=2), 25.0, Group())
+    with pytest.raises(SpecError, match=r"^--plan pipeline=2: not with data.sizes, as the parts of a model "):
+        check_plans([Plan(pipeline=2)], photo_run(photos, *KEYS), 2)
 
 
 def test_model_of_one_size(photos, tmp_path):

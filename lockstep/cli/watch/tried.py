@@ -29,9 +29,10 @@ def describe_try(event: Tried) -> Iterator[str]:
     else:
         yield "predicted: no time, since this machine was not probed: `lockstep probe` measures it"
     if event.predicted_bytes:
+        unaware = ", without train.recompute" if train.recompute else ""
         yield (
             f"predicted: {_mb(event.predicted_bytes)} for weights, gradients, optimizer and activations of "
-            f"the worker that needs the most; measured: {_mb(taken)}"
+            f"the worker that needs the most{unaware}; measured: {_mb(taken)}"
         )
     epoch, rest = event.steps[0], sum(event.steps)
     more = ", if the larger batches of later epochs took no longer" if len(train.stages) > 1 else ""

@@ -22,7 +22,6 @@ from lockstep.spec.identity import digest
 from lockstep.train.dealt import Dealt
 from lockstep.train.engine import Engine
 from lockstep.train.foresight.own_prediction import predict_memory
-from lockstep.train.preflight import explain_memory
 from lockstep.train.result import StepResult
 
 _ROUNDS = 2  # the first one allocates, compiles and looks up; the second is what the others take
@@ -39,7 +38,7 @@ def try_run(dealt: Dealt, state: TrainState, launch: Launch, tell: Listener) -> 
                 tell(Notice(text, warning))
     begin = time.perf_counter()
     with (
-        explain_memory(run.train, setup.device, bool(setup.lowering)),
+        dealt.explain_memory(),
         closing(Engine(dealt.at(0), state, launch)) as engine,
     ):
         evaluate = dealt.evaluator(launch.graph)  # it needs memory, too

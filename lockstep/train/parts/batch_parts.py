@@ -55,12 +55,12 @@ def find_batch_parts(
         if found:
             first = found[0].lowering
             kernels = replace(kernels, set=first.program.kernels if first else "stock")
-        with explain_memory(one.train, device, at_once=True):
+        with explain_memory(one, device, True, in_stages):
             refusals = list[str]()
             lowering = lower_for_device(
                 replace(one, kernels=kernels), model, loss, store.shape, device, refusals=refusals
             )
-        with explain_memory(one.train, device, at_once=bool(lowering)):
+        with explain_memory(one, device, bool(lowering), in_stages):
             grid, numerics = find_numerics(
                 one, model, loss, store, lowering, is_own=is_own, in_stages=in_stages
             )

@@ -55,26 +55,11 @@ def check_parts(setup: Setup, plan: Plan) -> None:
     if setup.lowering and plan.spatial > 1:
         raise ModelError(explain_kernels(plan, setup.lowering.program.kernels))
     train = setup.run.train
-    if train.recompute and (in_parts or plan.splits_layers or plan.layers):
-        raise ModelError(
-            f"--plan {plan}: not with train.recompute=true, as a block that is computed again must have all "
-            "it needs in one worker: leave it out, or deal the data alone (--workers, shard=gradients)"
-        )
     if train.precision == PRECISION and setup.lowering and in_parts:
         raise ModelError(
             f"--plan {plan}: not with train.precision={PRECISION} and {setup.lowering.program.kernels} "
             "kernels, whose parts do not know the scale of the loss: use train.precision=bf16 or "
             "kernels.set=stock, which are other runs"
-        )
-    if setup.store.sizes and (in_parts or plan.splits_layers):
-        raise ModelError(
-            f"--plan {plan}: not with data.sizes, as the parts of a model are cut for images of one size: "
-            "deal the data alone (--workers)"
-        )
-    if setup.later and plan.layers:
-        raise ModelError(
-            f"--plan {plan}: not with train.batch={setup.run.train.batches}, as each worker keeps the rows "
-            "of a layer that were proven for lanes of one size: leave layers out, or keep one batch"
         )
 
 
