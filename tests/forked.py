@@ -30,10 +30,17 @@ from typing import Any
 from patience import PATIENCE_S
 
 SERVER = multiprocessing.get_context("forkserver")
-# beside ours, what a run imports when it first draws, and a script when it first makes an optimizer
+# beside ours, what a run imports when it first draws, makes an optimizer, or runs kernels
 IMPORTED = ["lockstep.cli.listeners", "matplotlib.backends.backend_agg", "matplotlib.figure"]
 if "TRITON_INTERPRET" in os.environ:  # there is no GPU, whose driver it might ask for before the fork
-    IMPORTED.append("torch._dynamo")
+    IMPORTED += [
+        "torch._dynamo",
+        "interpreter",
+        "lockstep.lower.fused.chain_program",
+        "lockstep.lower.fused.residual_program",
+        "lockstep.lower.compiled.compiled_program",
+        "lockstep.parallel.products.dealt_products",
+    ]
 SERVER.set_forkserver_preload(IMPORTED)
 
 

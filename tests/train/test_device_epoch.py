@@ -303,6 +303,7 @@ import lockstep
 from small import small_run
 from test_device_epoch import stem, tiny, wide
 import interpreter
+interpreter.leave_out_fingerprints()
 launch = lockstep.Launch(name="run", runs_dir={runs_dir!r}, device="cpu", workers={workers})
 lockstep.train(small_run(*{keys}), model={model}(), launch=launch)
 """
