@@ -1,6 +1,7 @@
 """`lockstep runs`: what is listed, what differs, and that pruning leaves what is needed."""
 
 import json
+import shutil
 
 import pytest
 from small import small_run, train
@@ -54,6 +55,19 @@ def test_runs_are_listed_with_their_state(folder_of_runs, capsys):
     held.hold()
     assert "training" in tell(capsys, folder_of_runs, "list")[1]
     held.close()
+
+
+@pytest.mark.parametrize("row", ["[]", "null", "{}", '{"kind": "step"}'])
+def test_a_run_whose_rows_are_none_is_named_and_the_others_are_listed(row, folder_of_runs, tmp_path, capsys):
+    for name in ("a", "b"):
+        shutil.copytree(folder_of_runs / name, tmp_path / name)
+    with (tmp_path / "a" / "metrics.jsonl").open("a") as file:
+        file.write(f"{row}\n")
+    code, out, err = tell(capsys, tmp_path, "list")
+    assert code == 0 and "\n1 run, " in out and not err
+    assert out.splitlines()[-1].startswith(f"{tmp_path / 'a'}: metrics.jsonl or summary.json is not as")
+    code, _, err = tell(capsys, tmp_path, "compare", "a", "b")
+    assert code == 1 and len(err.splitlines()) == 1
 
 
 def test_runs_are_compared(folder_of_runs, capsys):
