@@ -102,3 +102,13 @@ def test_pruning_asks_first_and_leaves_what_is_needed(folder_of_runs, capsys):
     assert tell(capsys, folder_of_runs, "prune", "--keep", "0")[0] == 2
     assert tell(capsys, folder_of_runs, "prune", "a", "--yes")[1].splitlines()[-1].startswith("2 files")
     assert steps(folder_of_runs / "a") == [10], "it is the best, too"
+
+
+def test_a_checkpoint_of_another_run_does_not_push_out_the_own_ones(folder_of_runs, tmp_path, capsys):
+    shutil.copytree(folder_of_runs / "deeper" / "c", tmp_path / "c")
+    newest = max(steps(folder_of_runs / "b"))
+    for file in (folder_of_runs / "b" / "checkpoints").glob(f"*{newest}.*"):
+        shutil.copy(file, tmp_path / "c" / "checkpoints")
+    before = steps(tmp_path / "c")
+    out = tell(capsys, tmp_path, "prune", "--yes")[1]
+    assert "is a checkpoint of another run" in out and steps(tmp_path / "c") == before and len(before) > 1
