@@ -146,7 +146,7 @@ class Launcher:
         """A worker has ended: report it, and replace it if it was killed."""
         code, why = worker.code, fate(worker.code, worker.why)
         self._link.tell("gone", worker=worker.name, why=why)
-        if why and not self._job.is_elastic and not self._verdict:
+        if why and not self._job.is_elastic and not (self._verdict or self._signals):
             self._verdict = max(code, 1)
             if code < 0:
                 self._say(f"worker {worker.name} {why}")
@@ -224,7 +224,7 @@ class Launcher:
         """The exit code; also says which worker was killed, as that one cannot."""
         finished = self._processes.finished()
         if self._signals and self._link.coordinator and not self._link.coordinator.has_begun:
-            self._say(f"stopped by {self._signals.first.name} before training began")
+            self._say(f"stopped by {self._signals.first.name} before its workers began")
             return 128 + self._signals.first
         if self._verdict and not self._link.coordinator:
             self._say(f"the job ended with exit code {self._verdict}: its coordinator's launcher says why")
@@ -233,10 +233,10 @@ class Launcher:
         if self._verdict or finished:
             return self._verdict or max(finished[0].code, 0)
         if self._signals:
-            first = self._signals.first
-            left = ": this node left the job, which goes on" if not self._link.coordinator else ""
-            self._say(f"stopped by {first.name}{left or f' in the middle of a step{self._job.advice}'}")
-            return 128 + first
+            place = f" in the middle of a step{self._job.advice}" if self._job.is_elastic else ""
+            place = place if self._link.coordinator else ": this node left the job, which goes on"
+            self._say(f"stopped by {self._signals.first.name}{place}")
+            return 128 + self._signals.first
         if self._processes.fork_server_ended:
             trained = any(worker.beats for worker in self._processes.all())
             self._say(f"the process that starts workers has ended{self._job.advice if trained else ''}")

@@ -1,11 +1,13 @@
 """A trained run used by several workers, each with a part of its weights: eval and predict; and export."""
 
 import json
+import signal
 import sys
 
 import forked
 import pytest
 import torch
+from job import Job
 from PIL import Image
 from safetensors.torch import load_file
 from small import command, small_run, train
@@ -43,6 +45,15 @@ def test_evaluation_gives_the_bits_of_one_worker(plan, trained):
 def test_workers_with_the_whole_model_share_the_images(trained):
     done = use("eval", trained, "--workers", "2")
     assert json.loads(done.stdout)["loss"] == trained.summary["loss"], done.stderr
+
+
+def test_an_evaluation_that_is_stopped_says_so(trained, tmp_path):
+    words = command("eval", str(trained.directory), "--workers", "2", "--device", "cpu")
+    with Job(tmp_path, command=words) as job:
+        job.wait_for(lambda: len(job.workers()) == 2)
+        job.process.send_signal(signal.SIGTERM)
+        _, errors = job.finish(143)
+    assert "stopped by SIGTERM" in errors and "--resume" not in errors and "killed" not in errors
 
 
 def test_prediction_gives_what_the_model_gives(trained, tmp_path):

@@ -193,7 +193,7 @@ def test_launchers_that_wait_for_others_can_be_stopped(port, tmp_path):
         assert "this node left the job" in second.finish(143)[1]
         first.process.send_signal(signal.SIGTERM)
         _, errors = first.finish(143)
-        assert "stopped by SIGTERM before training began" in errors and "--resume" not in errors
+        assert "stopped by SIGTERM before its workers began" in errors and "--resume" not in errors
         assert "the job ended with exit code 143" in third.finish(143)[1]
 
 
