@@ -41,14 +41,17 @@ class Certificates:
         context = ssl.SSLContext(side)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_mode = ssl.CERT_REQUIRED
-        try:
-            context.load_verify_locations(self._folder / _CA)
-        except (OSError, ValueError) as error:
-            raise self._bad(_CA, _said(error)) from None
+        for name, into in ((_CA, context), (_CERTIFICATE, ssl.SSLContext(side))):  # the second only tries
+            try:
+                into.load_verify_locations(self._folder / name)
+            except (OSError, ValueError) as error:
+                raise self._bad(name, _said(error)) from None
         try:
             context.load_cert_chain(self._folder / _CERTIFICATE, self._folder / _KEY, password="")
         except (OSError, ValueError) as error:
-            raise self._bad(_KEY, _said(error)) from None
+            is_named = getattr(error, "reason", None) not in (None, "PEM_LIB")
+            why = _said(error) if is_named else "no private key in PEM, or one with a password"
+            raise self._bad(_KEY, why) from None
         return context
 
     def _try_with_itself(self) -> None:

@@ -55,8 +55,7 @@ class Coordinator:
         self._asked: dict[str, list[tuple[Node, str]]] = {}
         self._identity: Message | None = None
         self._run: str | None = None
-        self._training = 0
-        self._said_waiting = False
+        self._training, self._said_waiting = 0, False
         self._lost_at: float | None = None  # when a worker reported its group lost, without a known cause
         self._short_at: float | None = None
 
@@ -87,7 +86,7 @@ class Coordinator:
         node = Node(self._count, writer, host, is_here)
         self._count += 1
         self._nodes[node.number] = node
-        node.tell("welcome", node=node.number, joins=self._membership.current is not None)
+        node.tell("welcome", node=node.number, joins=self.has_begun)
         why = "is on a node whose launcher ended"
         try:
             while line := await reader.readline():
@@ -127,10 +126,16 @@ class Coordinator:
         """Whether the current training has ended; launchers were told if it failed."""
         return 0 < self._training <= self._membership.over
 
-    def halt(self) -> None:
-        """Stop workers that wait for more workers; those that train get a signal from their launcher."""
+    @property
+    def has_begun(self) -> bool:
+        return self._membership.current is not None
+
+    def halt(self, code: int) -> None:
+        """Stop workers that wait: for more workers, or for the job to begin; others get a signal."""
         if self._membership.is_short:
             self._short_at = -self._wait_s
+        elif not self.has_begun:
+            self._finish(1, code)
 
     async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Message:
         nonce = secrets.token_hex(16)
@@ -169,7 +174,8 @@ class Coordinator:
                 self._membership.remove(message["worker"], str(message["why"]), now)
                 self._publish()
             case "leave":
-                self._membership.leave(node.number, now)
+                for name, training in self._membership.leave(node.number, now):
+                    self._answer(node, name, "over", training=training)
                 self._publish()
             case "from" if message["worker"] in node.workers:
                 self._hear_worker(node, message["worker"], message["body"])
@@ -181,7 +187,7 @@ class Coordinator:
                 if self._membership.ready(name, int(body["training"])):
                     self._publish()
                 else:
-                    self._answer(node, name, "over", training=self._membership.over)
+                    self._answer(node, name, "over", training=body["training"])
             case "set" if self._is_current(body):
                 self._values[body["key"]] = str(body["value"])
                 for asker, who in self._asked.pop(body["key"], ()):
@@ -225,8 +231,7 @@ class Coordinator:
             self._short_at = time.monotonic()
             told = "; ".join([*map(str, self._membership.changes), self._membership.shortage])
             self._say(f"{told}: too few workers, waiting up to {self._wait_s:g} s for more")
-        starts = self._membership.current is None
-        if starts and 0 < len(self._nodes) < self._min_nodes and not self._said_waiting:
+        if not self.has_begun and 0 < len(self._nodes) < self._min_nodes and not self._said_waiting:
             self._said_waiting = True
             self._say(f"waiting for launchers of other nodes: {len(self._nodes)} here so far")
 

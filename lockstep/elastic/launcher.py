@@ -41,8 +41,7 @@ class Launcher:
         self._processes = Processes(self._hear_worker, self._born, self._ended, self._print)
         self._link = Link(job, self._hear_coordinator, self._say)
         self._count, self._restarts, self._pending = 0, Restarts(job.restarts), 0
-        self._signals = StopRequests()
-        self._verdict = 0  # the exit code of an error that all workers share
+        self._signals, self._verdict = StopRequests(), 0  # the exit code of an error that all workers share
         self._asked, self._end = 0.0, float("inf")  # when workers were last asked to end; when to kill
 
     def run(self) -> int:
@@ -147,13 +146,12 @@ class Launcher:
         """A worker has ended: report it, and replace it if it was killed."""
         code, why = worker.code, fate(worker.code, worker.why)
         self._link.tell("gone", worker=worker.name, why=why)
-        if why and not self._job.is_elastic and not self._verdict:
+        if why and not self._job.is_elastic and not (self._verdict or self._signals):
             self._verdict = max(code, 1)
             if code < 0:
                 self._say(f"worker {worker.name} {why}")
         over = self._verdict or worker.rank is not None or self._signals or self._link.lost
-        over = over or self._processes.fork_server_ended
-        if over or not (code < 0 or code == RESTART_CODE):
+        if over or self._processes.fork_server_ended or not (code < 0 or code == RESTART_CODE):
             return
         if self._job.tells_losses:
             self._say(f"worker {worker.name} {why}; the others go on with its lanes")
@@ -207,7 +205,7 @@ class Launcher:
         if not self._signals.note(number):
             return
         if self._link.coordinator:
-            self._link.coordinator.halt()
+            self._link.coordinator.halt(128 + number)
         if self._link.coordinator or number == WARNING:
             self._processes.signal_all(signal.Signals(number))
         elif self._link.is_open:
@@ -225,6 +223,9 @@ class Launcher:
     def _judge(self) -> int:
         """The exit code; also says which worker was killed, as that one cannot."""
         finished = self._processes.finished()
+        if self._signals and self._link.coordinator and not self._link.coordinator.has_begun:
+            self._say(f"stopped by {self._signals.first.name} before its workers began")
+            return 128 + self._signals.first
         if self._verdict and not self._link.coordinator:
             self._say(f"the job ended with exit code {self._verdict}: its coordinator's launcher says why")
         if finished and finished[0].rank == 0 and finished[0].code >= 0:
@@ -232,10 +233,10 @@ class Launcher:
         if self._verdict or finished:
             return self._verdict or max(finished[0].code, 0)
         if self._signals:
-            first = self._signals.first
-            left = ": this node left the job, which goes on" if not self._link.coordinator else ""
-            self._say(f"stopped by {first.name}{left or f' in the middle of a step{self._job.advice}'}")
-            return 128 + first
+            place = f" in the middle of a step{self._job.advice}" if self._job.is_elastic else ""
+            place = place if self._link.coordinator else ": this node left the job, which goes on"
+            self._say(f"stopped by {self._signals.first.name}{place}")
+            return 128 + self._signals.first
         if self._processes.fork_server_ended:
             trained = any(worker.beats for worker in self._processes.all())
             self._say(f"the process that starts workers has ended{self._job.advice if trained else ''}")

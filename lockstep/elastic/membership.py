@@ -48,8 +48,8 @@ class Membership:
         self._members[name] = Member(name, node, host, self._ages)
 
     def ready(self, name: str, training: int) -> bool:
-        """A worker is ready to train; False if that training is already over."""
-        if name not in self._members or training <= self.over:
+        """A worker is ready to train; False if that training is already over, or its node leaves."""
+        if name not in self._members or training <= self.over or self._members[name].leaves:
             return False
         self._members[name].training = training
         return True
@@ -61,13 +61,15 @@ class Membership:
             self._note(Change("lost", name, member.host, why), now)
             self._again = self._again or name in self.current.givers
 
-    def leave(self, node: int, now: float) -> None:
-        """A node's workers leave at the next step boundary."""
-        for member in self._members.values():
-            if member.node == node and not member.leaves:
-                member.leaves = True
-                if self.current and member.name in self.current.workers:
-                    self._note(Change("left", member.name, member.host), now)
+    def leave(self, node: int, now: float) -> list[tuple[str, int]]:
+        """A node's workers leave at the next step boundary; gives those that wait, and their training."""
+        leaving = [m for m in self._members.values() if m.node == node and not m.leaves]
+        for member in leaving:
+            member.leaves = True
+            if self.current and member.name in self.current.workers:
+                self._note(Change("left", member.name, member.host), now)
+        at_work = self._holders if self.current and self.current.training == self._training else ()
+        return [(m.name, m.training) for m in leaving if m.name not in at_work]
 
     def finish(self, training: int) -> None:
         """A training is over: no worker can begin it any more."""

@@ -26,6 +26,7 @@ from lockstep.runs.train_state import TrainState, hash_state
 
 _FORMAT = 1
 _MANIFEST = re.compile(r"step-(\d{9,})\.json")
+_LEFTOVER = re.compile(r"step-\d{9,}\.safetensors|\.step-\d{9,}\.(?:safetensors|json)\.\d+\.tmp")
 
 
 @dataclass(frozen=True)
@@ -209,10 +210,5 @@ def surplus_files(folder: Path, keep: int, step: int, best_step: int) -> list[Pa
     past = sorted(number for number in every if number <= step)
     surplus = {every[number] for number in past if number not in {*past[-keep:], best_step}}
     whole = {path.stem for path in every.values() if path not in surplus}
-    dead = [
-        path
-        for path in folder.iterdir()
-        if path.name.lstrip(".").startswith("step-")
-        and (path.suffix == ".tmp" or (path.suffix == ".safetensors" and path.stem not in whole))
-    ]
+    dead = [path for path in folder.iterdir() if _LEFTOVER.fullmatch(path.name) and path.stem not in whole]
     return [*sorted(surplus), *sorted(dead)]

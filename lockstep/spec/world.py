@@ -133,12 +133,11 @@ def slurm_job(environ: Mapping[str, str]) -> str | None:
 
 def _first_host(nodes: str) -> str:
     """The first of Slurm's list of nodes: of `gpu[003-007,9],cpu1` it is gpu003."""
-    found = re.match(r"([^,\[]+)(?:\[(\w+))?", nodes)
-    return "".join(part or "" for part in found.groups()) if found else nodes
+    return re.sub(r"\[(\w+)[^]]*\]", r"\1", nodes).partition(",")[0]
 
 
 def _number(
-    environ: Mapping[str, str], name: str, launcher: str, default: int | None = None, most: int = 2**31
+    environ: Mapping[str, str], name: str, launcher: str, default: int | None = None, most: int = 2**32
 ) -> int:
     text = environ.get(name, "" if default is None else str(default))
     if not text.isdecimal() or int(text) > most:

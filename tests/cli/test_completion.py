@@ -100,10 +100,20 @@ def test_bash_completes(typed_in):
         typed("lockstep", "train", "--track", ""),
         typed("lockstep", "runs", "compare", "one", "t"),
         typed("lockstep", "train", "-o", "train.epo"),
+        typed("lockstep", "train", "-o", "optimizer.lr", "=", "0.1", "--rdzv", "h", ":", "1", "sh"),
+        typed("lockstep", "train", "--device", "=", "c"),
         typed("lockstep", "predict", "one", ""),
     )
     assert lines[0] == "complete -o default -F _lockstep lockstep"
-    assert lines[1:] == ["mlflow tensorboard wandb", "two", "told: -o nospace", "train.epochs=", ""]
+    assert lines[1:] == [
+        "mlflow tensorboard wandb",
+        "two",
+        "told: -o nospace",
+        "train.epochs=",
+        "shapes",
+        "",
+        "",
+    ]
 
 
 def test_zsh_completes(typed_in):

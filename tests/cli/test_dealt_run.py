@@ -1,11 +1,14 @@
 """A trained run used by several workers, each with a part of its weights: eval and predict; and export."""
 
 import json
+import signal
 import sys
+from types import SimpleNamespace
 
 import forked
 import pytest
 import torch
+from job import Job
 from PIL import Image
 from safetensors.torch import load_file
 from small import command, small_run, train
@@ -13,6 +16,9 @@ from small import command, small_run, train
 import lockstep
 from lockstep.cli.main import run
 from lockstep.data.images.image_file import read_image
+from lockstep.elastic.job import Job as ElasticJob
+from lockstep.elastic.launcher import Launcher
+from lockstep.elastic.worker_process import Worker
 from lockstep.runs.trained_run import open_trained
 
 pytestmark = pytest.mark.gloo
@@ -43,6 +49,24 @@ def test_evaluation_gives_the_bits_of_one_worker(plan, trained):
 def test_workers_with_the_whole_model_share_the_images(trained):
     done = use("eval", trained, "--workers", "2")
     assert json.loads(done.stdout)["loss"] == trained.summary["loss"], done.stderr
+
+
+def test_an_evaluation_that_is_stopped_says_so(trained, tmp_path):
+    words = command("eval", str(trained.directory), "--workers", "2", "--device", "cpu")
+    with Job(tmp_path, command=words) as job:
+        job.wait_for(lambda: len(job.workers()) == 2)
+        job.process.send_signal(signal.SIGTERM)
+        _, errors = job.finish(143)
+    assert "stopped by SIGTERM" in errors and "--resume" not in errors and "killed" not in errors
+
+
+def test_a_worker_that_a_signal_ends_is_not_lost():
+    said = []
+    launcher = Launcher(ElasticJob(2, 2, is_elastic=False), lambda worker, line: said.append(line))
+    launcher._link.coordinator = SimpleNamespace(has_begun=True, is_over=False)
+    launcher._signals.note(signal.SIGTERM)
+    launcher._ended(Worker("1", 1, 0.0, code=-signal.SIGTERM))
+    assert launcher._judge() == 143 and said == ["lockstep: stopped by SIGTERM"]
 
 
 def test_prediction_gives_what_the_model_gives(trained, tmp_path):

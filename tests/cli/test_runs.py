@@ -1,6 +1,7 @@
 """`lockstep runs`: what is listed, what differs, and that pruning leaves what is needed."""
 
 import json
+import shutil
 
 import pytest
 from small import small_run, train
@@ -56,6 +57,19 @@ def test_runs_are_listed_with_their_state(folder_of_runs, capsys):
     held.close()
 
 
+@pytest.mark.parametrize("row", ["[]", "null", "{}", '{"kind": "step"}'])
+def test_a_run_whose_rows_are_none_is_named_and_the_others_are_listed(row, folder_of_runs, tmp_path, capsys):
+    for name in ("a", "b"):
+        shutil.copytree(folder_of_runs / name, tmp_path / name)
+    with (tmp_path / "a" / "metrics.jsonl").open("a") as file:
+        file.write(f"{row}\n")
+    code, out, err = tell(capsys, tmp_path, "list")
+    assert code == 0 and "\n1 run, " in out and not err
+    assert out.splitlines()[-1].startswith(f"{tmp_path / 'a'}: metrics.jsonl or summary.json is not as")
+    code, _, err = tell(capsys, tmp_path, "compare", "a", "b")
+    assert code == 1 and len(err.splitlines()) == 1
+
+
 def test_runs_are_compared(folder_of_runs, capsys):
     code, out, _ = tell(capsys, folder_of_runs, "compare", "a", "b")
     assert code == 0 and "no setting differs" in out and "all end with the same weights, bit for bit" in out
@@ -88,3 +102,13 @@ def test_pruning_asks_first_and_leaves_what_is_needed(folder_of_runs, capsys):
     assert tell(capsys, folder_of_runs, "prune", "--keep", "0")[0] == 2
     assert tell(capsys, folder_of_runs, "prune", "a", "--yes")[1].splitlines()[-1].startswith("2 files")
     assert steps(folder_of_runs / "a") == [10], "it is the best, too"
+
+
+def test_a_checkpoint_of_another_run_does_not_push_out_the_own_ones(folder_of_runs, tmp_path, capsys):
+    shutil.copytree(folder_of_runs / "deeper" / "c", tmp_path / "c")
+    newest = max(steps(folder_of_runs / "b"))
+    for file in (folder_of_runs / "b" / "checkpoints").glob(f"*{newest}.*"):
+        shutil.copy(file, tmp_path / "c" / "checkpoints")
+    before = steps(tmp_path / "c")
+    out = tell(capsys, tmp_path, "prune", "--yes")[1]
+    assert "is a checkpoint of another run" in out and steps(tmp_path / "c") == before and len(before) > 1

@@ -79,6 +79,15 @@ def test_a_node_that_leaves_is_no_loss():
     assert left.workers == ("a", "b") and left.planned and left.changes[0].kind == "left"
 
 
+def test_of_a_node_that_leaves_who_only_waits_is_told():
+    membership = job("abc", lanes=2)
+    membership.add("x", 1, "other")
+    assert membership.leave(1, 1.0) == [("x", 0)] and not membership.ready("x", 1)
+    membership.remove("x", "", 1.0)
+    ready(membership, "abc")
+    assert membership.leave(0, 2.0) == [("c", 1)], "the spare"
+
+
 def test_too_few_workers_wait_and_halt():
     membership = job("ab", min_workers=2)
     ready(membership, "ab")

@@ -2,8 +2,10 @@
 
 import asyncio
 import os
+import re
 import signal
 import socket
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -170,6 +172,29 @@ def test_a_launcher_without_the_token_is_refused(change, message, port, tmp_path
         done = call(node(tmp_path / "other", port), env={**os.environ, **change})
         assert done.returncode in (1, 2) and message in done.stderr and "Traceback" not in done.stderr
         assert first.process.poll() is None and not first.generations()
+
+
+def answers_signals(pid):
+    caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return bool(int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def test_launchers_that_wait_for_others_can_be_stopped(port, tmp_path):
+    with ExitStack() as stack:
+        jobs = []
+        for name in ("first", "second", "third"):
+            command = node(tmp_path / name, port, "--nodes", "4", workers="1")
+            jobs.append(stack.enter_context(Job(tmp_path / name, command=command, env=TOKEN)))
+            jobs[0].wait_for(lambda: is_listening(port))
+        for job in jobs:
+            job.wait_for(lambda job=job: all(map(answers_signals, job.workers().values() or [1])))
+        first, second, third = jobs
+        second.process.send_signal(signal.SIGTERM)
+        assert "this node left the job" in second.finish(143)[1]
+        first.process.send_signal(signal.SIGTERM)
+        _, errors = first.finish(143)
+        assert "stopped by SIGTERM before its workers began" in errors and "--resume" not in errors
+        assert "the job ended with exit code 143" in third.finish(143)[1]
 
 
 def test_a_worker_of_another_run_is_refused_and_the_job_does_not_notice(expected, port, tmp_path):

@@ -142,6 +142,14 @@ def test_all_launchers_speak_tls_or_none(trusted, monkeypatch):
             lambda folder, other: (folder / "ca.crt").write_text("none"),
             "ca.crt cannot be used: no certificate",
         ),
+        (
+            lambda folder, other: (folder / "tls.crt").write_text("none"),
+            "tls.crt cannot be used: no certificate",
+        ),
+        (
+            lambda folder, other: (folder / "tls.key").write_text("none"),
+            "tls.key cannot be used: no private key in PEM, or one with a password",
+        ),
     ],
 )
 def test_bad_files_are_found_before_the_start(spoil, message, trusted, strange, tmp_path):

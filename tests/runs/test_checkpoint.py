@@ -169,10 +169,11 @@ def test_the_newest_and_the_best_are_kept(tmp_path) -> None:
 
 def test_what_a_crash_left_is_removed_and_what_is_not_ours_stays(tmp_path) -> None:
     left = [".step-000000001.safetensors.77.tmp", "step-000000001.safetensors"]
-    for name in [*left, "mine.safetensors", "notes.tmp"]:
+    mine = ["mine.safetensors", "notes.tmp", "step-000000001-copy.safetensors", "step-good.safetensors"]
+    for name in [*left, *mine]:
         (tmp_path / name).write_text("x")
     save(tmp_path, 2)
-    assert names(tmp_path) == ["mine.safetensors", "notes.tmp", *pair(2)]
+    assert names(tmp_path) == sorted([*mine, *pair(2)])
 
 
 def test_a_checkpoint_before_a_damaged_one_is_not_pruned_for_it(tmp_path) -> None:

@@ -79,7 +79,11 @@ def test_srun():
     assert read_world(environ) == World("srun", 5, 7, 1, 2, "gpu003", 20000 + 31002 % 20000)
     told = {**environ, "MASTER_ADDR": "10.1.1.1", "MASTER_PORT": "4000", "SLURM_STEP_NODELIST": "one"}
     assert read_world(told) == World("srun", 5, 7, 1, 2, "10.1.1.1", 4000)
-    assert read_world({**environ, "SLURM_STEP_NODELIST": "one,two"}).address == "one"
+    hosts = {"one,two": "one", "rack[2-3]node[07,9],x": "rack2node07", "n[1-2]-ib": "n1-ib"}
+    for nodes, first in hosts.items():
+        assert read_world({**environ, "SLURM_STEP_NODELIST": nodes}).address == first
+    shell = {**environ, "SLURM_STEP_ID": str(2**32 - 6)}  # of an interactive step, as salloc may begin one
+    assert read_world(shell).size == read_world(environ).size
     batch_script = {"SLURM_PROCID": "0", "SLURM_NTASKS": "7", "SLURM_JOB_ID": "1000"}
     assert read_world(batch_script) is None
     with pytest.raises(SpecError, match="SLURM_PROCID='x' in the environment must be a number"):

@@ -68,6 +68,20 @@ def run_completion(options: argparse.Namespace) -> int:
     from lockstep.cli.main import make_parser
     from lockstep.cli.shell.candidates import find_candidates
 
-    for text in find_candidates(make_parser(), options.words[1:] or [""]):
-        print(text)
+    words = options.words[1:] or [""]
+    whole = _join(words) if options.shell == "bash" else words
+    known = whole[-1].removesuffix(words[-1].strip("=:"))  # bash completes only what stands after = or :
+    for text in find_candidates(make_parser(), whole):
+        print(text.removeprefix(known))
     return 0
+
+
+def _join(pieces: list[str]) -> list[str]:
+    """The words of a line that bash has cut at = and :."""
+    words: list[str] = []
+    for piece in pieces:
+        if words and piece and (piece[0] in "=:" or words[-1][-1:] in ("=", ":")):
+            words[-1] += piece
+        else:
+            words.append(piece)
+    return words

@@ -57,6 +57,15 @@ def find_runs(runs_dir: Path) -> Iterator[Path]:
 
 def read_listed(path: Path, runs_dir: Path) -> ListedRun:
     """Read a run, which may be training; an error if its files are no run's."""
+    try:
+        return _read(path, runs_dir)
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+        raise LockstepError(
+            f"{path}: metrics.jsonl or summary.json is not as lockstep writes it: {error!r}"
+        ) from None
+
+
+def _read(path: Path, runs_dir: Path) -> ListedRun:
     directory = RunDirectory(path)
     try:
         run, identity, summary = directory.run(), directory.identity(), directory.summary() or {}

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.errors import CheckpointError, LockstepError
+from lockstep.errors import BadInput, CheckpointError, LockstepError
 from lockstep.runs.checkpoint import checkpoint_steps, load_checkpoint, prune, surplus_files
 from lockstep.runs.directory import RunDirectory
 from lockstep.runs.listing.listed_run import is_held
+from lockstep.runs.resume import check_checkpoint
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,16 @@ def find_surplus(path: Path, keep: int, removes: bool = False) -> Surplus:
         if not steps:
             return Surplus(path, reason=f"{path}: no checkpoint was saved yet")
         newest = max(steps)
-        best = int(load_checkpoint(steps[newest]).manifest["cursor"]["best_step"])
+        saved = load_checkpoint(steps[newest])
+        check_checkpoint(saved, directory.identity())  # one that was copied here would cost the run its own
+        best = int(saved.manifest["cursor"]["best_step"])
         files = surplus_files(directory.checkpoints, keep, newest, best)
         kept = sorted(step for step, manifest in steps.items() if manifest not in files)
         size = sum(file.stat().st_size for file in files)
         if removes:
             prune(directory.checkpoints, keep, newest, best)
         return Surplus(path, tuple(kept), tuple(files), size)
-    except CheckpointError as error:
+    except (CheckpointError, BadInput) as error:
         return Surplus(path, reason=f"{error}: so the ones before it stay")
     finally:
         directory.close()
