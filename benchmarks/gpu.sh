@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # The records that need a GPU, in parts of at most ten minutes each, and the tests that only a GPU can run.
 # bash benchmarks/gpu.sh PART [FOLDER]; PART: step, autotune, lanes, resnet18, start, googlenet, resnet50, alexnet,
-# timm-NAME, tf32-NAME (of timm's models), inference, roofline,
+# timm-compile, then timm, or timm-NAME, tf32-NAME (of timm's models), inference, roofline,
 # matrix-fused, matrix-compiled, matrix-googlenet, matrix-fp16, recompute, tree-reduce, lightning, checkpoints, lab, lab-skinny, tests, memory, lab-memory
 set -uo pipefail
 cd "$(dirname "$0")/.."
 export PYTHONPATH="$PWD:$PWD/tests" PYTHONUNBUFFERED=1
 part=${1:-} folder=${2:-benchmarks/results} python=${PYTHON:-python3}
 both="lockstep; compile, graph"
+timm="mobilenetv3_small_100 convnext_atto efficientnet_b0 regnety_004"
 check="$python -m pytest -c /dev/null --rootdir . --noconftest --import-mode=importlib -q" # needs pytest alone
 
 step() { $python benchmarks/gpu_step.py --output "$folder/$1.json" "${@:2}"; }
@@ -38,6 +39,19 @@ start) # the same twice: elapsed_s says what compiling takes
   ;;
 googlenet | resnet50 | alexnet) # at 224x224; most of it is compiling
   step "gpu-224-$part" --model "$part" --batch 256 --lanes 8,1 --variants "$both" --limit 180
+  ;;
+timm-compile) # all four at once, into the caches, for the next part; no record
+  scratch=$(mktemp -d)
+  for name in $timm; do
+    $python benchmarks/gpu_step.py --model "timm:$name" --batch 256 --lanes 8,1 --variants "$both" --rounds 1 \
+      --limit 500 --output "$scratch/$name.json" 2>&1 | sed -u "s/^/$name: /" &
+  done
+  wait
+  ;;
+timm) # one after another
+  for name in $timm; do
+    step "gpu-224-$name" --model "timm:$name" --batch 256 --lanes 8,1 --variants "$both" --limit 120
+  done
   ;;
 timm-*) # timm-efficientnet_b0, timm-convnext_atto, timm-mobilenetv3_small_100, timm-regnety_004
   name=${part#timm-}
