@@ -17,6 +17,7 @@ from lockstep.spec.record import Record, read_records
 
 HERE = Path(__file__).parent
 RECORD = HERE.parent / "benchmarks" / "results" / "slow-links-cpu.json"
+SCHEMES = ("none", "bf16", "fp8", "int8", "top:0.01", "rank:4", "DDP", "DDP bf16", "DDP PowerSGD 4")
 MODELS = {"alexnet": "AlexNet", "googlenet": "GoogLeNet", "resnet18": "ResNet-18"}
 RATES = {"100mbit": "0.1 Gb/s", "1gbit": "1 Gb/s", "10gbit": "10 Gb/s"}
 DRAWN = 4  # workers
@@ -57,10 +58,10 @@ def print_table(
     title: str,
     cases: Mapping[Case, Schemes],
     number: Callable[[Record], float],
-    best: Callable[..., float] | None = min,
+    best: Callable[..., Any] | None = min,
 ) -> None:
     """A row for each case, a column for each scheme; the best is bold."""
-    columns = list(dict.fromkeys(name for schemes in cases.values() for name in schemes))
+    columns = [name for name in SCHEMES if any(name in schemes for schemes in cases.values())]
     print(f"\n{title}:\n\n| | {' | '.join(columns)} |\n|{'---|' * (len(columns) + 1)}")
     for (model, workers, rate), schemes in cases.items():
         values = {name: number(each) for name, each in schemes.items()}
@@ -77,10 +78,11 @@ def draw_all(cases: Mapping[tuple[str, str], Schemes], path: Path) -> None:
     models = [model for model in MODELS if any(model == known for known, _ in cases)]
     figure = Figure(figsize=(11, 0.7 + 2.1 * len(models)), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
+    names = [name for name in SCHEMES if any(name in schemes for schemes in cases.values())]
     panels = figure.subplots(len(models), len(RATES), squeeze=False, sharey=True)
     for row, model in enumerate(models):
         for axes, rate in zip(panels[row], RATES, strict=True):
-            draw(axes, cases.get((model, rate), {}))
+            draw(axes, cases.get((model, rate), {}), names)
             axes.set_title(f"{MODELS[model]}, {RATES[rate]}", fontsize=9, loc="left")
     panels[0][0].invert_yaxis()  # all share it
     for axes in panels[-1]:
@@ -91,16 +93,17 @@ def draw_all(cases: Mapping[tuple[str, str], Schemes], path: Path) -> None:
     figure.savefig(path)
 
 
-def draw(axes: Any, schemes: Schemes) -> None:
+def draw(axes: Any, schemes: Schemes, names: list[str]) -> None:
     """Bars from 0: what a step takes without others, and what is added by compressing and by the link."""
-    for place, (scheme, record) in enumerate(schemes.items()):
+    for scheme, record in schemes.items():
+        place = names.index(scheme)
         low, high = record.spread
         axes.barh(place, record.value, 0.75, color=THEIRS if scheme.startswith("DDP") else OURS)
         axes.barh(place, min(record.details["compute_s"], record.value), 0.75, color=COMPUTE)
         axes.plot([low, high], [place, place], color="#333333", linewidth=0.8)
         text = f"{record.value:.3g}"
         axes.annotate(text, (high, place), (4, 0), textcoords="offset points", va="center", fontsize=7)
-    axes.set_yticks(range(len(schemes)), list(schemes), fontsize=7)
+    axes.set_yticks(range(len(names)), names, fontsize=7)
     axes.tick_params(axis="x", labelsize=7)
     axes.margins(x=0.14)
     axes.spines[["top", "right"]].set_visible(False)
