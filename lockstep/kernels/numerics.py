@@ -129,7 +129,8 @@ def plain_torch() -> Iterator[None]:
         stack.enter_context(torch.enable_grad())
         for device in ("cpu", "cuda"):
             stack.enter_context(torch.autocast(device, enabled=False))
-        stack.enter_context(torch.device("cpu"))
+        if torch.get_default_device().type != "cpu":  # it would cost each call of torch a call of Python
+            stack.enter_context(torch.device("cpu"))
         torch.set_default_dtype(torch.float32)
         yield
 
