@@ -21,6 +21,7 @@ import subprocess
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -30,8 +31,9 @@ from typing import Any
 from patience import PATIENCE_S
 
 SERVER = multiprocessing.get_context("forkserver")
-# beside ours, what a run imports when it first draws, makes an optimizer, or runs kernels
-IMPORTED = ["lockstep.cli.listeners", "matplotlib.backends.backend_agg", "matplotlib.figure"]
+# ours, and what a run imports when it first draws, makes an optimizer, or runs kernels
+IMPORTED = ["every_verb", "lockstep.elastic.launcher", "lockstep.cli.listeners"]
+IMPORTED += ["matplotlib.backends.backend_agg", "matplotlib.figure"]
 if "TRITON_INTERPRET" in os.environ:  # there is no GPU, whose driver it might ask for before the fork
     IMPORTED += [
         "torch._dynamo",
@@ -152,6 +154,7 @@ def _become(
     from lockstep.cli import listeners
 
     words = command[1:]
+    _leave_torch_as_it_is()
     gc.freeze()  # else each collection goes through all that the server has imported
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores it
     os.environ.clear()
@@ -179,6 +182,13 @@ def _become(
         exec(rest[0], {"__name__": "__main__"})
     else:
         runpy.run_path(kind, run_name="__main__")
+
+
+def _leave_torch_as_it_is() -> None:
+    """At its end: torch would take each of its operators out of its tables."""
+    for finalizer in list(weakref.finalize._registry):
+        if finalizer.peek()[1].__name__ == "_del_library":
+            finalizer.detach()
 
 
 def _standby(command: list[str], cwd: str) -> None:
