@@ -21,6 +21,7 @@ from typing import IO
 
 from lockstep.elastic.job import Job
 from lockstep.errors import LockstepError, SpecError
+from lockstep.spec.system import extra_command
 from lockstep.spec.world import World, read_world
 
 COLUMNS = ("gloo-cpu", "gloo-cuda", "nccl-cuda", "mpi-cpu", "mpi-cuda")
@@ -72,7 +73,7 @@ def _find_missing(column: str) -> str:
     """What this machine lacks for a column; empty if it can be tried."""
     backend, device = column.split("-")
     if backend == "mpi" and importlib.util.find_spec("mpi4py") is None:
-        return "mpi4py is not installed: pip install 'lockstep-train[mpi]'"
+        return f"mpi4py is not installed: {extra_command('mpi')}"
     if backend == "mpi" and shutil.which("mpirun") is None:
         return "no mpirun on the PATH: install Open MPI or MPICH"
     if device == "cuda":

@@ -9,6 +9,7 @@ from pathlib import Path
 from lockstep.errors import BadInput
 from lockstep.spec.launch import BACKENDS, DEVICES, TRACKERS, Launch
 from lockstep.spec.plan import read_plan
+from lockstep.spec.system import extra_command
 
 
 def add_run_keys(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +54,7 @@ def check_trackers(launch: Launch) -> None:
     for name in launch.track:
         found = find_spec(name)
         if not found or not found.origin:  # a mere folder of that name, such as W&B makes, is no package
-            raise BadInput(f"--track {name} needs the extra: pip install 'lockstep-train[{name}]'")
+            raise BadInput(f"--track {name} needs the extra: {extra_command(name)}")
 
 
 def add_workers(parser: argparse.ArgumentParser) -> None:

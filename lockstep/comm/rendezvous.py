@@ -25,6 +25,7 @@ from lockstep.comm.group import Group
 from lockstep.comm.mpi_transport import MpiTransport
 from lockstep.comm.transport import TorchTransport
 from lockstep.errors import GroupLost, LockstepError, SpecError
+from lockstep.spec.system import extra_command
 from lockstep.spec.world import World
 
 _REACH_S = 15.0  # to reach the host of worker 0
@@ -228,7 +229,7 @@ def _import_mpi(world: World) -> None:
     except ImportError as error:
         raise SpecError(
             f"mpirun started {world.size} workers, but mpi4py cannot be imported: "
-            f"pip install 'lockstep-train[mpi]' ({error})"
+            f"{extra_command('mpi')} ({error})"
         ) from None
     except RuntimeError as error:
         raise SpecError(

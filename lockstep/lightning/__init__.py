@@ -7,10 +7,12 @@ trainer = Trainer(strategy=LaneStrategy(lanes=8, seed=0), accelerator="cpu", dev
 
 from __future__ import annotations
 
+from lockstep.spec.system import extra_command
+
 try:
     import lightning.pytorch  # noqa: F401
 except ImportError as missing:
-    raise ImportError("lockstep.lightning needs: pip install 'lockstep-train[lightning]'") from missing
+    raise ImportError(f"lockstep.lightning needs: {extra_command('lightning')}") from missing
 
 from lockstep.lightning.lane_strategy import LaneStrategy
 

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from textwrap import shorten
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lockstep.errors import ModelError
 from lockstep.models.weights_form import WeightsForm
+from lockstep.spec.system import extra_command
 
 PRETRAINED = "pretrained"  # a value of model.weights, in the place of a path
 TIMM = "timm:"
@@ -25,11 +28,12 @@ def import_timm(name: str) -> Any:
         return importlib.import_module("timm")
     except ModuleNotFoundError as error:
         raise ModelError(
-            f"model.name={name} needs {error.name}, not installed: pip install 'lockstep-train[timm]'"
+            f"model.name={name} needs {error.name}, not installed: {extra_command('timm')}"
         ) from None
     except Exception as error:  # timm imports torchvision, which fails with another build of torch
         raise ModelError(
-            f"model.name={name}: timm cannot be imported ({error}): are torch and torchvision of one build?"
+            f"model.name={name}: timm cannot be imported ({error}): it needs the torchvision of "
+            f"torch {torch.__version__}, a CPU build beside a CPU build: from where that came from"
         ) from None
 
 
@@ -40,10 +44,11 @@ def fetch_published(name: str, in_channels: int, options: Mapping[str, Any]) -> 
     try:
         model = timm.create_model(theirs, pretrained=True, in_chans=in_channels, **own)
     except Exception as error:  # of timm, of the hub that it asks, or of the network
-        reason = (" ".join(str(error).split()) or type(error).__name__)[:200]
+        reason = shorten(str(error) or type(error).__name__, 200, placeholder=" …")
         raise ModelError(
-            f"model.weights=pretrained: timm gives no weights for {theirs} ({reason}): where there is a "
-            "network it downloads them; a file that you have goes by model.weights=FILE.safetensors"
+            f"model.weights=pretrained: timm could not get the weights of {theirs} ({reason}): it downloads "
+            "them, which needs a network. A file that you have: model.weights=FILE.safetensors; a run of "
+            "yours: --fork RUN; to start from nothing: model.weights=none"
         ) from error
     found: dict[str, Tensor] = model.state_dict()
     return found

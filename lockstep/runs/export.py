@@ -18,6 +18,7 @@ from lockstep.kernels.structure import leaves
 from lockstep.runs.checkpoint import sync_folder, write_durably
 from lockstep.runs.tensor_file import TensorEntry, TensorWriter, begin_tensors
 from lockstep.runs.trained_run import Trained
+from lockstep.spec.system import extra_command
 
 SUFFIXES = {"safetensors": ".safetensors", "onnx": ".onnx"}
 _TOLERANCE = 1e-4
@@ -66,7 +67,7 @@ def export_onnx(trained: Trained, path: Path) -> float:
         import onnxruntime
         import onnxscript  # noqa: F401  (torch's exporter needs it)
     except ImportError as error:
-        raise BadInput(f"--format onnx needs {error.name}: pip install 'lockstep-train[onnx]'") from None
+        raise BadInput(f"--format onnx needs {error.name}: {extra_command('onnx')}") from None
     model = trained.model
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter warns of its own deprecations

@@ -225,6 +225,11 @@ def _refuse(path: Path, found: list[str], only_data: bool) -> str:
             f"example to repair a file: --resume {path} --data-changed goes on with it, as another run "
             f"from there on; {fork}"
         )
+    if all(field.startswith("numerics.") for field in found):
+        return (
+            f"{path} cannot be resumed here, as its steps would have other bits: {shown}. Go on where these "
+            f"are what they were; {fork}"
+        )
     return (
         f"{path} is another run, so it cannot be resumed as this one: {shown}. To go on with its own "
         f"settings: --resume {path} without recipe, file or -o; {fork}"

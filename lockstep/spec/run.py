@@ -40,6 +40,8 @@ class Model:
     freeze: tuple[str, ...] = ()  # patterns of names of parameters that stay as they are
 
     def __post_init__(self) -> None:
+        if self.weights == "none":
+            object.__setattr__(self, "weights", None)
         check_fields(self, "model")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from lockstep.errors import SpecError
@@ -16,6 +17,15 @@ def check_system() -> None:
             f"Lockstep runs on Linux only, and this is {sys.platform}: "
             "use a Linux machine, a container or WSL 2"
         )
+
+
+def extra_command(extra: str) -> str:
+    """The command that installs an extra and keeps PyTorch, whose version is part of a run's identity."""
+    try:
+        torch = f" torch=={version('torch').partition('+')[0]}"
+    except PackageNotFoundError:  # built by hand
+        torch = ""
+    return f"pip install 'lockstep-train[{extra}]'{torch}"
 
 
 def cache_folder() -> Path:

@@ -106,7 +106,7 @@ class _Worker:
 
     def _work_in_group(self, group: Group, interrupt: Interrupt) -> Result | None:
         """Train in one generation; None if another one follows."""
-        groups, interrupt.answers = self.groups, group.rank == 0
+        groups, interrupt.answers = self.groups, group.rank == 0 and not self.launch.dry_run
         try:
             result = self._train(group, interrupt)
         except GroupLost as error:

@@ -16,6 +16,7 @@ import lockstep
 from lockstep.cli.main import run
 from lockstep.cli.watch.follow import Words, follow, scalars
 from lockstep.runs.event import Notice
+from lockstep.spec.system import extra_command
 
 
 class Kept:
@@ -113,7 +114,7 @@ def test_a_missing_package_is_told_before_any_work(name, tmp_path, monkeypatch, 
     monkeypatch.delitem(sys.modules, name, raising=False)
     (tmp_path / name).mkdir()  # a folder, such as W&B makes where it is called, is no package
     assert run(["train", "--track", name]) == 2
-    error = f"lockstep: --track {name} needs the extra: pip install 'lockstep-train[{name}]'\n"
+    error = f"lockstep: --track {name} needs the extra: {extra_command(name)}\n"
     assert capsys.readouterr().err == error and not (tmp_path / "runs").exists()
 
 

@@ -83,10 +83,11 @@ def test_what_is_left_out_or_missing_is_said(tmp_path: Path) -> None:
         path = tmp_path / "train" / "dog" / name
         path.parent.mkdir(exist_ok=True)
         path.write_text("")
+    for number in range(3):
+        (tmp_path / "train" / f"{number}.png").write_bytes(b"in no class")
     left_out, missing = open_folder(OPTIONS, tmp_path).warnings
-    assert "only .png, .jpg, .jpeg are read: 2 .webp, 1 .gif, 1 folder, 1 without suffix" in left_out.replace(
-        "1 folder, 1 .gif", "1 .gif, 1 folder"
-    )
+    kinds = left_out.replace("1 folder, 1 .gif", "1 .gif, 1 folder")
+    assert "3 beside these folders, 2 .webp, 1 .gif, 1 folder, 1 without suffix: convert" in kinds
     assert missing.startswith(f"{tmp_path / 'val'}: no image of class dog")
 
 

@@ -96,7 +96,7 @@ def test_a_resumed_run_does_not_ask_for_them_again(timm, tmp_path):
 
 def test_what_cannot_be_had_is_said(timm, tmp_path):
     for keys, says in (
-        (("model.offline=true",), r"no weights for tiny_net \(cannot reach the hub\)"),
+        (("model.offline=true",), r"could not get the weights of tiny_net \(cannot reach the hub\)"),
         (
             ("model.name=lenet5",),
             "there are published weights for resnet18, resnet34, resnet50 and timm:NAME",

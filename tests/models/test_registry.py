@@ -11,6 +11,7 @@ from torch import nn
 from lockstep.errors import ModelError
 from lockstep.models import build, model_names
 from lockstep.models.registry import model_options
+from lockstep.spec.system import extra_command
 
 
 def make(name: str, size: tuple[int, int] = (64, 64), **options: Any) -> nn.Module:
@@ -93,7 +94,7 @@ def test_data_without_channels_or_classes(channels: int, classes: int) -> None:
 def test_timm_missing_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
     text = message("timm:resnet18")
-    assert text == ("model.name=timm:resnet18 needs timm, not installed: pip install 'lockstep-train[timm]'")
+    assert text == f"model.name=timm:resnet18 needs timm, not installed: {extra_command('timm')}"
 
 
 @pytest.fixture

@@ -204,7 +204,7 @@ def test_a_machine_with_other_numerics_is_refused(tmp_path, interrupted, key):
     else:
         path = interrupted / "identity.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), key: "0123456789abcdef"}))
-    with pytest.raises(IdentityError, match=rf"{key}: 0123456789abcdef there, \w{{16}} here"):
+    with pytest.raises(IdentityError, match=rf"{key}: 0123456789abcdef there, \w{{16}} here. Go on where"):
         train(small_run(*FULL), tmp_path, launch={"resume": "auto"})
 
 

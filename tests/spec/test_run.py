@@ -1,12 +1,23 @@
 """A Run is checked when it is made: every error names the key, the value and the fix."""
 
 import dataclasses
+from importlib.metadata import version
 
 import pytest
 
 from lockstep.errors import SpecError
 from lockstep.spec import Checkpoint, Data, Kernels, Model, Optimizer, Run, Schedule, Train
 from lockstep.spec.rule.update_rule import OPTIMIZERS, SCHEDULES
+from lockstep.spec.system import extra_command
+
+
+def test_weights_none_start_from_nothing():
+    assert Model(weights="none") == Model()
+
+
+def test_an_extra_is_installed_beside_the_torch_that_is_here():
+    torch = version("torch").partition("+")[0]
+    assert extra_command("timm") == f"pip install 'lockstep-train[timm]' torch=={torch}"
 
 
 def test_every_key_has_a_default() -> None:

@@ -254,7 +254,7 @@ def test_stopped_within_an_epoch_and_resumed_by_others(compress, by_one_worker, 
         job.process.send_signal(signal.SIGTERM)
         job.hurry()
         job.finish(143)
-        assert job.steps() in (4, 8, 14, 18), "it stopped at the end of a round"
+        assert job.steps() in (4, 8, 10, 14, 18), "it stopped at the end of a round"
     done = forked.call(
         train_command(tmp_path, "--workers", "3", "--resume", "auto", overrides=overrides), launches=True
     )

@@ -31,7 +31,7 @@ Plots can be hovered and zoomed; each has a table of its numbers, which needs no
 The page is one file of about 5 MB, most of it plotly's script. It needs no network and no server.
 Damaged runs and runs that are not finished are named and left out; if nothing is left, or a file that is
 named is neither of records nor of plans, the exit code is 2.
-Needs the extra `report`: pip install 'lockstep-train[report]'
+Needs the extra `report`.
 """
 
 

@@ -58,16 +58,24 @@ class Listing:
             kinds = ", ".join(
                 f"{count} {kind}" for kind, count in sorted(self.left_out.items(), key=_most_first)
             )
-            yield f"left out, as only {', '.join(SUFFIXES)} are read: {kinds}: convert or remove them"
+            yield (
+                f"left out, as only {', '.join(SUFFIXES)} in the folders of classes are read: {kinds}: "
+                "convert, move or remove them"
+            )
         for name, part in self.files.items():
             there = {file.label for file in part}
             missing = [label for label in self.classes if label not in there]
             if missing:
                 more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
                 where = self.roots.get(name, "what is held out")
+                fix = (
+                    ""
+                    if name in self.roots
+                    else ": hold out more by data.val_fraction, or give a folder val/"
+                )
                 yield (
                     f"{where}: no image of class {', '.join(missing[:_NAMED])}{more}: the accuracy there "
-                    "does not measure it"
+                    f"does not measure it{fix}"
                 )
 
 
@@ -133,6 +141,8 @@ def list_files(root: Path, left_out: Counter[str]) -> list[ImageFile]:
     if not classes:
         raise DataError(f"{root}: holds no class folders: expected {root}/CLASS/*.png or *.jpg")
     files: list[ImageFile] = []
+    if beside := sum(entry.name.lower().endswith(SUFFIXES) for entry in os.scandir(root)):
+        left_out["beside these folders"] += beside
     with _without_collection():
         for path in classes:
             found = sorted(_images_in(path, str(root), left_out), key=_BY_NAME)
@@ -196,7 +206,7 @@ def hold_out_files(
     if not free:
         raise DataError(
             f"{files[0].path.parent.parent}: {len(files)} images of {len(kept)} classes leave none to "
-            "validate on: give every class at least 2 images"
+            "validate on: give a class at least 2 images"
         )
     limit = int(val_fraction * 2.0**64)
     held = {file.name for file in free if rank[file.name] < limit} | {free[0].name}

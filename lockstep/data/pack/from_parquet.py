@@ -13,6 +13,7 @@ import numpy as np
 from lockstep.data.pack.numbered import Labels, check_classes, files_by_split, hold_out
 from lockstep.data.pack.packable import Packable, PackableSplit, digest_files
 from lockstep.errors import DataError
+from lockstep.spec.system import extra_command
 
 _CACHED = 4  # row groups of a file that are held; threads are at one or two
 
@@ -49,7 +50,7 @@ def _parquet() -> ModuleType:
     try:
         from pyarrow import parquet
     except ImportError as error:
-        raise DataError("Parquet files need pyarrow: pip install 'lockstep-train[parquet]'") from error
+        raise DataError(f"Parquet files need pyarrow: {extra_command('parquet')}") from error
     return parquet  # type: ignore[no-any-return]
 
 

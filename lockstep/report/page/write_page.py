@@ -19,6 +19,7 @@ from lockstep.report.page.record_section import show_records
 from lockstep.report.page.run_section import show_differences, show_left_out, show_runs
 from lockstep.report.page.scaling_section import show_scaling
 from lockstep.report.page.timeline_section import show_timelines
+from lockstep.spec.system import extra_command
 
 # The browser is told to fetch nothing, whatever a script might want.
 _POLICY = (
@@ -106,7 +107,7 @@ def _plotly() -> str:
         from plotly.offline import get_plotlyjs
     except ImportError:
         raise BadInput(
-            "lockstep report draws with plotly, which is missing: pip install 'lockstep-train[report]'"
+            f"lockstep report draws with plotly, which is missing: {extra_command('report')}"
         ) from None
     return str(get_plotlyjs())
 
