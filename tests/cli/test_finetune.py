@@ -63,7 +63,7 @@ def test_without_a_network_one_line_says_what_to_do(photos, tmp_path, capsys):
     words = ["--runs-dir", str(tmp_path), "--device", "cpu", "-o", f"data.dir={photos}"]
     assert call(["train", "finetune", "--quiet", *words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "no weights for resnet18 (no network)" in line and "model.weights=FILE.safetensors" in line
+    assert "could not get the weights of resnet18 (no network)" in line and "=FILE.safetensors" in line
     assert not any(tmp_path.iterdir())
 
 

@@ -113,6 +113,9 @@ class Progress:
             f"{word} {_count(steps, 'step')}, {run.train.precision}, "
             f"{event.kernels} kernels, {_count(event.num_workers, 'worker')}; identity {event.identity[:12]}"
         )
+        cores = len(os.sched_getaffinity(0))
+        if event.device == "cpu" and event.num_workers * run.train.threads == 1 < min(cores, run.train.lanes):
+            self._print(f"1 of {cores} cores computes: --workers auto takes more, to the same bits", "dim")
         where = f", from step {event.resumed_step}" if event.resumed_step else ""
         self._print(f"run {event.directory}{where}", "dim")
 
