@@ -154,7 +154,7 @@ def _become(
     from lockstep.cli import listeners
 
     words = command[1:]
-    _leave_torch_as_it_is()
+    _end_without_unregistering()
     gc.freeze()  # else each collection goes through all that the server has imported
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores it
     os.environ.clear()
@@ -184,8 +184,8 @@ def _become(
         runpy.run_path(kind, run_name="__main__")
 
 
-def _leave_torch_as_it_is() -> None:
-    """At its end: torch would take each of its operators out of its tables."""
+def _end_without_unregistering() -> None:
+    """Keep torch from taking each of its operators out of its tables when the process ends."""
     for finalizer in list(weakref.finalize._registry):
         if finalizer.peek()[1].__name__ == "_del_library":
             finalizer.detach()

@@ -32,8 +32,8 @@ def import_timm(name: str) -> Any:
         ) from None
     except Exception as error:  # timm imports torchvision, which fails with another build of torch
         raise ModelError(
-            f"model.name={name}: timm cannot be imported ({error}): it needs the torchvision of "
-            f"torch {torch.__version__}, a CPU build beside a CPU build: from where that came from"
+            f"model.name={name}: timm cannot be imported ({error}): install the torchvision "
+            f"that was built for torch {torch.__version__}, from the package index that torch came from"
         ) from None
 
 

@@ -29,7 +29,7 @@ def describe_module(model: nn.Module) -> dict[str, str]:
         plain = {k: v for k, v in vars(module).items() if isinstance(v, (bool, int, float, str))}
         plain.pop("training", None)
         lines.append(f"{name} {sorted(plain.items())}")
-    lines += sorted(describe_callable(kind) for kind in {type(module) for module in model.modules()})
+    lines += sorted({describe_callable(kind) for kind in {type(module) for module in model.modules()}})
     return {"class": describe_callable(type(model)), "sha256": _sha256("\n".join(lines))}
 
 

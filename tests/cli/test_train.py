@@ -113,7 +113,7 @@ def test_a_recipe_runs_as_a_process_and_prints_plain_lines(tmp_path):
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     cores = len(os.sched_getaffinity(0))
-    hint = [f"1 of {cores} cores computes: --workers auto takes more, to the same bits"] if cores > 1 else []
+    hint = [f"1 of {cores} cores is used: --workers auto uses more, with the same bits"] if cores > 1 else []
     assert lines[0].startswith("lenet5 (") and lines[2:-5] == [*hint, f"run {tmp_path / 'run'}"]
     assert lines[-5].startswith("epoch 1/2  train loss")
     assert f"weights_sha256 {summary(tmp_path / 'run')['weights_sha256']}" in lines

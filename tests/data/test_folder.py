@@ -85,6 +85,7 @@ def test_what_is_left_out_or_missing_is_said(tmp_path: Path) -> None:
         path.write_text("")
     for number in range(3):
         (tmp_path / "train" / f"{number}.png").write_bytes(b"in no class")
+    (tmp_path / "train" / "._0.png").write_bytes(b"hidden")
     left_out, missing = open_folder(OPTIONS, tmp_path).warnings
     kinds = left_out.replace("1 folder, 1 .gif", "1 .gif, 1 folder")
     assert "3 beside these folders, 2 .webp, 1 .gif, 1 folder, 1 without suffix: convert" in kinds

@@ -5,8 +5,9 @@ import functools
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from lockstep.models.source_hash import describe_values
+from lockstep.models.source_hash import describe_module, describe_values
 
 SCALE = 2
 
@@ -62,3 +63,17 @@ def test_what_holds_itself_ends():
     own = Own(1)
     own.value = own
     assert describe_values(own)
+
+
+def test_classes_of_one_source_count_once():
+    """A function that makes a class makes another one each time, with nothing new in it."""
+
+    def make():
+        class Part(nn.Module):
+            pass
+
+        return Part
+
+    first, second = make(), make()
+    same, other = nn.Sequential(first(), first()), nn.Sequential(first(), second())
+    assert describe_module(same) == describe_module(other)

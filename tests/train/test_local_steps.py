@@ -252,6 +252,7 @@ def test_stopped_within_an_epoch_and_resumed_by_others(compress, by_one_worker, 
     with Job(tmp_path, "--workers", "2", overrides=overrides, paced=True) as job:
         job.wait_for_steps(4)
         job.process.send_signal(signal.SIGTERM)
+        job.wait_for(lambda: "saving after this step" in job.errors())
         job.hurry()
         job.finish(143)
         assert job.steps() in (4, 8, 10, 14, 18), "it stopped at the end of a round"

@@ -115,7 +115,7 @@ class Progress:
         )
         cores = len(os.sched_getaffinity(0))
         if event.device == "cpu" and event.num_workers * run.train.threads == 1 < min(cores, run.train.lanes):
-            self._print(f"1 of {cores} cores computes: --workers auto takes more, to the same bits", "dim")
+            self._print(f"1 of {cores} cores is used: --workers auto uses more, with the same bits", "dim")
         where = f", from step {event.resumed_step}" if event.resumed_step else ""
         self._print(f"run {event.directory}{where}", "dim")
 

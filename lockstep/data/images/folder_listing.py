@@ -68,11 +68,7 @@ class Listing:
             if missing:
                 more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
                 where = self.roots.get(name, "what is held out")
-                fix = (
-                    ""
-                    if name in self.roots
-                    else ": hold out more by data.val_fraction, or give a folder val/"
-                )
+                fix = "" if name in self.roots else ": raise data.val_fraction, or give a folder val/"
                 yield (
                     f"{where}: no image of class {', '.join(missing[:_NAMED])}{more}: the accuracy there "
                     f"does not measure it{fix}"
@@ -141,7 +137,8 @@ def list_files(root: Path, left_out: Counter[str]) -> list[ImageFile]:
     if not classes:
         raise DataError(f"{root}: holds no class folders: expected {root}/CLASS/*.png or *.jpg")
     files: list[ImageFile] = []
-    if beside := sum(entry.name.lower().endswith(SUFFIXES) for entry in os.scandir(root)):
+    names = (entry.name.lower() for entry in os.scandir(root) if entry.is_file())
+    if beside := sum(name.endswith(SUFFIXES) for name in names if name[0] != "."):
         left_out["beside these folders"] += beside
     with _without_collection():
         for path in classes:
