@@ -43,10 +43,11 @@ def _gather(
     value = tl.load(images + place * IMAGE + (c * H + row) * W + col, mask=known, other=0)
     value = value.to(tl.float32) * tl.load(scale + c, mask=inside, other=0.0)
     value = value - tl.load(shift + c, mask=inside, other=0.0)
-    if CUTOUT > 0:
-        top = device_integers(tl.load(keys + 3), number, H) - CUTOUT // 2
-        left = device_integers(tl.load(keys + 4), number, W) - CUTOUT // 2
-        hole = (y >= top) & (y < top + CUTOUT) & (x >= left) & (x < left + CUTOUT)
+    if CUTOUT > 0:  # as floats, exact here: a compiler would do it in 8 bits (`compiler_watch.py`)
+        top = device_integers(tl.load(keys + 3), number, H).to(tl.float32) - CUTOUT // 2
+        left = device_integers(tl.load(keys + 4), number, W).to(tl.float32) - CUTOUT // 2
+        down, right = y.to(tl.float32) - top, x.to(tl.float32) - left
+        hole = (down >= 0) & (down < CUTOUT) & (right >= 0) & (right < CUTOUT)
         value = tl.where(hole, 0.0, value)
     target = ((sample * (H + 2 * BH) + y + BH) * (W + 2 * BW) + x + BW) * C + c
     tl.store(out + target, value.to(out.dtype.element_ty), mask=inside)
