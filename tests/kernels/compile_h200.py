@@ -17,6 +17,7 @@ from triton.runtime import driver
 
 from lockstep.data.augment import Augment
 from lockstep.data.store import MemorySplit
+from lockstep.kernels.triton.batch_gather import Move, gather_batch
 from lockstep.kernels.triton.compile_ahead import nothing_started
 from lockstep.kernels.triton.compiler_watch import watch_compiler
 from lockstep.kernels.triton.conv import tile_table as table
@@ -68,11 +69,23 @@ def main(model_name: str, precision: str) -> None:
         compile_all(model_name, precision)
 
 
+def gather_narrow(size: int) -> None:
+    """Small grey images with every augmentation."""
+    images, numbers = torch.zeros(4, 1, size, size, dtype=torch.uint8), torch.zeros(1, 4, dtype=torch.int64)
+    one, cursor = torch.zeros(1), torch.zeros((), dtype=torch.int32)
+    out, labels = torch.zeros(4, size, size, 1), torch.zeros(4, dtype=torch.int32)
+    move = Move(crop=4, flip=True, cutout=8)
+    keys = torch.zeros(5, dtype=torch.int64)
+    gather_batch(images, numbers[0], numbers, numbers, cursor, cursor, keys, (one, one), out, labels, move)
+
+
 def compile_all(model_name: str, precision: str) -> None:
-    if model_name == "narrow":  # columns that a compiler would divide in 8 bits
+    if model_name == "narrow":  # numbers that a compiler would divide or add in 8 bits
         layer = Layer(11, 12, 2, 9, (3, 2), (0, 0), relu=False, bias=False)
         dz, w = torch.zeros(4, *layer.grad_shape), torch.zeros(layer.depth * 9)
         data_grad(layer, dz, w, torch.zeros(4, 11, 12, 2), table.tile_rule("input_grad", layer, precision))
+        for size in (8, 32):
+            gather_narrow(size)
         return
     channels = 1 if model_name == "emotion48" else 3
     size = 48 if model_name == "emotion48" else 32

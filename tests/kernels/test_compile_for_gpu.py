@@ -34,7 +34,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("compiled", "fp16", f"{STOCK} _judge _rescale"),
         ("compiled", "tf32", WIDE),
         ("mobile", "fp32", f"{WIDE.replace('_join_some ', '')} {DEEP}"),
-        ("narrow", "fp32", "_data_grad"),
+        ("narrow", "fp32", "_data_grad _gather"),
     ],
 )
 def test_kernels_compile(model: str, precision: str, kernels: str, cache: Path) -> None:
