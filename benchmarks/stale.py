@@ -65,6 +65,7 @@ DEPENDS_ON: dict[str, tuple[list[str], list[str]]] = {
     "plan-kills-*": ([*TRAINING, *WORKERS, "parallel", "runs"], ["plan_kills"]),
     "shard-memory-*": (["comm", "parallel", "runs", "train"], ["shard_memory"]),
     "accuracy-compression-*": ([*TRAINING, "comm/compress"], ["accuracy_sets", "many_runs"]),
+    "accuracy-fp16-*": (TRAINING, ["accuracy_sets", "many_runs"]),
     "accuracy-*": (TRAINING, ["accuracy"]),
     "matrix-compress-*": ([*TRAINING, *WORKERS, "runs"], ["compress_matrix"]),
     "recompute-*": (["lower", "kernels", "models", "train/device"], ["recompute"]),
