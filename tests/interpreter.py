@@ -68,14 +68,20 @@ def _dot(self: Any, a: Any, b: Any, d: Any, *how: Any) -> Any:
 
     A BLAS may sum an element of the last rows or columns in another order than it does elsewhere.
     """
-    kind = d.data.dtype
-    left, right = a.data.astype(kind), b.data.astype(kind)
+    left, right = (_values(operand).astype(d.data.dtype) for operand in (a, b))
     total = np.zeros_like(d.data)
     part = np.empty_like(total)
     for k in range(left.shape[-1]):
         np.multiply(left[..., k, None], right[..., k, None, :], out=part)
         np.add(total, part, out=total)
     return interpreter.TensorHandle(total + d.data, d.dtype.scalar)
+
+
+def _values(operand: Any) -> Any:
+    """As numbers; of bf16 the interpreter has the bits."""
+    if operand.dtype.scalar != core.bfloat16:
+        return operand.data
+    return (operand.data.astype(np.uint32) << 16).view(np.float32)
 
 
 def leave_out_fingerprints() -> None:

@@ -14,8 +14,10 @@ from lockstep.kernels.triton.conv.depthwise import (
     Depthwise,
     depthwise_forward,
     depthwise_input_grad,
-    depthwise_weight_grad,
+    vector_sums,
+    vector_weight_grad,
 )
+from lockstep.kernels.triton.conv.depthwise_products import product_sums, product_weight_grad, takes_products
 
 _LAST = torch.channels_last
 
@@ -47,10 +49,12 @@ def depthwise_filter_grad(
 ) -> Tensor:  # fmt: skip
     """The gradient of the filters of `depthwise` in fp32, summed by the lane tree."""
     layer, lanes = _layer(x, w, stride, padding, dilation), len(x) // lane_size
-    sums = layer.sums(lane_size, total_lanes)
+    by_products = takes_products(layer, x.dtype)
+    sums = (product_sums if by_products else vector_sums)(layer, lane_size, total_lanes)
+    weight_grad = product_weight_grad if by_products else vector_weight_grad
     parts = torch.empty(lanes * sums.part_rows(), sums.channels, device=x.device)
     each = torch.empty(lanes, sums.channels, device=x.device)
-    depthwise_weight_grad(layer, sums, lying(g), lying(x), parts, each)
+    weight_grad(layer, sums, lying(g), lying(x), parts, each)
     found = sum_by_tree(each).view(*layer.kernel, layer.channels)
     return found.permute(2, 0, 1)[:, None].contiguous(memory_format=_LAST)
 

@@ -1,8 +1,9 @@
 """Depthwise convolution in Triton, all lanes in one launch: each channel by a filter of its own.
 
-No matrix units are of use here: a program computes some pixels of some channels, tap by tap, and reads what
-neighbours read from the first-level cache. A sum runs over the taps of one output, so a sample's bits do not
-depend on the batch. The weight gradient is summed over chunks of a lane's pixels, then pairwise.
+A program computes some pixels of some channels, tap by tap, without matrix units, and reads what neighbours
+read from the first-level cache. A sum runs over the taps of one output, so a sample's bits do not depend on
+the batch. The weight gradient is summed over chunks of a lane's pixels, then pairwise; in types of 16 bits
+`depthwise_products` computes it.
 
 Legend: x [N, H, W, C] is the input, y or g [N, OH, OW, C] the output or its gradient, w [KH · KW, C] the
 filters; stride (SH, SW), padding (PH, PW), dilation (DH, DW). `zero` is 0, which the compiler does not know,
@@ -45,15 +46,6 @@ class Depthwise:
         names = "H", "W", "OH", "OW", "KH", "KW", "SH", "SW", "PH", "PW", "DH", "DW"
         pairs = self.image, self.out, self.kernel, self.stride, self.padding, self.dilation
         return {"C": self.channels, **dict(zip(names, (n for pair in pairs for n in pair), strict=True))}
-
-    def sums(self, lane_size: int, total_lanes: int) -> Norm:
-        """How its weight gradient is summed: rows are a lane's outputs, columns the values of a filter."""
-        rows, width = lane_size * self.out[0] * self.out[1], triton.cdiv(self.channels, _CHANNELS)
-        chunks = 1
-        while 2 * chunks * total_lanes * width * self.kernel[0] <= _PROGRAMS and 2 * chunks * _FEWEST <= rows:
-            chunks *= 2
-        taps = self.kernel[0] * self.kernel[1]
-        return Norm(*self.out, taps * self.channels, lane_size, chunks, 0.0, 0.0, relu=False)
 
 
 @triton.jit
@@ -154,7 +146,16 @@ def depthwise_input_grad(layer: Depthwise, g: Tensor, w: Tensor, dx: Tensor) -> 
     _launch_pixels(_deep_input_grad, layer, g, w, dx)
 
 
-def depthwise_weight_grad(
+def vector_sums(layer: Depthwise, lane_size: int, total_lanes: int) -> Norm:
+    """How the weight gradient is summed: rows are a lane's outputs, columns the values of a filter."""
+    rows, width = lane_size * layer.out[0] * layer.out[1], triton.cdiv(layer.channels, _CHANNELS)
+    chunks, (high, wide) = 1, layer.kernel
+    while 2 * chunks * total_lanes * width * high <= _PROGRAMS and 2 * chunks * _FEWEST <= rows:
+        chunks *= 2
+    return Norm(*layer.out, high * wide * layer.channels, lane_size, chunks, 0.0, 0.0, relu=False)
+
+
+def vector_weight_grad(
     layer: Depthwise, sums: Norm, g: Tensor, x: Tensor, parts: Tensor, out: Tensor
 ) -> None:
     """Write each lane's gradient of the filters [L, KH · KW · C]; `parts` has room for sums of chunks."""
