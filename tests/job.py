@@ -19,6 +19,7 @@ from patience import PATIENCE_S
 from small import OVERRIDES, rows, summary, train_command
 
 SCRIPTS = Path(__file__).parent / "elastic"
+SHOWN = 4000  # characters of what a job has said, if its test fails
 GONE_S = 5.0  # after which no worker may live
 
 
@@ -75,6 +76,9 @@ class Job:
         return self
 
     def __exit__(self, *error: object) -> None:
+        if error[0]:  # pytest shows it
+            lived = f"workers {self.workers()}, step {self.steps()}, {self.generations()}"
+            print(f"{self.run}: {lived}\n{self.errors()[-SHOWN:]}")
         self.process.kill()
         with suppress(ValueError):  # a test has closed its output
             self.process.communicate()

@@ -76,6 +76,6 @@ def summary(directory: Path) -> dict[str, Any]:
 
 
 def rows(directory: Path, kind: str) -> list[dict[str, Any]]:
-    """The rows of one kind in metrics.jsonl."""
-    lines = (directory / "metrics.jsonl").read_text().splitlines()
-    return [row for row in map(json.loads, lines) if row["kind"] == kind]
+    """The rows of one kind in metrics.jsonl, without one that is being written."""
+    whole, _, _ = (directory / "metrics.jsonl").read_text().rpartition("\n")
+    return [row for row in map(json.loads, whole.splitlines()) if row["kind"] == kind]

@@ -52,6 +52,9 @@ class GroupSource(Protocol):
     def ask_identity(self) -> dict[str, object] | None:
         """The identity of the job that this worker joins, if it has begun."""
 
+    def settle(self) -> None:
+        """Report that this worker has the generation's groups and state: others may join after a step."""
+
     def confirm(self) -> None:
         """Report that the generation has completed a step."""
 

@@ -164,17 +164,16 @@ class Coordinator:
 
     def _hear(self, node: Node, message: Message) -> None:
         """Handle a launcher's message."""
-        now = time.time()
         match message["op"]:
             case "add":
                 node.workers.add(message["worker"])
                 self._membership.add(str(message["worker"]), node.number, node.host)
             case "gone":
                 node.workers.discard(message["worker"])
-                self._membership.remove(message["worker"], str(message["why"]), now)
+                self._membership.remove(message["worker"], str(message["why"]), time.time())
                 self._publish()
             case "leave":
-                for name, training in self._membership.leave(node.number, now):
+                for name, training in self._membership.leave(node.number, time.time()):
                     self._answer(node, name, "over", training=training)
                 self._publish()
             case "from" if message["worker"] in node.workers:
@@ -182,27 +181,31 @@ class Coordinator:
 
     def _hear_worker(self, node: Node, name: str, body: Message) -> None:
         """Handle a worker's message, which its launcher forwarded."""
+        is_current = body.get("generation") == self._membership.number
         match body["op"]:
             case "ready":
                 if self._membership.ready(name, int(body["training"])):
                     self._publish()
                 else:
                     self._answer(node, name, "over", training=body["training"])
-            case "set" if self._is_current(body):
+            case "set" if is_current:
+                self._membership.come(name)  # the first value says that it is here
                 self._values[body["key"]] = str(body["value"])
                 for asker, who in self._asked.pop(body["key"], ()):
                     self._answer(asker, who, "value", key=body["key"], value=body["value"])
-            case "get" if self._is_current(body):
-                key = str(body["key"])
-                if key in self._values:
+            case "get" if is_current:
+                if (key := str(body["key"])) in self._values:
                     self._answer(node, name, "value", key=key, value=self._values[key])
                 else:
                     self._asked.setdefault(key, []).append((node, name))
-            case "lost" if self._is_current(body):
+            case "lost" if is_current:
                 self._lost_at = self._lost_at or time.monotonic()
             case "verdict":
                 self._finish(int(body["training"]), int(body["code"]))
-            case "stepped" if self._is_current(body):
+            case "settled" if is_current:
+                self._membership.settle(name)
+                self._publish()  # who joins may have waited for it
+            case "stepped" if is_current:
                 self._membership.confirm(int(body["generation"]))
             case "job":
                 self._identity, self._run = body["identity"], str(body["run"])
@@ -218,9 +221,6 @@ class Coordinator:
                 node.tell("over", code=code)
             for name in node.workers:
                 self._answer(node, name, "over", training=training)
-
-    def _is_current(self, body: Message) -> bool:
-        return bool(body["generation"] == self._membership.number)
 
     def _publish(self) -> None:
         """Publish the next generation to every worker, if one is due; say if workers are missing."""

@@ -81,6 +81,8 @@ class LauncherLink:
         store, near = _Store(self, generation.number), len(set(generation.nodes)) == 1
         place = Place(rank, size, backend, self._world.address, device, near)
         group = self._unless_news(lambda: form(store, place), device)
+        if make := group.make_part:
+            group.make_part = lambda name, ranks: self._unless_news(lambda: make(name, ranks), device)
         with self._news:
             self._group = group
             if self._is_news():  # it came while the group was being formed and could not be cut

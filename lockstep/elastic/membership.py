@@ -37,6 +37,8 @@ class Membership:
         self._changes: list[tuple[int, float, Change]] = []  # (first generation with it, time, change)
         self._ages = 0
         self._again = False
+        self._here: set[str] = set()  # who has come to the current generation
+        self._settled: set[str] = set()  # who has its groups and state
         self._is_begun = False  # whether the current generation has completed a step
         self.over = 0  # the last training that has ended, well or not
         self.current: Generation | None = None
@@ -75,6 +77,14 @@ class Membership:
         """A training is over: no worker can begin it any more."""
         self.over = max(self.over, training)
 
+    def come(self, name: str) -> None:
+        """A worker has come to the current generation; once all have, they form its groups."""
+        self._here.add(name)
+
+    def settle(self, name: str) -> None:
+        """A worker has the groups and the state of the current generation, and goes on to a step."""
+        self._settled.add(name)
+
     def renew(self) -> None:
         """Form the same group again: its workers lost each other, and all of them live."""
         self._again = True
@@ -87,7 +97,9 @@ class Membership:
         if len(able) < self._min_workers:
             return None
         is_same = current and current.training == self._training and current.workers == _names(able)
-        return None if is_same and not self._again else self._publish(able, now)
+        if (is_same and not self._again) or (self._is_forming and self._can_plan):
+            return None
+        return self._publish(able, now)
 
     def halt(self, now: float) -> Generation | None:
         """A last generation of the remaining workers, which save their state and stop."""
@@ -128,6 +140,26 @@ class Membership:
             return ()
         return self.current.workers if self._is_begun else self.current.everyone
 
+    @property
+    def _can_plan(self) -> bool:
+        """Whether the current workers can go on to another generation after a step: none of them is lost."""
+        current = self.current
+        if current is None or current.training != self._training or self._again:
+            return False
+        return {*current.workers} <= {*self._members}
+
+    @property
+    def _is_forming(self) -> bool:
+        """Whether all have come to the current generation, and not all have its groups and state yet.
+
+        A plan waits until they have: else some would leave for the next generation while they form this
+        one, and those who have formed it already would wait for them in it.
+        """
+        current = self.current
+        if current is None or not {*current.everyone} <= self._here:
+            return False
+        return not {*current.workers} <= self._settled
+
     def _waits(self) -> bool:
         """Whether to wait: at the start for all workers, at a further training for those of the last one."""
         if self.current is None:
@@ -146,7 +178,7 @@ class Membership:
             for m in able:
                 if m.name not in before:
                     self._note(Change("joined", m.name, m.host), now)
-        planned = before is not None and before <= {*self._members} and not self._again and not halt
+        planned = self._can_plan and not halt
         gives = self._is_split and before is not None and not halt
         holders = [self._members[name] for name in self._holders if gives and name in self._members]
         givers = [m for m in holders if m not in able]
@@ -165,6 +197,7 @@ class Membership:
             _names(givers),
         )
         self._again = self._is_begun = False
+        self._here, self._settled = set(), set()
         return self.current
 
     def confirm(self, number: int) -> None:

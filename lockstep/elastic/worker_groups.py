@@ -100,6 +100,11 @@ class WorkerGroups:
         """The identity of the job that this worker joins, if it has begun."""
         return self._link.ask_identity() if self._link else None
 
+    def settle(self) -> None:
+        """Report that this worker has the generation's groups and state: others may join after a step."""
+        if self._link and self.generation:
+            self._link.say("settled", generation=self.generation.number)
+
     def confirm(self) -> None:
         """Report that the generation has completed a step."""
         if self._link and self.generation:

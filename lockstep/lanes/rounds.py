@@ -198,6 +198,7 @@ class Rounds:
                 self._group, self._is_new, self.moves = group, True, False
                 self.entered += 1
                 self.on_enter(group)
+                self._groups.settle()
                 return done
             self._drop(group)
 

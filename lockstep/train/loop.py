@@ -52,6 +52,7 @@ class Loop:
 
     def run(self) -> Result:
         """Train, evaluate and finish what is left of the run."""
+        self._groups.settle()
         state, journal = self._state, self._journal
         if journal.found["summary"] and self._is_over:
             if not (self._generation and self._generation.changes):

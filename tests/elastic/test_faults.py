@@ -12,7 +12,7 @@ from pathlib import Path
 
 import forked
 import pytest
-from job import Job, assert_no_step_lost, faulty_job
+from job import SCRIPTS, Job, assert_no_step_lost, faulty_job
 from small import call, small_run, summary, train, train_command
 
 pytestmark = pytest.mark.gloo
@@ -158,6 +158,21 @@ def test_a_frozen_worker_and_a_kill_while_another_joins(reference, tmp_path):
         job.hurry()
         job.finish()
     assert_same(summary(job.run), reference(*PACED))
+    assert_no_step_lost(job.run)
+
+
+def test_who_joins_while_the_others_form_their_group_waits_for_them(reference, tmp_path):
+    """Else one of them, who has formed it already, would wait in it for one who has left to be joined."""
+    command = train_command(tmp_path, "--workers", "3", overrides=KEYS)
+    place = command.index("-m")
+    command[place : place + 2] = [str(SCRIPTS / "slow_to_form.py")]
+    with Job(tmp_path, command=command, env={"JOINS": str(tmp_path / "joins")}) as job:
+        job.wait_for_steps(3)
+        job.kill("2")
+        job.wait_for(lambda: "worker 3 on" in str(job.generations()), "the joining worker")
+        job.hurry()
+        job.finish()
+    assert_same(summary(job.run), reference(*KEYS))
     assert_no_step_lost(job.run)
 
 

@@ -41,6 +41,32 @@ def test_a_loss_begins_the_next_at_once_and_a_join_after_a_step():
     assert [str(change) for change in joined.changes] == ["worker d on host joined"]
 
 
+def test_who_joins_waits_while_the_others_form_their_group_but_a_loss_does_not():
+    membership = job()
+    ready(membership, "abc")
+    membership.come("a"), membership.come("b")
+    membership.add("d", 0, "host")
+    (second,) = ready(membership, "d")
+    assert second.planned, "the first group is not formed yet, and nobody will form it"
+    for name in "abcd":
+        membership.come(name)
+    membership.add("e", 0, "host")
+    assert not ready(membership, "e")
+    for name in "abc":
+        membership.settle(name)
+    assert membership.next(1.0) is None
+    membership.settle("d")
+    third = membership.next(1.0)
+    assert third.workers == tuple("abcde") and third.planned
+    for name in "abcde":
+        membership.come(name)
+    membership.add("f", 0, "host")
+    assert not ready(membership, "f")
+    membership.remove("a", "was killed", 1.0)
+    fourth = membership.next(1.0)
+    assert fourth.workers == tuple("bcdef") and not fourth.planned
+
+
 def test_what_was_not_confirmed_is_told_again():
     membership = job()
     ready(membership, "abc")

@@ -123,8 +123,8 @@ def test_a_launcher_is_killed_and_comes_back(expected, port, tmp_path):
     with paced(tmp_path, port, "--nodes", "2:2") as first:
         first.wait_for(lambda: is_listening(port), "the store")
         for _ in range(2):
+            count = len(first.generations())
             with paced(tmp_path, port, "--nodes", "2:2") as second:
-                count = len(first.generations())
                 first.wait_for(lambda: first.steps() and len(second.workers()) == 2, "a start")
                 first.wait_for(
                     lambda: not count or len(first.generations()) > count,  # noqa: B023

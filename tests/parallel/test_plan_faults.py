@@ -58,6 +58,22 @@ def test_a_step_that_some_have_committed_is_committed_by_all(plan, alone, tmp_pa
 
 
 @pytest.mark.gloo
+def test_a_worker_is_lost_while_the_others_form_the_groups_of_a_plan(alone, tmp_path):
+    command, stuck = (
+        train_command(tmp_path, "--plan", "data=2,pipeline=2", overrides=OVERRIDES),
+        tmp_path / "stuck",
+    )
+    place = command.index("-m")
+    command[place : place + 2] = [str(Path(__file__).parent / "stuck_in_part.py")]
+    with Job(tmp_path, command=command, env={"STUCK": str(stuck)}) as job:
+        job.wait_for(stuck.exists, "a group of some workers")
+        job.kill("3")
+        job.finish()
+    assert_no_step_lost(tmp_path / "run")
+    assert job.hashes() == alone
+
+
+@pytest.mark.gloo
 def test_those_who_are_left_take_the_next_plan(alone, tmp_path):
     plans = ["--plan", "data=2,pipeline=2", "--or", "data=2,shard=optimizer", "--or", "data=1"]
     with Job(tmp_path, *plans, "--restarts", "0", overrides=OVERRIDES, paced=True) as job:
