@@ -12,7 +12,7 @@ COMMON = (
 )
 SUMS = "_moments _join_some _finish _sums _totals"
 STOCK = f"_forward _weight_grad _cross_entropy _lane_means _tree_sum _update _advance _gather _order {SUMS}"
-DEEP = "_deep_forward _deep_input_grad _deep_weight_grad _row_moments _row_sums _products"
+DEEP = "_deep_forward _deep_input_grad _row_moments _row_sums _products"
 # in fp32 and tf32 a dense layer is torch's
 WIDE = STOCK.replace("_forward _weight_grad ", "")
 NORM = f"{SUMS} _box_conv _box_data _box_weight _data_grad _apply _dz _average _spread"
@@ -30,10 +30,10 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("emotion48", "bf16", f"{COMMON} _move"),  # with every optimizer
         ("residual", "bf16", f"{COMMON} {NORM}"),
         ("compiled", "bf16", STOCK),
-        ("mobile", "bf16", f"{STOCK.replace('_join_some ', '')} {DEEP}"),
+        ("mobile", "bf16", f"{STOCK.replace('_join_some ', '')} {DEEP} _deep_products"),
         ("compiled", "fp16", f"{STOCK} _judge _rescale"),
         ("compiled", "tf32", WIDE),
-        ("mobile", "fp32", f"{WIDE.replace('_join_some ', '')} {DEEP}"),
+        ("mobile", "fp32", f"{WIDE.replace('_join_some ', '')} {DEEP} _deep_weight_grad"),
         ("narrow", "fp32", "_data_grad _gather"),
     ],
 )
