@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The records that need a GPU, in parts of at most ten minutes each, and the tests that only a GPU can run.
 # bash benchmarks/gpu.sh PART [FOLDER]; PART: step, autotune, lanes, resnet18, start, googlenet, resnet50, alexnet,
-# timm-compile, then timm, or timm-NAME, tf32-NAME (of timm's models), inference, roofline,
+# timm-compile, then timm, or timm-NAME, tf32-NAME, kernels-NAME (of timm's models), inference, roofline,
 # matrix-fused, matrix-compiled, matrix-googlenet, matrix-fp16, recompute, tree-reduce, lightning, checkpoints, lab, lab-skinny, tests, memory, lab-memory
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -60,6 +60,10 @@ timm-*) # timm-efficientnet_b0, timm-convnext_atto, timm-mobilenetv3_small_100, 
 tf32-*) # the same in tf32
   name=${part#tf32-}
   step "gpu-224-tf32-$name" --model "timm:$name" --batch 256 --lanes 8,1 --variants "$both" --limit 190 --precision tf32
+  ;;
+kernels-*) # which kernels the step spends its time in
+  name=${part#kernels-}
+  $python benchmarks/step_kernels.py --model "timm:$name" --lanes 1,8 --output "$folder/step-kernels-$name.json"
   ;;
 inference) infer emotion48 && infer resnet18 --modes reduce-overhead ;;
 roofline) roof emotion48 && roof resnet18 ;;

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from lockstep.errors import SpecError
 from lockstep.spec.plan import AXES, Plan
+from lockstep.spec.rule.loss_scale import PRECISION
 from lockstep.spec.rule.optimizer_rule import RULES
 from lockstep.spec.run import Run
 
@@ -60,8 +61,11 @@ def check_layers(plan: Plan, flag: str, run: Run) -> None:
             f"{flag} {plan}: not with train.batch={run.train.batches}, as each worker keeps the rows of a "
             "layer that were proven for lanes of one size: leave layers out, or keep one batch"
         )
-    if (plan.spatial > 1 or plan.layers) and run.kernels.set in ("fused", "compiled"):
-        raise SpecError(explain_kernels(plan, run.kernels.set, flag))
+    if run.kernels.set in ("fused", "compiled"):
+        if plan.spatial > 1 or plan.layers:
+            raise SpecError(explain_kernels(plan, run.kernels.set, flag))
+        if run.train.precision == PRECISION and is_in_parts(plan):
+            raise SpecError(explain_scale(plan, run.kernels.set, flag))
     if plan.spatial > run.train.bands:
         bands = 1 << (plan.spatial - 1).bit_length()
         raise SpecError(
@@ -96,6 +100,19 @@ def check_slices(plan: Plan, data: int, run: Run, flag: str = "--plan") -> None:
             f"{flag} {plan}: layers over {data} workers need their data gradients summed in as many slices: "
             f"set train.slices={slices}, which is part of the identity"
         )
+
+
+def is_in_parts(plan: Plan) -> bool:
+    """Whether a worker computes the model block by block."""
+    return plan.pipeline > 1 or plan.shard == "parameters"
+
+
+def explain_scale(plan: Plan, kernels: str, flag: str = "--plan") -> str:
+    """Why such a plan does not go with fp16 and these kernels."""
+    return (
+        f"{flag} {plan}: not with train.precision={PRECISION} and {kernels} kernels, whose parts do not know "
+        "the scale of the loss: use train.precision=bf16 or kernels.set=stock, which are other runs"
+    )
 
 
 def explain_kernels(plan: Plan, kernels: str, flag: str = "--plan") -> str:

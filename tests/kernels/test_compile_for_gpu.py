@@ -30,7 +30,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("emotion48", "bf16", f"{COMMON} _move"),  # with every optimizer
         ("residual", "bf16", f"{COMMON} {NORM}"),
         ("compiled", "bf16", STOCK),
-        ("mobile", "bf16", f"{STOCK.replace('_join_some ', '')} {DEEP} _deep_products"),
+        ("mobile", "bf16", f"{STOCK.replace('_join_some ', '')} {DEEP} _deep_matrix_grad"),
         ("compiled", "fp16", f"{STOCK} _judge _rescale"),
         ("compiled", "tf32", WIDE),
         ("mobile", "fp32", f"{WIDE.replace('_join_some ', '')} {DEEP} _deep_weight_grad"),

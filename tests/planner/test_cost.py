@@ -196,6 +196,15 @@ def test_only_what_the_run_allows():
         find_plans(run_of(), chain(), cluster(network=network()), 1009)
 
 
+def test_kernels_allow_fewer_plans():
+    """Those that `auto` took when the run was measured; in fp16 they compute no parts of a model."""
+    for kernels, precision, are_left in (("compiled", "fp16", False), ("compiled", "bf16", True)):
+        profile = replace(chain(), kernels=kernels, precision=precision)
+        plans = find_plans(run_of(precision=precision, bands=2), profile, cluster(), 4)
+        parts = [one for one in plans if one.plan.pipeline > 1 or one.plan.shard == "parameters"]
+        assert bool(parts) is are_left and not any(one.plan.spatial > 1 for one in plans)
+
+
 def test_what_does_not_fit_comes_last():
     small = cluster(memory_gb=0.1)
     found = find_plans(run_of(optimizer="adam"), chain(), small, 4)

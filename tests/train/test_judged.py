@@ -57,7 +57,7 @@ def test_it_stops_when_it_gets_no_better(alone, capsys):
 def test_one_hash(workers, alone, tmp_path):
     done = run(tmp_path, "--workers", str(workers), overrides=RUN)
     assert told(tmp_path / "run") == told(alone)
-    assert "no better than step" in done.stdout and "--checkpoint best" in done.stdout
+    assert "no better than epoch" in done.stdout and "--checkpoint best" in done.stdout
 
 
 @pytest.mark.gloo

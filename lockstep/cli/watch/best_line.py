@@ -15,7 +15,8 @@ def describe_best(summary: dict[str, Any]) -> str:
 def describe_stop(summary: dict[str, Any]) -> str:
     """A line for a run that ended early."""
     stop = summary["stopped_early"]
+    done, patience = stop["after_epochs"], stop["patience"]
     return (
-        f"stopped after {stop['after_epochs']} of {stop['of']} epochs: the last {stop['patience']} were no "
-        f"better than step {summary['best_step']}, whose weights stay (--checkpoint best)"
+        f"stopped after {done} of {stop['of']} epochs: the last {patience} were no better than epoch "
+        f"{done - patience}, step {summary['best_step']}, whose weights stay (--checkpoint best)"
     )

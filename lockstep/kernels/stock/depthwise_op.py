@@ -17,7 +17,7 @@ from lockstep.kernels.triton.conv.depthwise import (
     vector_sums,
     vector_weight_grad,
 )
-from lockstep.kernels.triton.conv.depthwise_products import product_sums, product_weight_grad, takes_products
+from lockstep.kernels.triton.conv.depthwise_matrix import matrix_sums, matrix_weight_grad, takes_matrix
 
 _LAST = torch.channels_last
 
@@ -49,9 +49,9 @@ def depthwise_filter_grad(
 ) -> Tensor:  # fmt: skip
     """The gradient of the filters of `depthwise` in fp32, summed by the lane tree."""
     layer, lanes = _layer(x, w, stride, padding, dilation), len(x) // lane_size
-    by_products = takes_products(layer, x.dtype)
-    sums = (product_sums if by_products else vector_sums)(layer, lane_size, total_lanes)
-    weight_grad = product_weight_grad if by_products else vector_weight_grad
+    by_matrix = takes_matrix(layer, x.dtype)
+    sums = (matrix_sums if by_matrix else vector_sums)(layer, lane_size, total_lanes)
+    weight_grad = matrix_weight_grad if by_matrix else vector_weight_grad
     parts = torch.empty(lanes * sums.part_rows(), sums.channels, device=x.device)
     each = torch.empty(lanes, sums.channels, device=x.device)
     weight_grad(layer, sums, lying(g), lying(x), parts, each)

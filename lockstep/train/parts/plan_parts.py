@@ -19,7 +19,7 @@ from lockstep.parallel.split.axes import Axes
 from lockstep.parallel.split.split_graph import SplitGraph
 from lockstep.parallel.split.split_model import split_model
 from lockstep.spec.plan import Plan
-from lockstep.spec.plan_check import check_slices, explain_kernels
+from lockstep.spec.plan_check import check_slices, explain_kernels, explain_scale, is_in_parts
 from lockstep.spec.rule.loss_scale import PRECISION
 from lockstep.train.setup import Setup
 
@@ -40,7 +40,7 @@ class PlanParts:
 
 def check_parts(setup: Setup, plan: Plan) -> None:
     """Refuse a plan that the run's kernels or data cannot be split by."""
-    in_parts = _is_in_parts(plan)
+    in_parts = is_in_parts(plan)
     if setup.lowering and setup.metrics and in_parts:
         raise ModelError(
             f"--plan {plan}: not with {setup.lowering.program.kernels} kernels, as metrics need "
@@ -56,11 +56,7 @@ def check_parts(setup: Setup, plan: Plan) -> None:
         raise ModelError(explain_kernels(plan, setup.lowering.program.kernels))
     train = setup.run.train
     if train.precision == PRECISION and setup.lowering and in_parts:
-        raise ModelError(
-            f"--plan {plan}: not with train.precision={PRECISION} and {setup.lowering.program.kernels} "
-            "kernels, whose parts do not know the scale of the loss: use train.precision=bf16 or "
-            "kernels.set=stock, which are other runs"
-        )
+        raise ModelError(explain_scale(plan, setup.lowering.program.kernels))
 
 
 def find_plan_parts(setup: Setup, plan: Plan, mesh: Mesh, first: PlanParts | None = None) -> PlanParts:
@@ -80,9 +76,9 @@ def find_plan_parts(setup: Setup, plan: Plan, mesh: Mesh, first: PlanParts | Non
         found.pipeline = stage = replace(known, whole=setup.lowering)
     elif known:
         found.pipeline = known.recut(setup.model, images, setup.half, found.split or setup.grid)
-    elif _is_in_parts(plan) and setup.lowering:
+    elif is_in_parts(plan) and setup.lowering:
         found.pipeline = stage = cut_program(setup.model, setup.lowering, images, plan, mesh)
-    elif _is_in_parts(plan):
+    elif is_in_parts(plan):
         both = images, fixed_images(setup.run, setup.store.eval_shape, setup.device)
         found.pipeline = cut_model(setup.model, both, setup.half, plan, mesh, found.split or setup.grid)
     if plan.splits_layers and setup.lowering:
@@ -93,7 +89,3 @@ def find_plan_parts(setup: Setup, plan: Plan, mesh: Mesh, first: PlanParts | Non
         if stage:
             stage.workers = found.products.workers
     return found
-
-
-def _is_in_parts(plan: Plan) -> bool:
-    return plan.pipeline > 1 or plan.shard == "parameters"

@@ -24,12 +24,12 @@ _MOST_TAPS = 8  # in a row or column of a filter
 _PROGRAMS = 1024  # about how many programs it is cut into
 
 
-def takes_products(layer: Depthwise, dtype: torch.dtype) -> bool:
+def takes_matrix(layer: Depthwise, dtype: torch.dtype) -> bool:
     """Whether the type is exact in matrix units, and all taps fit into a block."""
     return dtype in (torch.bfloat16, torch.float16) and max(layer.kernel) <= _MOST_TAPS
 
 
-def product_sums(layer: Depthwise, lane_size: int, total_lanes: int) -> Norm:
+def matrix_sums(layer: Depthwise, lane_size: int, total_lanes: int) -> Norm:
     """How it is summed: rows as above, columns the values of a filter."""
     height, width = layer.image[0], layer.out[1]
     rows, blocks = lane_size * height * width, triton.cdiv(layer.channels, _CHANNELS)
@@ -40,13 +40,13 @@ def product_sums(layer: Depthwise, lane_size: int, total_lanes: int) -> Norm:
     return Norm(height, width, columns, lane_size, chunks, 0.0, 0.0, relu=False)
 
 
-def product_weight_grad(
+def matrix_weight_grad(
     layer: Depthwise, sums: Norm, g: Tensor, x: Tensor, parts: Tensor, out: Tensor
 ) -> None:
     """Write each lane's gradient of the filters [L, KH · KW · C]; `parts` has room for sums of chunks."""
     taps = [triton.next_power_of_2(taps) for taps in layer.kernel]
     grid = len(out) * sums.chunks, triton.cdiv(layer.channels, _CHANNELS)
-    _deep_products[grid](
+    _deep_matrix_grad[grid](
         g, x, parts, 0, R=sums.rows, CHUNKS=sums.chunks, **layer.constants, BA=taps[0], BB=taps[1],
         BR=_ROWS, BC=_CHANNELS, num_warps=8 if taps[0] * taps[1] > 32 else 4, enable_fp_fusion=False,
     )  # fmt: skip
@@ -54,7 +54,7 @@ def product_weight_grad(
 
 
 @triton.jit
-def _deep_products(
+def _deep_matrix_grad(
     g, x, parts, zero, R: tl.constexpr, CHUNKS: tl.constexpr,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr,
