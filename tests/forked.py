@@ -12,7 +12,6 @@ from __future__ import annotations
 import atexit
 import gc
 import json
-import multiprocessing
 import os
 import runpy
 import signal
@@ -29,21 +28,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from patience import PATIENCE_S
-
-SERVER = multiprocessing.get_context("forkserver")
-# ours, and what a run imports when it first draws, makes an optimizer, or runs kernels
-IMPORTED = ["every_verb", "lockstep.elastic.launcher", "lockstep.cli.listeners"]
-IMPORTED += ["matplotlib.backends.backend_agg", "matplotlib.figure"]
-if "TRITON_INTERPRET" in os.environ:  # there is no GPU, whose driver it might ask for before the fork
-    IMPORTED += [
-        "torch._dynamo",
-        "interpreter",
-        "lockstep.lower.fused.chain_program",
-        "lockstep.lower.fused.residual_program",
-        "lockstep.lower.compiled.compiled_program",
-        "lockstep.parallel.products.dealt_products",
-    ]
-SERVER.set_forkserver_preload(IMPORTED)
+from preloaded import IMPORTED, SERVER, start_server
 
 
 class Forked:
@@ -68,6 +53,7 @@ class Forked:
         outputs = [terminal or pipes[0][1], errors or terminal or pipes[1][1]]
         given = (command, dict(env or os.environ), str(cwd or Path.cwd()), outputs, launches, draws)
         self._process = SERVER.Process(target=_become, args=given, daemon=True)
+        start_server()
         self._process.start()
         self.pid = self._process.pid
         self._readers = [
@@ -153,6 +139,7 @@ def _become(
 
     from lockstep.cli import listeners
 
+    assert set(IMPORTED) <= set(sys.modules), "the server could not import what processes share"
     words = command[1:]
     _end_without_unregistering()
     gc.freeze()  # else each collection goes through all that the server has imported

@@ -51,16 +51,17 @@ Train convolutional networks to the same bits: by any number of workers, killed 
 """
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The whole command line; each verb's file adds its own flags."""
+def make_parser(typed: str = "") -> argparse.ArgumentParser:
+    """The command line, whole or of the verb that was `typed`; each verb's file adds its own flags."""
     parser = argparse.ArgumentParser(
         "lockstep", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--version", action="version", version=f"lockstep {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for folder, names in (("", VERBS), ("foresight.", FORESIGHT), ("listing.", LISTING), ("shell.", SHELL)):
-        for verb in names:
-            importlib.import_module(f"lockstep.cli.{folder}{verb}").add_parser(verbs)
+    folders = ("", VERBS), ("foresight.", FORESIGHT), ("listing.", LISTING), ("shell.", SHELL)
+    known = {verb: folder for folder, names in folders for verb in names}
+    for verb in [typed] if typed in known else known:  # the files of the others need not be read
+        importlib.import_module(f"lockstep.cli.{known[verb]}{verb}").add_parser(verbs)
     return parser
 
 
@@ -75,7 +76,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command; returns its exit code."""
     try:
         check_system()
-        parser = make_parser()
+        parser = make_parser(*arguments[:1])
         if not arguments:
             parser.print_help(sys.stderr)
             return 2

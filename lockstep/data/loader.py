@@ -23,6 +23,8 @@ from lockstep.data.order import lane_positions
 from lockstep.data.store import MemorySplit, Split
 from lockstep.kernels.structure import map_tensors, place
 
+_ORDERED = 4096  # samples whose numbers are found at once: to find a few takes as long
+
 
 @dataclass(frozen=True)
 class Lanes:
@@ -86,6 +88,7 @@ class TrainLoader:
         self.waited_s = 0.0  # for batches that were not read yet when their step came
         self._split, self._augment, self._device = split, augment, device
         self._batch, self._lanes, self._own = batch, lanes, range(lanes) if own is None else own
+        self._ordered, self._ids = (-1, range(0)), torch.empty(0)  # an epoch, some steps, their samples
 
     def __len__(self) -> int:
         """Steps in an epoch; the samples after the last whole batch are dropped."""
@@ -115,10 +118,7 @@ class TrainLoader:
             torch.cuda.set_device(self._device)
 
     def _read(self, epoch: int, step: int) -> tuple[Tensor, Tensor, Any]:
-        every = lane_positions(step, self._batch, self._lanes)
-        positions = every[self._own.start : self._own.stop].flatten()
-        augment, length = self._augment, len(self._split)
-        ids = augment.order(epoch, positions, length)
+        ids, augment, length = self._order(epoch, step), self._augment, len(self._split)
         if self.needs.images:
             images, targets = augment.read(self._split, ids, epoch)
             if self._device.type == "cpu":  # beside the step
@@ -131,6 +131,17 @@ class TrainLoader:
             places = ids % length
             labels = known[places] if isinstance(known, Tensor) else self._split.read(places)[1]
         return ids, torch.zeros(len(ids), 0), labels
+
+    def _order(self, epoch: int, step: int) -> Tensor:
+        """The numbers of a step's samples; those of the next steps are found with them."""
+        known, steps = self._ordered
+        if epoch != known or step not in steps:
+            first = lane_positions(0, self._batch, self._lanes)[self._own.start : self._own.stop].flatten()
+            steps = range(step, min(step + _ORDERED // max(len(first), 1) + 1, len(self)))
+            positions = torch.tensor(steps)[:, None] * self._batch + first
+            ids = self._augment.order(epoch, positions.flatten(), len(self._split))
+            self._ordered, self._ids = (epoch, steps), ids.view(len(steps), -1)
+        return self._ids[step - steps.start]
 
     def _finish(self, epoch: int, step: int, ids: Tensor, images: Tensor, labels: Any) -> Lanes:
         images, labels = images.to(self._device), place(labels, self._device)

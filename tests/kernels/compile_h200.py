@@ -1,11 +1,14 @@
 """Compiles every kernel of a step for an NVIDIA H200, which needs no GPU; prints the name of each.
 
-The interpreter runs kernels as Python: what Triton's compiler refuses, it does not see.
+The interpreter runs kernels as Python: what Triton's compiler refuses, it does not see. Cases come as lines;
+each has a process of its own, forked from one that has imported all and read the compiler once.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import triton
 from h200 import H200
 from torch import nn
 from triton.runtime import driver
+from triton.runtime.cache import triton_key
 
 from lockstep.data.augment import Augment
 from lockstep.data.store import MemorySplit
@@ -130,5 +134,23 @@ def compile_all(model_name: str, precision: str) -> None:
         inference.score()
 
 
+def serve() -> None:
+    """Of each case its kernels, then `.` and how its process ended."""
+    triton_key()  # a hash of Triton's files, kept from here on
+    for line in sys.stdin:
+        if not (child := os.fork()):
+            code = 1
+            try:
+                main(*line.split())
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        print(".", os.waitstatus_to_exitcode(status), flush=True)
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    serve()

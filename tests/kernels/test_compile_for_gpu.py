@@ -1,8 +1,11 @@
 """Every kernel of a step compiles for a GPU."""
 
+from __future__ import annotations
+
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,9 +22,46 @@ NORM = f"{SUMS} _box_conv _box_data _box_weight _data_grad _apply _dz _average _
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compiler]:
     """What one case has compiled, another finds: both are told of it."""
-    return tmp_path_factory.mktemp("compiled")
+    with Compiler(tmp_path_factory.mktemp("compiled")) as found:
+        yield found
+
+
+class Compiler:
+    """The process whose children compile."""
+
+    def __init__(self, folder: Path) -> None:
+        self._errors = folder / "errors"
+        with self._errors.open("w") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, str(Path(__file__).parent / "compile_h200.py")],
+                env=environment(folder),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+
+    def __enter__(self) -> Compiler:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with self._process as process:
+            process.kill()
+
+    def names(self, model: str, precision: str) -> set[str]:
+        """The kernels of a case."""
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write(f"{model} {precision}\n")
+        self._process.stdin.flush()
+        words: list[str] = []
+        for line in self._process.stdout:
+            words += line.split()
+            if line.startswith("."):
+                break
+        assert words[-2:] == [".", "0"], self._errors.read_text()[-2000:]
+        return set(words[:-2])
 
 
 @pytest.mark.parametrize(
@@ -37,26 +77,26 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("narrow", "fp32", "_data_grad _gather"),
     ],
 )
-def test_kernels_compile(model: str, precision: str, kernels: str, cache: Path) -> None:
-    assert set(run("compile_h200.py", cache, model, precision).split()) == set(kernels.split())
+def test_kernels_compile(model: str, precision: str, kernels: str, compiler: Compiler) -> None:
+    assert compiler.names(model, precision) == set(kernels.split())
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_kernels_compile_beside_each_other(tmp_path: Path) -> None:
-    assert run("compile_beside.py", tmp_path) == "[1, 2, 3]\n"
-
-
-def run(script: str, cache: Path, *arguments: str) -> str:
-    env = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache)}
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).parent / script), *arguments],
-        env=env,
+        [sys.executable, str(Path(__file__).parent / "compile_beside.py")],
+        env=environment(tmp_path),
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+    assert done.stdout == "[1, 2, 3]\n"
+
+
+def environment(cache: Path) -> dict[str, str]:
+    """In which Triton compiles, and keeps what it has compiled."""
+    return {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache)}
 
 
 FIRST = """

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import lockstep
 from lockstep.data.store import MemorySplit
 from lockstep.errors import Interrupted, ModelError, NumericsError, SpecError
+from lockstep.lower.compiled import compiled_program
 from lockstep.models.resnet import BasicBlock
 from lockstep.runs.event import StepDone
 from lockstep.train import grid
@@ -46,6 +47,20 @@ SCALED = (
 def no_fingerprint_of_a_lane(monkeypatch):
     """It has tests of its own, and the interpreter would take as long for it as for a step."""
     monkeypatch.setattr(grid, "fingerprint_lane", lambda *given, **how: "left out")
+
+
+@pytest.fixture(autouse=True)
+def one_proof_of_lanes(monkeypatch):
+    """The same for runs of the same model in a test: it has tests of its own, too, and takes long."""
+    prove, known = compiled_program.prove_convs, {}
+
+    def find(model, values, train, device):
+        key = str((values, train))
+        if key not in known:
+            known[key] = prove(model, values, train, device)
+        return known[key]
+
+    monkeypatch.setattr(compiled_program, "prove_convs", find)
 
 
 def tiny(**options):
