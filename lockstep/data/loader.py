@@ -88,7 +88,7 @@ class TrainLoader:
         self.waited_s = 0.0  # for batches that were not read yet when their step came
         self._split, self._augment, self._device = split, augment, device
         self._batch, self._lanes, self._own = batch, lanes, range(lanes) if own is None else own
-        self._ordered, self._ids = (-1, range(0)), torch.empty(0)  # an epoch, some steps, their samples
+        self._ordered = -1, range(0), torch.empty(0)  # an epoch, some steps of it, their samples
 
     def __len__(self) -> int:
         """Steps in an epoch; the samples after the last whole batch are dropped."""
@@ -134,14 +134,14 @@ class TrainLoader:
 
     def _order(self, epoch: int, step: int) -> Tensor:
         """The numbers of a step's samples; those of the next steps are found with them."""
-        known, steps = self._ordered
+        known, steps, ids = self._ordered  # at once, as another thread may read
         if epoch != known or step not in steps:
             first = lane_positions(0, self._batch, self._lanes)[self._own.start : self._own.stop].flatten()
             steps = range(step, min(step + _ORDERED // max(len(first), 1) + 1, len(self)))
-            positions = torch.tensor(steps)[:, None] * self._batch + first
-            ids = self._augment.order(epoch, positions.flatten(), len(self._split))
-            self._ordered, self._ids = (epoch, steps), ids.view(len(steps), -1)
-        return self._ids[step - steps.start]
+            positions = (torch.tensor(steps)[:, None] * self._batch + first).flatten()
+            ids = self._augment.order(epoch, positions, len(self._split)).view(len(steps), -1)
+            self._ordered = epoch, steps, ids
+        return ids[step - steps.start]
 
     def _finish(self, epoch: int, step: int, ids: Tensor, images: Tensor, labels: Any) -> Lanes:
         images, labels = images.to(self._device), place(labels, self._device)
