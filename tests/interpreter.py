@@ -25,6 +25,13 @@ def _patch_builtin(owner: Any, builder: Any, scope: Any) -> None:
 
 
 @functools.cache
+def _patch_lang(function: Any) -> Any:
+    """Once for each function; Triton's own does and undoes it for each launch, of a class that all use."""
+    _patch_lang_for(function)
+    return interpreter._LangPatchScope()  # of nothing, to be restored
+
+
+@functools.cache
 def _block(*sizes: int) -> tuple[Any, int, str]:
     """What Triton checks and makes of the shape of a block, anew for each."""
     block = object.__new__(core.block_type)
@@ -92,6 +99,7 @@ def leave_out_fingerprints() -> None:
 
 
 interpreter._patch_builtin = _patch_builtin
+_patch_lang_for, interpreter._patch_lang = interpreter._patch_lang, _patch_lang
 interpreter.InterpreterBuilder.create_dot = _dot
 for owner in (language, language.tensor, language.math, language.core):
     _builtins(owner)  # as they are before the first kernel
