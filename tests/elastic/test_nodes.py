@@ -291,7 +291,7 @@ def test_a_lost_node_leaves_what_its_lanes_remembered_on_the_other(port, tmp_pat
     keys = ("train.epochs=10", "train.compress=int8", "data.num_test=10")
     expected = train(small_run(*keys), tmp_path / "calm")[0].summary
     with paced(tmp_path, port, "--nodes", "1:2", "--restarts", "0", keys=keys) as first:
-        first.wait_for(lambda: is_listening(port), "the store")
+        first.wait_for_steps(1)  # else the second may be there from the beginning
         with paced(tmp_path, port, "--nodes", "1:2", keys=keys) as second:
             first.wait_for(lambda: "1.1 on" in str(first.generations()), "four workers")
             second.process.kill()
