@@ -118,7 +118,7 @@ DEPENDS_ON: dict[str, tuple[list[str], list[str]]] = {
     "lab-conv-*": (["lab/conv", "lab/timing.py"], ["lab"]),
     "lab-threads-*": (["lab/threads", "cli/lab/worker_runs.py"], ["lab"]),
     "lab-baselines-*": (["lab/baselines", "lab/threads", "cli/lab/baselines.py"], ["lab"]),
-    "step-kernels-*": (STEP_ON_GPU, ["step_kernels", "case", "peers", "own_step"]),
+    "step-kernels-*": (STEP_ON_GPU, ["step_kernels", "gpu_step", "case", "peers", "own_step"]),
     "gpu-*": (STEP_ON_GPU, TIMING),
 }
 

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +48,15 @@ def main() -> None:
         for lanes in (options.lanes if variant == OURS else ["1"])
     ]
     records = []
-    with tempfile.NamedTemporaryFile() as lock:
+    with tempfile.NamedTemporaryFile() as lock, ExitStack() as running:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         common = [options.model, options.batch, options.precision, lock.name]
-        running = [start([*common, *job]) for job in jobs]
-        for (variant, lanes), process in zip(jobs, running, strict=True):
+        processes = [start([*common, *job]) for job in jobs]
+        running.callback(lambda: [process.kill() for process in processes])
+        for process in processes:
+            read(process)  # it has compiled
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        for (variant, lanes), process in zip(jobs, processes, strict=True):
             kernels = read(process)
             name = f"{options.model} B={options.batch} {options.precision}: {variant}"
             name += f", {lanes} lane{'s' * (lanes > 1)}" if variant == OURS else ""
@@ -67,10 +73,12 @@ def start(job: list[Any]) -> subprocess.Popen[str]:
 
 
 def read(process: subprocess.Popen[str]) -> list[tuple[str, float, float]]:
-    told, _ = process.communicate()
-    if process.returncode:
-        raise SystemExit(f"a variant ended with {process.returncode}: its reason is above")
-    return [(name, us, count) for name, us, count in json.loads(told.splitlines()[-1])]
+    """The next list that a process tells; what else is printed there is passed over."""
+    assert process.stdout
+    for line in process.stdout:
+        if line.startswith("["):
+            return [(name, us, count) for name, us, count in json.loads(line)]
+    raise SystemExit(f"a variant ended with {process.wait()}: its reason is above")
 
 
 def watch(model: str, batch: int, precision: str, lock: str, variant: str, lanes: int) -> None:
@@ -86,11 +94,14 @@ def watch(model: str, batch: int, precision: str, lock: str, variant: str, lanes
         from peers import PEERS
 
         step = PEERS[variant](case, "cuda")
-    for _ in range(WARM):
-        step()
+    step()
     torch.cuda.synchronize()
+    print("[]", flush=True)
     with Path(lock).open("rb") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
+        for _ in range(WARM):
+            step()
+        torch.cuda.synchronize()
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             for _ in range(WATCHED):
                 step()

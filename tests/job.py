@@ -27,8 +27,8 @@ class Job:
     """`lockstep train` of the small run; use it as a context, and it ends with the test.
 
     It is forked, which saves most of its start; a `fresh` one is started as a shell would, or `inside` what
-    another command makes. One that is `paced` takes its time for each step, until it should `hurry`. One
-    that is forked draws no pictures unless it `draws`.
+    another command makes. One that is `paced` takes its time for each step, until it should `hurry`. A
+    `script` takes the place of `-m lockstep`. One that is forked draws no pictures unless it `draws`.
     """
 
     def __init__(
@@ -42,13 +42,14 @@ class Job:
         fresh: bool = False,
         inside: tuple[str, ...] = (),
         paced: bool = False,
+        script: Path | None = None,
         draws: bool = False,
     ) -> None:
         self.run = runs_dir / "run"
         self._command = command or train_command(runs_dir, *arguments, overrides=overrides)
-        if paced:
+        if script := SCRIPTS / "paced.py" if paced else script:
             place = self._command.index("-m")
-            self._command[place : place + 2] = [str(SCRIPTS / "paced.py")]
+            self._command[place : place + 2] = [str(script)]
         self._command[:0] = inside
         self._env, self._cwd, self._fresh = {**os.environ, **(env or {})}, cwd, fresh or bool(inside)
         self._draws = draws

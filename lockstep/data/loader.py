@@ -137,7 +137,7 @@ class TrainLoader:
         known, steps, ids = self._ordered  # at once, as another thread may read
         if epoch != known or step not in steps:
             first = lane_positions(0, self._batch, self._lanes)[self._own.start : self._own.stop].flatten()
-            steps = range(step, min(step + _ORDERED // max(len(first), 1) + 1, len(self)))
+            steps = range(step, min(step + _ORDERED // len(first) + 1, len(self)))
             positions = (torch.tensor(steps)[:, None] * self._batch + first).flatten()
             ids = self._augment.order(epoch, positions, len(self._split)).view(len(steps), -1)
             self._ordered = epoch, steps, ids

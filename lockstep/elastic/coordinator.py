@@ -204,7 +204,7 @@ class Coordinator:
                 self._finish(int(body["training"]), int(body["code"]))
             case "settled" if is_current:
                 self._membership.settle(name)
-                self._publish()  # who joins may have waited for it
+                self._tell_generation(self._membership.next(time.time()))  # who joins may have waited for it
             case "stepped" if is_current:
                 self._membership.confirm(int(body["generation"]))
             case "job":

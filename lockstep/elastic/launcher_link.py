@@ -81,8 +81,6 @@ class LauncherLink:
         store, near = _Store(self, generation.number), len(set(generation.nodes)) == 1
         place = Place(rank, size, backend, self._world.address, device, near)
         group = self._unless_news(lambda: form(store, place), device)
-        if make := group.make_part:
-            group.make_part = lambda name, ranks: self._unless_news(lambda: make(name, ranks), device)
         with self._news:
             self._group = group
             if self._is_news():  # it came while the group was being formed and could not be cut
@@ -137,14 +135,20 @@ class LauncherLink:
             )
 
     def _unless_news(self, make: Callable[[], Group], device: torch.device) -> Group:
-        """The result of `make`, from a thread that is abandoned if the next generation comes first."""
+        """The result of `make`, from a thread that is abandoned if the next generation comes first.
+
+        The parts of the group are made like this, too, and so are theirs: those of workers beside givers.
+        """
         found = run_in_thread(make, device)
         found.add_done_callback(lambda _: self._notify())
         with self._news:
             self._news.wait_for(lambda: found.done() or self._is_news())
         if not found.done():
             raise GroupLost("another generation has begun")
-        return found.result()
+        group = found.result()
+        if part := group.make_part:
+            group.make_part = lambda name, ranks: self._unless_news(lambda: part(name, ranks), device)
+        return group
 
     def _notify(self) -> None:
         with self._news:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from lockstep.errors import SpecError
 from lockstep.planner.compress.advice import advise_compression
-from lockstep.planner.search import RankedPlan, find_plans, judge, variants
+from lockstep.planner.search import RankedPlan, find_plans, judge, variants, with_kernels
 from lockstep.spec.cluster import Cluster
 from lockstep.spec.plan import Plan
 from lockstep.spec.plan_check import check_layers
@@ -127,7 +127,7 @@ def advise(best: RankedPlan, profile: Profile, cluster: Cluster) -> list[Advice]
         with suppress(SpecError):
             run = replace(best.run, train=replace(best.run.train, slices=slices))
             plan = Plan(data=best.workers, layers=("*",))
-            check_layers(plan, "--plan", run)
+            check_layers(plan, "--plan", with_kernels(run, profile, cluster))
             other = judge(run, profile, cluster, plan)
             found.append(Advice("fully connected layers by channel", other.cost.img_s / base))
     return sorted((one for one in found if one.gain >= _GAIN), key=lambda one: -one.gain)

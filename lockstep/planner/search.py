@@ -19,7 +19,7 @@ from lockstep.spec.plan import SHARDS, Plan
 from lockstep.spec.plan_check import check_layers, check_slices
 from lockstep.spec.profile import Profile
 from lockstep.spec.rule.compression import read_compression
-from lockstep.spec.run import KERNEL_SETS, Run
+from lockstep.spec.run import Run
 
 GOALS = ("time", "cost", "memory")
 AXES = (
@@ -62,7 +62,7 @@ def find_plans(
     """All plans for so many workers, ranked; those that do not fit the memory come last."""
     cluster.nodes(workers)  # an error without a network
     found, table = [], make_table(run, profile, cluster)
-    for plan in list_plans(_with_kernels(run, profile), workers):
+    for plan in list_plans(with_kernels(run, profile, cluster), workers):
         with suppress(SpecError):
             found.append(_judge(run, table, plan))
     if not found:
@@ -156,11 +156,13 @@ def list_plans(run: Run, workers: int) -> Iterator[Plan]:
             yield plan
 
 
-def _with_kernels(run: Run, profile: Profile) -> Run:
-    """The run with those that `auto` took when it was measured, which some plans do not go with."""
-    if run.kernels.set != "auto" or profile.kernels not in KERNEL_SETS or run.train.local_steps > 1:
+def with_kernels(run: Run, profile: Profile, cluster: Cluster) -> Run:
+    """The run with those that `auto` takes there, which some plans and grids do not go with."""
+    if run.kernels.set != "auto" or run.train.local_steps > 1:
         return run
-    return replace(run, kernels=replace(run.kernels, set=profile.kernels))
+    likely = "compiled" if cluster.worker.kind == "gpu" else "stock"
+    kernels = profile.kernels if is_measured(profile, cluster) else likely
+    return replace(run, kernels=replace(run.kernels, set=kernels))
 
 
 def _power(number: int) -> int:

@@ -15,7 +15,7 @@ from lockstep.spec.rule.batch_growth import BatchStage, find_stages, join_batche
 from lockstep.spec.rule.clip_rule import check_clip
 from lockstep.spec.rule.compression import check_compression
 from lockstep.spec.rule.evaluated import Evaluate
-from lockstep.spec.rule.lane_grid import check_cuts
+from lockstep.spec.rule.lane_grid import check_cuts, check_grid
 from lockstep.spec.rule.local_steps import check_local_steps
 from lockstep.spec.rule.loss_rule import LOSSES, check_loss, write_weights
 from lockstep.spec.rule.loss_scale import GROWTH, START, check_scale
@@ -182,6 +182,7 @@ class Run:
         require(0 <= self.seed < 2**63, "seed", self.seed, "must be from 0 to 2^63-1")
         train, most = self.train, max(stage.batch for stage in self.train.stages)
         self.evaluate.check_kind(train.loss)
+        check_grid(train.bands, train.slices, self.kernels.set)
         check_local_steps(train.local_steps, most, train.sync_norm, self.kernels.set)
         require(
             self.schedule.warmup_epochs <= self.train.epochs,

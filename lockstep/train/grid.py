@@ -8,7 +8,6 @@ from typing import Any
 from torch import nn
 
 from lockstep.data import Store
-from lockstep.errors import ModelError
 from lockstep.kernels.loss import Loss
 from lockstep.kernels.numerics import check_allocations, failed_allocations, half_type
 from lockstep.lower.fixed_lane import fixed_images
@@ -17,6 +16,7 @@ from lockstep.parallel.split.axes import Axes
 from lockstep.parallel.split.split_graph import SplitGraph
 from lockstep.parallel.split.split_model import grid_facts, split_model
 from lockstep.spec import Run
+from lockstep.spec.rule.lane_grid import check_grid
 from lockstep.train.lane_fingerprint import fingerprint_lane
 
 
@@ -45,10 +45,7 @@ def find_numerics(
         ]
         return None, {"lane": lane, **({"lane_by_size": others} if others else {})}
     if lowering:
-        raise ModelError(
-            f"train.bands={train.bands}, train.slices={train.slices}: {lowering.program.kernels} kernels "
-            "have no such grid: use kernels.set=stock, which is another run"
-        )
+        check_grid(train.bands, train.slices, lowering.program.kernels)
     device, half = next(model.parameters()).device, half_type(train.precision)
     images, failed = fixed_images(run, store.shape, device), failed_allocations(device)
     grid = split_model(model, Axes(train.bands, train.slices), images, half)

@@ -163,10 +163,8 @@ def test_a_frozen_worker_and_a_kill_while_another_joins(reference, tmp_path):
 
 def test_who_joins_while_the_others_form_their_group_waits_for_them(reference, tmp_path):
     """Else one of them, who has formed it already, would wait in it for one who has left to be joined."""
-    command = train_command(tmp_path, "--workers", "3", overrides=KEYS)
-    place = command.index("-m")
-    command[place : place + 2] = [str(SCRIPTS / "slow_to_form.py")]
-    with Job(tmp_path, command=command, env={"JOINS": str(tmp_path / "joins")}) as job:
+    script, env = SCRIPTS / "slow_to_form.py", {"JOINS": str(tmp_path / "joins")}
+    with Job(tmp_path, "--workers", "3", overrides=KEYS, script=script, env=env) as job:
         job.wait_for_steps(3)
         job.kill("2")
         job.wait_for(lambda: "worker 3 on" in str(job.generations()), "the joining worker")
@@ -269,6 +267,7 @@ def test_below_the_least_number_it_waits_then_saves_and_stops(reference, tmp_pat
         r"worker 0 on \S+ was killed by SIGKILL; 2 of at least 3 are left: too few workers, waiting",
         errors,
     )
+    assert errors.count("too few workers, waiting") == 1, errors
     assert "stopped because too few workers are left after step" in errors
     assert "--min-workers 3 --wait 0.5 --restarts 0" in errors, "the way on keeps the flags"
     assert "worker 0 on" in str(job.generations()), "it is written down"

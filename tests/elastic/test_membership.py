@@ -187,8 +187,10 @@ def test_whatever_happens_a_generation_has_only_workers_that_live():
     rng = random.Random(0)
     for _ in range(50):
         membership, alive, count = Membership(4, sizes=(4, 3, 1), is_split=rng.random() < 0.5), set(), 0
-        for _ in range(60):
-            what = rng.choice(["add", "ready", "remove", "confirm"])
+        here, settled = set(), set()  # of the current generation
+        for _ in range(90):
+            what = rng.choice(["add", "ready", "remove", "confirm", "come", "come", "settle", "settle"])
+            current = membership.current
             if what == "add":
                 count += 1
                 membership.add(str(count), rng.randrange(2), "host")
@@ -201,8 +203,17 @@ def test_whatever_happens_a_generation_has_only_workers_that_live():
                 membership.remove(gone, "was killed", 1.0)
             elif what == "confirm":
                 membership.confirm(membership.number)
+            elif current and what == "come":
+                here.add(name := rng.choice(current.everyone))
+                membership.come(name)
+            elif current and what == "settle" and here >= set(current.everyone):
+                settled.add(name := rng.choice(current.workers))
+                membership.settle(name)
             found = membership.next(1.0)
             if found:
+                is_forming = current and here >= set(current.everyone) and not settled >= set(current.workers)
+                assert not (found.planned and is_forming)
+                here, settled = set(), set()
                 assert set(found.workers) <= alive and len(found.workers) <= 4
                 assert set(found.everyone) <= alive
                 assert len(set(found.everyone)) == len(found.everyone) == len(found.nodes)

@@ -130,11 +130,11 @@ def test_a_launcher_is_killed_and_comes_back(expected, port, tmp_path):
                     lambda: not count or len(first.generations()) > count,  # noqa: B023
                     "the second to join",
                 )
-                before = first.steps()
+                count = len(first.generations())
                 second.process.kill()
                 second.process.wait()
                 second.assert_no_orphan()
-            first.wait_for_steps(before + 3)
+            first.wait_for(lambda: len(first.generations()) > count, "its loss")  # noqa: B023
         first.hurry()
         first.finish()
     assert_same(summary(first.run), expected)

@@ -52,13 +52,13 @@ DEEP = {  # channels, image, kernel, stride, padding, dilation, samples of a lan
     "chunks": (3, (12, 11), (2, 1), (1, 1), (0, 0), (3, 1), 2),
     "large": (4, (9, 7), (9, 2), (1, 1), (4, 1), (1, 1), 1),
 }
-TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @pytest.mark.parametrize("dtype", TYPES.values(), ids=TYPES)
 @pytest.mark.parametrize("case", DEEP.values(), ids=DEEP)
 def test_each_channel_by_a_filter_of_its_own(case: tuple[Any, ...], dtype: torch.dtype) -> None:
-    """In 16 bits the weight gradient is by matrix units; two lanes at once are two lanes."""
+    """In 16 bits, up to 8 taps a side, the weight gradient is by matrix units; two lanes at once are two."""
     (channels, image, kernel, *options, lane), lanes = case, 2
     generator = torch.Generator().manual_seed(0)
     x, w = (

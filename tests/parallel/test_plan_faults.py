@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 from job import Job, assert_no_step_lost
-from small import small_run, train, train_command
+from small import small_run, train
 
+HERE = Path(__file__).parent
 OVERRIDES = ("train.lanes=8", "train.epochs=2", "train.ema=0.9", "train.clip=1.0", "checkpoint.every_steps=7")
 IN_MEMORY, FROM_DISK = "have all of the state", "a part of the state is lost"
 CASES = [
@@ -47,10 +48,8 @@ def test_a_lost_worker_costs_no_bit(flags, victim, told, alone, tmp_path):
 @pytest.mark.gloo
 @pytest.mark.parametrize("plan", ["data=2,pipeline=2", "data=4,shard=optimizer,replicas=2"])
 def test_a_step_that_some_have_committed_is_committed_by_all(plan, alone, tmp_path):
-    command = train_command(tmp_path, "--plan", plan, overrides=OVERRIDES)
-    place = command.index("-m")
-    command[place : place + 2] = [str(Path(__file__).parent / "uneven_commit.py")]
-    with Job(tmp_path, command=command, env={"KILLED": str(tmp_path / "killed")}) as job:
+    env = {"KILLED": str(tmp_path / "killed")}
+    with Job(tmp_path, "--plan", plan, overrides=OVERRIDES, script=HERE / "uneven_commit.py", env=env) as job:
         output, _ = job.finish()
     assert f"{IN_MEMORY}, and go on from step 5" in output, output
     assert_no_step_lost(tmp_path / "run")
@@ -58,16 +57,18 @@ def test_a_step_that_some_have_committed_is_committed_by_all(plan, alone, tmp_pa
 
 
 @pytest.mark.gloo
-def test_a_worker_is_lost_while_the_others_form_the_groups_of_a_plan(alone, tmp_path):
-    command, stuck = (
-        train_command(tmp_path, "--plan", "data=2,pipeline=2", overrides=OVERRIDES),
-        tmp_path / "stuck",
-    )
-    place = command.index("-m")
-    command[place : place + 2] = [str(Path(__file__).parent / "stuck_in_part.py")]
-    with Job(tmp_path, command=command, env={"STUCK": str(stuck)}) as job:
+@pytest.mark.parametrize("generation", [1, 2])
+def test_a_worker_is_lost_while_the_others_form_the_groups_of_a_plan(generation, alone, tmp_path):
+    flags = ["--plan", "data=2,pipeline=2", "--or", "data=2,shard=optimizer", "--or", "data=1"]
+    script, stuck = HERE / "stuck_in_part.py", tmp_path / "stuck"
+    env = {"STUCK": str(stuck), "GENERATION": str(generation)}
+    with Job(tmp_path, *flags, "--restarts", "0", overrides=OVERRIDES, script=script, env=env) as job:
+        if generation == 2:  # of two workers, whose groups are parts of a part, and a spare
+            job.wait_for_steps(3)
+            job.kill("3")
         job.wait_for(stuck.exists, "a group of some workers")
-        job.kill("3")
+        job.kill("0")
+        job.hurry()
         job.finish()
     assert_no_step_lost(tmp_path / "run")
     assert job.hashes() == alone

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from job import Job, assert_no_step_lost
-from small import small_run, train, train_command
+from small import small_run, train
 from world import free_port
 
 pytestmark = pytest.mark.gloo
@@ -63,11 +63,9 @@ def test_spares_take_their_places_again_when_the_lost_one_is_replaced(alone, tmp
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(("victim", "told"), [("0", IN_MEMORY), ("1", IN_MEMORY), ("2", FROM_DISK)])
 def test_a_worker_killed_while_parts_move_costs_no_bit(victim, told, when, alone, tmp_path):
-    command = train_command(tmp_path, *HALVES, "--restarts", "0", overrides=OVERRIDES)
-    place = command.index("-m")
-    command[place : place + 2] = [str(Path(__file__).parent / "killed_giver.py")]
     env = {"KILLED": str(tmp_path / "killed"), "VICTIM": victim, "WHEN": when}
-    with Job(tmp_path, command=command, env=env) as job:
+    script, flags = Path(__file__).parent / "killed_giver.py", (*HALVES, "--restarts", "0")
+    with Job(tmp_path, *flags, overrides=OVERRIDES, script=script, env=env) as job:
         output, _ = job.finish()
     assert (tmp_path / "killed").exists()
     assert told in output, output

@@ -11,9 +11,9 @@ from lockstep.errors import SpecError
 from lockstep.planner.cost import predict
 from lockstep.planner.deal_work import cut_stages, deal_work
 from lockstep.planner.exchange_time import Ring, gather_s, reduce_s, send_s
-from lockstep.planner.explain import explain, find_limit, find_turn
+from lockstep.planner.explain import advise, explain, find_limit, find_turn
 from lockstep.planner.memory import worker_memory
-from lockstep.planner.search import best_of_counts, find_plans, list_plans
+from lockstep.planner.search import best_of_counts, find_changed, find_plans, list_plans
 from lockstep.planner.simulation.step_events import simulate_step
 from lockstep.spec.cluster import ExchangeTimes, NetworkRate
 from lockstep.spec.plan import Plan, read_plan
@@ -197,12 +197,20 @@ def test_only_what_the_run_allows():
 
 
 def test_kernels_allow_fewer_plans():
-    """Those that `auto` took when the run was measured; in fp16 they compute no parts of a model."""
-    for kernels, precision, are_left in (("compiled", "fp16", False), ("compiled", "bf16", True)):
-        profile = replace(chain(), kernels=kernels, precision=precision)
-        plans = find_plans(run_of(precision=precision, bands=2), profile, cluster(), 4)
-        parts = [one for one in plans if one.plan.pipeline > 1 or one.plan.shard == "parameters"]
-        assert bool(parts) is are_left and not any(one.plan.spatial > 1 for one in plans)
+    """Those that `auto` takes there; in fp16 they compute no parts of a model, and none has a grid."""
+    measured = replace(chain(), kernels="compiled")
+    elsewhere = replace(chain(device="another"), kernels="auto")
+    for profile, where in ((measured, cluster()), (elsewhere, cluster(kind="gpu"))):
+        for precision, are_left in (("fp16", False), ("bf16", True)):
+            plans = find_plans(run_of(precision=precision), replace(profile, precision=precision), where, 4)
+            assert are_left is any(one.plan.pipeline > 1 or one.plan.shard == "parameters" for one in plans)
+        with pytest.raises(SpecError, match=r"compiled kernels have no such grid: use kernels.set=stock"):
+            find_plans(run_of(bands=2), profile, where, 4)
+        assert not any(one.change for one in find_changed(run_of(), profile, where, 4, "time", ["grid"]))
+        best = find_plans(run_of(), profile, where, 4)[0]
+        assert not any("by channel" in one.what for one in advise(best, profile, where))
+    by_gpu = replace(measured, device="a GPU")
+    assert any(one.plan.spatial > 1 for one in find_plans(run_of(bands=2), by_gpu, cluster(), 4))
 
 
 def test_what_does_not_fit_comes_last():

@@ -118,7 +118,9 @@ def test_other_runs_are_ranked_on_request(capsys):
     words = ["plan", "cifar10", "--cluster", "8xH100", "--workers", "8"]
     assert run([*words, "--vary", "batch,wire,grid", "--top", "100"]) == 0
     shown = capsys.readouterr().out
-    assert "-o train.batch=" in shown and "-o train.wire=bf16" in shown and "-o train.bands=4" in shown
+    assert "-o train.batch=" in shown and "-o train.wire=bf16" in shown and "-o train.bands=4" not in shown
+    assert run([*words, "-o", "kernels.set=stock", "--vary", "grid", "--top", "100"]) == 0
+    assert "-o train.bands=4" in capsys.readouterr().out
     assert run([*words, "--vary", "rate"]) == 2
     assert "unknown axis 'rate'" in capsys.readouterr().err
     assert run([*words[:-2], "--vary", "batch"]) == 2

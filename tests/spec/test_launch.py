@@ -63,7 +63,7 @@ def test_a_name_of_a_folder_is_taken(name: str) -> None:
         ),
         (
             "spatial=2,channel=2",
-            Run(train=Train(bands=2), kernels=Kernels("compiled")),
+            Run(kernels=Kernels("compiled")),
             "compiled kernels sum over all pixels",
         ),
         ("data=16,channel=2", Run(), "32 workers are more than train.lanes=8 × channel=2"),

@@ -68,6 +68,10 @@ def test_a_wrong_type_names_the_key_and_what_it_must_be(make, message: str) -> N
         (lambda: Train(bands=0), "train.bands=0 must be at least 1"),
         (lambda: Train(bands=6), "train.bands=6 must be a power of two: use 4 or 8"),
         (lambda: Train(bands=65), "train.bands=65 must be at most 64"),
+        (
+            lambda: Run(train=Train(bands=2), kernels=Kernels("compiled")),
+            "train.bands=2, train.slices=1: compiled kernels have no such grid: use kernels.set=stock",
+        ),
         (lambda: Train(slices=3), "train.slices=3 must be a power of two: use 2 or 4"),
         (lambda: Train(slices=128), "train.slices=128 must be at most 64"),
         (lambda: Train(label_smoothing=1.0), "train.label_smoothing=1.0 must be at least 0 and below 1"),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from job import Job, assert_no_step_lost
-from small import small_run, summary, train_command
+from small import small_run, summary
 from torch import nn
 from world import in_threads
 
@@ -37,10 +37,8 @@ ALL = "the workers have all of the state, and go on from step"
 def hurt(folder, kind, workers, **variables):
     """Train while workers are killed; gives what was printed."""
     flags = ["--workers", str(workers), "--copy-every", "3", "--restarts", "0"]
-    command = train_command(folder, *flags, overrides=(*RUN, f"train.compress={kind}"))
-    place = command.index("-m")
-    command[place : place + 2] = [str(Path(__file__).parent / "killed_copier.py")]
-    with Job(folder, command=command, env=variables) as job:
+    keys, script = (*RUN, f"train.compress={kind}"), Path(__file__).parent / "killed_copier.py"
+    with Job(folder, *flags, overrides=keys, script=script, env=variables) as job:
         output, _ = job.finish()
     assert_no_step_lost(folder / "run")
     return output

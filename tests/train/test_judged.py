@@ -57,7 +57,10 @@ def test_it_stops_when_it_gets_no_better(alone, capsys):
 def test_one_hash(workers, alone, tmp_path):
     done = run(tmp_path, "--workers", str(workers), overrides=RUN)
     assert told(tmp_path / "run") == told(alone)
-    assert "no better than epoch" in done.stdout and "--checkpoint best" in done.stdout
+    values = [row["val_macro_f1"] for row in rows(alone, "epoch")]
+    best = values.index(max(values)) + 1
+    told_best = f"no better than epoch {best}, step {summary(alone)['best_step']}, whose weights stay"
+    assert told_best in done.stdout and "--checkpoint best" in done.stdout
 
 
 @pytest.mark.gloo

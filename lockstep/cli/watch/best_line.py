@@ -16,7 +16,10 @@ def describe_stop(summary: dict[str, Any]) -> str:
     """A line for a run that ended early."""
     stop = summary["stopped_early"]
     done, patience = stop["after_epochs"], stop["patience"]
+    told = f"stopped after {done} of {stop['of']} epochs: "
+    if summary["best_step"] < 0:
+        return f"{told}no evaluation was finite"
     return (
-        f"stopped after {done} of {stop['of']} epochs: the last {patience} were no better than epoch "
-        f"{done - patience}, step {summary['best_step']}, whose weights stay (--checkpoint best)"
+        f"{told}the last {patience} were no better than epoch {done - patience}, step "
+        f"{summary['best_step']}, whose weights stay (--checkpoint best)"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lockstep.errors import SpecError
 from lockstep.spec.field import require
 
 _MOST_CELLS = 64  # of a grid
@@ -16,3 +17,12 @@ def check_cuts(lanes: int, bands: int, slices: int, recompute: bool) -> None:
         require(value == power, key, value, f"must be a power of two: use {power} or {2 * power}")
     rule = f"does not go with train.bands={bands} and train.slices={slices}, whose layers run one by one"
     require(not recompute or bands == slices == 1, "train.recompute", "true", f"{rule}: leave it out")
+
+
+def check_grid(bands: int, slices: int, kernels: str) -> None:
+    """Refuse kernels that sum over all pixels and outputs at once."""
+    if max(bands, slices) > 1 and kernels in ("fused", "compiled"):
+        raise SpecError(
+            f"train.bands={bands}, train.slices={slices}: {kernels} kernels have no such grid: use "
+            "kernels.set=stock, which is another run"
+        )

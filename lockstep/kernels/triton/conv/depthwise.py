@@ -3,7 +3,7 @@
 A program computes some pixels of some channels, tap by tap, without matrix units, and reads what neighbours
 read from the first-level cache. A sum runs over the taps of one output, so a sample's bits do not depend on
 the batch. The weight gradient is summed over chunks of a lane's pixels, then pairwise; in types of 16 bits
-`depthwise_matrix` computes it.
+`depthwise_matrix` computes it, unless a filter is too large for that.
 
 Legend: x [N, H, W, C] is the input, y or g [N, OH, OW, C] the output or its gradient, w [KH · KW, C] the
 filters; stride (SH, SW), padding (PH, PW), dilation (DH, DW). `zero` is 0, which the compiler does not know,
