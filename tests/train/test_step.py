@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from lockstep.data.loader import Lanes
 from lockstep.errors import GroupLost, LockstepError, NumericsError
 from lockstep.kernels.numerics import half_type
+from lockstep.lanes.step_reduction import read_finite
 from lockstep.lower.choose import lower_for_host
 from lockstep.models.tensors import tensors_sha256
 from lockstep.runs.state_parts import StateParts
@@ -325,3 +326,19 @@ def test_a_group_lost_while_moves_are_exchanged_costs_no_bit(in_parts, monkeypat
         assert torn.state.finish is None
         torn.step(batch(4))
     assert torn.sha() == whole.sha()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_what_is_finite_may_have_a_sum_that_is_not(dtype: torch.dtype) -> None:
+    most = torch.finfo(dtype).max
+    for values, is_finite in (
+        ([most, most], True),
+        ([-most, -most, 1.0], True),
+        ([torch.inf, -torch.inf], False),
+        ([most, most, -torch.inf], False),
+        ([1.0, torch.nan], False),
+        ([], True),
+    ):
+        tensor = torch.tensor(values, dtype=dtype)
+        assert read_finite([torch.ones(())], [tensor]) == ([1.0], is_finite, True)
+        assert read_finite([torch.ones(())], [], [torch.ones(3), tensor]) == ([1.0], True, is_finite)
