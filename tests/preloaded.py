@@ -10,8 +10,10 @@ import functools
 import multiprocessing
 import os
 import sys
+import threading
 from multiprocessing import forkserver
 
+_STARTING = threading.Lock()
 SERVER = multiprocessing.get_context("forkserver")
 # ours, and what a run imports when it first draws, makes an optimizer, or runs kernels
 IMPORTED = ["every_verb", "lockstep.elastic.launcher", "lockstep.cli.listeners", "lockstep.data.shapes"]
@@ -29,8 +31,7 @@ SERVER.set_forkserver_preload(IMPORTED)
 
 
 @functools.cache
-def start_server() -> None:
-    """Start it, if it does not run yet."""
+def _start_once() -> None:
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
     try:
@@ -38,3 +39,9 @@ def start_server() -> None:
     finally:
         os.environ.pop("PYTHONPATH")
         os.environ.update({} if before is None else {"PYTHONPATH": before})
+
+
+def start_server() -> None:
+    """Start it, if it does not run yet; by any thread."""
+    with _STARTING:
+        _start_once()
