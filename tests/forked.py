@@ -154,6 +154,7 @@ def _become(
     sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
     if words[:2] == ["-W", "error"]:
         warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "The `srun` command is available")  # Lightning's, beside a Slurm
         words = words[2:]
     if "OMP_NUM_THREADS" in env:
         torch.set_num_threads(int(env["OMP_NUM_THREADS"]))  # the server has read its own

@@ -17,6 +17,7 @@ from lockstep.native.nvrtc import CompileFailed, NoCompiler
 from lockstep.spec.system import cache_folder
 
 _FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC", "-pthread")
+EXACT = ("-ffp-contract=off", "-fno-trapping-math", "-fno-math-errno", "-Wno-psabi")  # each sum as written
 _LANGUAGES = {
     "c": ("CC", ("cc", "gcc", "clang"), ("-std=gnu11",)),
     "c++": ("CXX", ("c++", "g++", "clang++"), ("-std=gnu++17", "-fno-schedule-insns")),

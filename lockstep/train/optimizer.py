@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from lockstep.kernels.one_pass_update import update_in_one_pass
 from lockstep.runs.train_state import Memory
 from lockstep.spec import Optimizer
 from lockstep.spec.rule.optimizer_rule import RULES
@@ -32,7 +33,10 @@ def update_params(
         return
     whole, chosen = RULES[optimizer.name].whole, decayed or [True] * len(params)
     if not whole and params[0].is_cpu:
-        for pieces in _portions([params, grads, *memory.values()], chosen):
+        rows = [params, grads, *memory.values()]
+        left = update_in_one_pass(optimizer, lr, step, rows, chosen)
+        rows = [[row[place] for place in left] for row in rows]
+        for pieces in _portions(rows, [chosen[place] for place in left]) if left else ():
             (some, their_grads, *kept), flags = pieces
             _update(optimizer, lr, step, some, their_grads, dict(zip(memory, kept, strict=True)), flags)
         return

@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "recipes": {"spec"},
     "native": {"spec"},
     "comm": {"spec", "native"},
-    "kernels": {"spec", "comm"},
+    "kernels": {"spec", "comm", "native"},
     "data": {"spec", "kernels"},
     "models": {"spec", "kernels"},
     "measure": {"spec", "comm", "kernels"},

@@ -15,9 +15,7 @@ import torch
 from torch import Tensor
 
 from lockstep.errors import LockstepError
-from lockstep.native.c_library import keep_library
-
-_EXACT = ("-ffp-contract=off", "-fno-trapping-math", "-fno-math-errno", "-Wno-psabi")  # each sum as written
+from lockstep.native.c_library import EXACT, keep_library
 
 
 @cache
@@ -25,7 +23,7 @@ def codec_library() -> ctypes.CDLL | None:
     """The library of `c/`; None if this machine cannot compile it."""
     source = "".join(path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("c/*.c")))
     try:
-        return keep_library(source, _EXACT)
+        return keep_library(source, EXACT)
     except (LockstepError, OSError):
         return None
 
