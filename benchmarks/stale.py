@@ -119,6 +119,7 @@ DEPENDS_ON: dict[str, tuple[list[str], list[str]]] = {
     "lab-threads-*": (["lab/threads", "cli/lab/worker_runs.py"], ["lab"]),
     "lab-baselines-*": (["lab/baselines", "lab/threads", "cli/lab/baselines.py"], ["lab"]),
     "step-kernels-*": (STEP_ON_GPU, ["step_kernels", "gpu_step", "case", "peers", "own_step"]),
+    "update-cpu*": (["kernels/one_pass_update.py", "train/optimizer.py"], ["update_time"]),
     "gpu-*": (STEP_ON_GPU, TIMING),
 }
 

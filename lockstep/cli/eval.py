@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache, partial
@@ -221,7 +222,8 @@ def _open_own(trained: Trained, options: argparse.Namespace) -> tuple[str, Split
     if options.data_dir:
         run = replace(run, data=replace(run.data, dir=options.data_dir))
     store = open_data(run)
-    check_same_data(trained, store)
+    if warning := check_same_data(trained, store):
+        print(f"warning: {warning}", file=sys.stderr)
     name, splits = options.split or store.test_name, store.eval_splits()
     if name not in splits:
         raise DataError(

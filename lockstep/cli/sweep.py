@@ -138,17 +138,17 @@ def _train(sweep: Sweep, runs: list[SweptRun], folder: Path, options: argparse.N
 
 def _climb(pool: RunPool, view: PoolView, sweep: Sweep, runs: Sequence[SweptRun]) -> None:
     """Rung by rung: who is among the best by validation accuracy goes on."""
-    from lockstep.cli.search.outcome import mean_accuracy, read_outcome
+    from lockstep.cli.search.outcome import mean_accuracy, mean_loss, read_outcome
     from lockstep.spec.search.halving import keep_best
 
     for rung in range(len(runs[0].rungs)):
         if rung:
-            scores = {
-                name: mean_accuracy([read_outcome(each) for each in runs if each.combination == name], before)
-                for name, before in {each.combination: each.rungs[rung - 1] for each in runs}.items()
-            }
-            best = keep_best(scores, sweep.keep)
-            view.tell(f"{len(best)} of {len(scores)} go on: {' '.join(best)}")
+            scores, losses = dict[str, float | None](), dict[str, float]()
+            for name, before in {each.combination: each.rungs[rung - 1] for each in runs}.items():
+                found = [read_outcome(each) for each in runs if each.combination == name]
+                scores[name], losses[name] = mean_accuracy(found, before), mean_loss(found, before)
+            best = keep_best(scores, sweep.keep, losses)
+            view.tell(f"{len(best)} of {len(scores)} go on: {', '.join(best)}")
             runs = [each for each in runs if each.combination in best]
         pool.train([each for each in runs if not _is_through(each, rung)], rung)
         if pool.is_stopped or not runs:

@@ -24,6 +24,8 @@ from lockstep.runs.resume import check_checkpoint, newest_checkpoint
 from lockstep.spec import Run
 from lockstep.spec.identity import HISTORY, Identity, differences, flatten
 
+_DECODER = "manifest.decoder"
+
 
 class Weights(Mapping[str, Tensor]):
     """The weights to use, each read when it is asked for: averaged ones, if the checkpoint has them."""
@@ -161,20 +163,27 @@ def _open(
     )
 
 
-def check_same_data(trained: Trained, store: Store) -> None:
-    """Refuse other data than the run was trained and tested on."""
+def check_same_data(trained: Trained, store: Store) -> str:
+    """Refuse other data than the run was trained and tested on; a warning if other libraries decode it."""
     if trained.has_own_data:
         raise DataError(
             f"{trained.directory} was trained on data of your own: hand it to lockstep.evaluate in Python as "
             "data=YourData()"
         )
     theirs = {k: v for k, v in trained.identity.items() if k.startswith("manifest.") and k != HISTORY}
-    found = differences(theirs, flatten("manifest", store.facts()))
-    if found:
+    ours = flatten("manifest", store.facts())
+    decoders = [facts.pop(_DECODER, None) for facts in (theirs, ours)]
+    if found := differences(theirs, ours):
         raise DataError(
             f"{trained.directory} was trained on other data than {store.name} as it is here: {found[0]}; "
             "give its --data-dir, or --other-data DIR to evaluate on other images"
         )
+    if decoders[0] == decoders[1]:
+        return ""
+    return (
+        "these images were decoded by other libraries in training, so pixels and the result may differ "
+        f"a little: {decoders[0]} there, {decoders[1]} here"
+    )
 
 
 def _choose(directory: RunDirectory, which: str) -> Saved:

@@ -139,5 +139,7 @@ def test_halving():
     with pytest.raises(SpecError, match="too short for --rungs 3"):
         rung_epochs(2, 3, 0.5)
     scores = {"a": 0.1, "b": 0.3, "c": 0.3, "d": None, "e": 0.2}
-    assert keep_best(scores, 0.5) == ["b", "c", "e"] and keep_best(scores, 0.2) == ["b"]
-    assert keep_best({"a": None}, 0.5) == [] and keep_best({"a": float("nan"), "b": 0.0}, 0.9) == ["b"]
+    assert keep_best(scores, 0.5, {}) == ["b", "c", "e"] and keep_best(scores, 0.2, {}) == ["b"]
+    assert keep_best({"a": 0.1, "b": 0.1, "c": 0.1}, 0.5, {"a": 2.3, "b": 2.29, "c": 2.2}) == ["b", "c"]
+    assert keep_best({"a": None}, 0.5, {}) == []
+    assert keep_best({"a": float("nan"), "b": 0.0}, 0.9, {}) == ["b"]

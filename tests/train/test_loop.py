@@ -197,7 +197,13 @@ def test_a_run_is_evaluated_by_name_unless_its_data_is_of_a_script(tmp_path):
     loss, _ = train(run, tmp_path / "loss", loss=nn.CrossEntropyLoss())
     data, _ = train(run, tmp_path / "data", data=own)
     named = open_data(run)
-    check_same_data(open_trained(tmp_path, str(loss.directory), device="cpu"), named)
+    trained = open_trained(tmp_path, str(loss.directory), device="cpu")
+    assert not check_same_data(trained, named)
+    trained.identity["manifest.decoder"] = "pillow 1"
+    assert "decoded by other libraries in training" in check_same_data(trained, named)
+    trained.identity["manifest.train_sha256"] = "another"
+    with pytest.raises(DataError, match=r"was trained on other data .*train_sha256"):
+        check_same_data(trained, named)
     with pytest.raises(DataError, match="was trained on data of your own: hand it to"):
         check_same_data(open_trained(tmp_path, str(data.directory), device="cpu"), named)
 

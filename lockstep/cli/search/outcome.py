@@ -55,9 +55,9 @@ class Outcome:
     def best(self) -> float | None:
         return max((each.accuracy for each in self.evaluations), default=None)
 
-    def accuracy_after(self, epochs: int) -> float | None:
-        """The accuracy when it had trained so many epochs; None if it has not, or failed before."""
-        return next((each.accuracy for each in self.evaluations if each.epochs == epochs), None)
+    def after(self, epochs: int | None) -> Evaluation | None:
+        """When it had trained so many epochs, or the last; None if it has not, or failed before."""
+        return next((e for e in reversed(self.evaluations) if epochs is None or e.epochs == epochs), None)
 
 
 def read_outcome(swept: SweptRun, failure: str = "") -> Outcome:
@@ -88,9 +88,18 @@ def read_outcome(swept: SweptRun, failure: str = "") -> Outcome:
 
 def mean_accuracy(found: Iterable[Outcome], epochs: int | None = None) -> float | None:
     """The mean over the seeds of a combination, at the end or after some epochs; None if one has none."""
-    values = [each.accuracy if epochs is None else each.accuracy_after(epochs) for each in found]
-    known = [value for value in values if value is not None]
-    return fmean(known) if known and len(known) == len(values) else None
+    return _mean(found, epochs, "accuracy")
+
+
+def mean_loss(found: Iterable[Outcome], epochs: int | None = None) -> float:
+    """The same of the loss, which decides between equal accuracies; infinite if one has none."""
+    value = _mean(found, epochs, "loss")
+    return math.inf if value is None or math.isnan(value) else value
+
+
+def _mean(found: Iterable[Outcome], epochs: int | None, what: str) -> float | None:
+    rows = [each.after(epochs) for each in found]
+    return fmean(getattr(row, what) for row in rows) if rows and None not in rows else None
 
 
 def _newest_hash(folder: Path) -> str:

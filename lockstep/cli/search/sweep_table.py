@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from lockstep import __version__
-from lockstep.cli.search.outcome import Outcome, mean_accuracy
+from lockstep.cli.search.outcome import Outcome, mean_accuracy, mean_loss
 from lockstep.spec import Record
 from lockstep.spec.search.sweep import Sweep, tell_value
 
@@ -26,7 +26,7 @@ def sort_outcomes(found: list[Outcome]) -> list[Outcome]:
         group = groups[each.swept.combination]
         mean, least = mean_accuracy(group), min(one.share for one in group)
         order = list(groups).index(each.swept.combination)
-        return (-least, -(mean or 0.0), order, -(each.accuracy or 0.0))
+        return (-least, -(mean or 0.0), mean_loss(group), order, -(each.accuracy or 0.0))
 
     return sorted(found, key=place)
 

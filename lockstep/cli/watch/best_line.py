@@ -12,14 +12,18 @@ def describe_best(summary: dict[str, Any]) -> str:
     return f"best {summary['best_by']} {summary['best_value']:.4g}, " if "best_value" in summary else ""
 
 
-def describe_stop(summary: dict[str, Any]) -> str:
-    """A line for a run that ended early."""
-    stop = summary["stopped_early"]
-    done, patience = stop["after_epochs"], stop["patience"]
-    told = f"stopped after {done} of {stop['of']} epochs: "
-    if summary["best_step"] < 0:
-        return f"{told}no evaluation was finite"
-    return (
-        f"{told}the last {patience} were no better than epoch {done - patience}, step "
-        f"{summary['best_step']}, whose weights stay (--checkpoint best)"
-    )
+def describe_kept(summary: dict[str, Any]) -> str:
+    """A line for a run that ended early, or whose last weights are not its best; empty for others."""
+    best = summary.get("best_step", -1)
+    if stop := summary.get("stopped_early"):
+        done, patience = stop["after_epochs"], stop["patience"]
+        told = f"stopped after {done} of {stop['of']} epochs: "
+        if best < 0:
+            return f"{told}no evaluation was finite"
+        last = "the last one was" if patience == 1 else f"the last {patience} were"
+        told += f"{last} no better than epoch {done - patience}, step {best}, whose weights stay"
+    elif 0 <= best < summary["steps"]:
+        told = f"the best weights are those of step {best}, and stay"
+    else:
+        return ""
+    return f"{told} (--checkpoint best)"

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from lockstep.cli.watch.best_line import describe_best, describe_stop
+from lockstep.cli.watch.best_line import describe_best, describe_kept
 from lockstep.cli.watch.layer_line import describe_layers
 from lockstep.cli.watch.tried import describe_try
 from lockstep.runs.event import (
@@ -162,8 +162,8 @@ class Progress:
             f"done: {summary.get('split', 'test')} {counted}loss {summary['loss']:.4f}, "
             f"{_list(summary.get('metrics', {}), ', ')}{summary['img_s']:,.0f} img/s"
         )
-        if "stopped_early" in summary:
-            self._print(describe_stop(summary))
+        if kept := describe_kept(summary):
+            self._print(kept)
         if "test_loss" in summary:
             own = _list(summary.get("test_metrics", {}), ", ")
             self._print(

@@ -25,7 +25,10 @@ def explain_decoder() -> tuple[str, ...]:
     """A sentence for the user where images are read slower than they could be; else nothing."""
     if all(find_libraries()):
         return ()
-    return ("JPEGs are decoded by Pillow, about half as fast as with the extra: lockstep-train[images]",)
+    return (
+        "JPEGs are decoded by Pillow, about half as fast as with the extra lockstep-train[images], which is "
+        "another decoder: install it before you train, not between a run and its resume",
+    )
 
 
 @cache

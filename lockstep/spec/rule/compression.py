@@ -106,6 +106,6 @@ def explain_compression(text: str, shapes: Sequence[Sequence[int]], lanes: int) 
         return [f"train.compress={text} changes nothing: no parameter is large enough for it"]
     kept = compression.feedback_bytes(shapes, lanes) / 1e6
     return [
-        f"train.compress={text}: {taken} of {len(shapes)} parameters travel compressed; what that leaves out "
-        f"is remembered by lane, in {kept:,.1f} MB over all workers, and as much again within a step"
+        f"train.compress={text}: {taken} of {len(shapes)} tensors of parameters travel compressed; what that "
+        f"leaves out is remembered by lane, in {kept:,.1f} MB over all workers, and as much again in a step"
     ]

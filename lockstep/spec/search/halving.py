@@ -19,9 +19,12 @@ def rung_epochs(epochs: int, rungs: int, keep: float) -> list[int]:
     return found
 
 
-def keep_best(scores: Mapping[str, float | None], keep: float) -> list[str]:
-    """The names with the highest scores, in the order given: a share, and at least one; never one without."""
+def keep_best(scores: Mapping[str, float | None], keep: float, losses: Mapping[str, float]) -> list[str]:
+    """The names with the highest scores, in the order given: a share, and at least one; never one without.
+
+    Of equal scores the lower loss decides, then the order.
+    """
     scored = {name: score for name, score in scores.items() if score is not None and math.isfinite(score)}
     number = max(math.ceil(keep * len(scores)), 1)
-    best = sorted(scored, key=lambda name: -scored[name])[:number]
+    best = sorted(scored, key=lambda name: (-scored[name], losses.get(name, math.inf)))[:number]
     return [name for name in scores if name in best]

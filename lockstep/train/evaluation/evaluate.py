@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -42,7 +43,8 @@ def open_given_data(trained: Trained, data: Any) -> Store:
     """The data set that a script passes for a run; if it passes none, the run's own."""
     if data is None:
         store = open_data(trained.run)
-        check_same_data(trained, store)
+        if warning := check_same_data(trained, store):
+            warnings.warn(warning, stacklevel=2)
         return store
     values = trained.has_values
     store = from_map_style(data, any_target=not trained.is_classifier, values=values)
