@@ -184,5 +184,5 @@ def test_what_is_compressed_and_how_much_is_remembered():
     assert [read_compression("int8").takes(shape) for shape in shapes] == [True, False, False, True]
     assert not read_compression("rank:20").takes((64, 64))
     (line,) = explain_compression("int8", shapes, 8)
-    assert "2 of 4 parameters" in line and f"{9 * 4 * (4096 + 4608) / 1e6:.1f} MB" in line
+    assert "2 of 4 tensors of parameters" in line and f"{9 * 4 * (4096 + 4608) / 1e6:.1f} MB" in line
     assert "changes nothing" in explain_compression("int8", [(3, 3)], 8)[0]

@@ -150,6 +150,7 @@ THREADS = {
     ("data/loader.py", "ThreadPoolExecutor"),  # by its initializer
     ("data/decoding/batch_decoder.py", "ThreadPoolExecutor"),  # files only
     ("data/pack/write_pack.py", "ThreadPoolExecutor"),  # files only
+    ("kernels/one_pass_update.py", "ThreadPoolExecutor"),  # calls C, on a CPU only
     ("kernels/triton/compile_ahead.py", "ThreadPoolExecutor"),  # Triton compiles for a target, not on a GPU
 }
 

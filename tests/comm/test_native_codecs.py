@@ -164,7 +164,7 @@ def test_another_compiler_s_work_gives_the_same_bits(monkeypatch):
     """Without vectors of this processor: what is computed is written down in the source."""
     sources = "".join(p.read_text() for p in sorted(Path(library.__file__).parent.glob("c/*.c")))
     old = ("-march=x86-64",) if platform.machine() == "x86_64" else ()
-    plain = keep_library(sources, (*library._EXACT, "-O1", "-fno-tree-vectorize", *old))
+    plain = keep_library(sources, (*c_library.EXACT, "-O1", "-fno-tree-vectorize", *old))
     monkeypatch.setattr(library, "codec_library", lambda: plain)
     blocks = torch.stack([*odd_blocks().values()])
     grad, q = blocks[:, :600].contiguous(), torch.randn(600, 5)
@@ -223,7 +223,7 @@ def test_without_a_compiler_torch_serves(monkeypatch, tmp_path):
         codec_library.cache_clear()
         monkeypatch.undo()
     (notice,) = explain_codecs(run, torch.nn.Linear(64, 64), CPU)
-    assert "1 of 2 parameters" in notice
+    assert "1 of 2 tensors of parameters" in notice
     assert train(run, tmp_path, launch={"name": "by-c"})[0].summary["identity"] != summary["identity"]
 
 

@@ -95,7 +95,12 @@ def test_what_layers_cannot_do_is_refused_before_it_starts(tmp_path):
         ("data=2,layers=hidden1", ("train.slices=1",), "set train.slices=2, which is part of the identity"),
         ("data=2,layers=hidden1,shard=optimizer", (), "goes with data alone, not with shard"),
         ("layers=hidden1", (), "layers are over 1 worker: give 2 or more"),
-        ("data=2,layers=hidden1", ("kernels.set=fused",), "fused kernels compute whole layers only"),
+        ("data=2,layers=hidden1", ("kernels.set=fused",), "fused kernels have no such grid"),
+        (
+            "data=2,layers=hidden1",
+            ("kernels.set=fused", "train.slices=1"),
+            "fused kernels compute whole layers only",
+        ),
     ):
         flags = train_command(tmp_path, "--plan", plan, overrides=("train.slices=4", *overrides))
         done = forked.call(flags, launches=True)
