@@ -22,7 +22,7 @@ def describe_kept(summary: dict[str, Any]) -> str:
             return f"{told}no evaluation was finite"
         last = "the last one was" if patience == 1 else f"the last {patience} were"
         told += f"{last} no better than epoch {done - patience}, step {best}, whose weights stay"
-    elif 0 <= best < summary["steps"]:
+    elif 0 <= best < summary["steps"] and summary.get("best_accuracy", -1.0) != summary.get("accuracy"):
         told = f"the best weights are those of step {best}, and stay"
     else:
         return ""
