@@ -107,12 +107,6 @@ class Train:
         require_choice("train.precision", self.precision, PRECISIONS)
         require_choice("train.wire", self.wire, WIRES)
         check_compression(self.compress, self.compress_after, self.wire)
-        require(
-            self.compress == "none" or self.compress_after < self.epochs,
-            "train.compress_after",
-            self.compress_after,
-            f"must be less than train.epochs={self.epochs}, or no epoch is compressed",
-        )
         require_range("train.label_smoothing", self.label_smoothing, 0.0, 1.0)
         require_range("train.ema", self.ema, 0.0, 1.0)
         check_clip(self.clip, self.clip_value)

@@ -20,6 +20,11 @@ def explain_codecs(run: Run, model: nn.Module, device: torch.device) -> list[str
     """Notices: how much is compressed and remembered, and whether C would serve and cannot be compiled."""
     shapes = [p.shape for p in model.parameters() if p.requires_grad and p.dtype == torch.float32]
     found = explain_compression(run.train.compress, shapes, run.train.lanes)
+    if found and run.train.compress_after >= run.train.epochs:
+        found.append(
+            f"train.compress_after={run.train.compress_after}: none of train.epochs={run.train.epochs} is "
+            "compressed: lower it to compress"
+        )
     if found and device.type == "cpu" and compresses_by(device) == "torch":
         found.append(
             "no C compiler is found, so torch compresses gradients, which is far slower: install gcc or clang"
