@@ -6,6 +6,9 @@ For each optimizer and batch three rates are tried, a factor of two apart, and f
 at an edge; the best by validation images, with seed 0, is trained with other seeds. Accuracy is that of test
 images. The linear rule takes the best rate at the smallest batch, times the batch over it; `--linear-only`
 leaves out `momentum` with rates of its own at larger batches.
+
+`--add` tunes further batches for a record that is there, whose rows stay: it begins at the best rates of the
+largest batch of those.
 """
 
 from __future__ import annotations
@@ -14,10 +17,10 @@ import json
 from pathlib import Path
 
 from many_runs import Key, ManyRuns
-from measure import make_parser, make_record
+from measure import RESULTS, make_parser, make_record
 
 from lockstep.spec import Record
-from lockstep.spec.record import write_records
+from lockstep.spec.record import read_records, write_records
 
 # at a batch of 256: the first rate that is tried, the power of the batch by which it grows, what else is set
 CENTERS = {
@@ -40,7 +43,7 @@ class Experiment:
         what = f"optimizer.name={name}", f"optimizer.lr={rate:.6g}", f"train.batch={batch}", f"seed={seed}"
         return (self._recipe, *self._overrides, *CENTERS[name][2], *what)
 
-    def tune(self, batches: list[int], starts: dict[tuple[str, int], float]) -> dict[tuple[str, int], float]:
+    def tune(self, starts: dict[tuple[str, int], float]) -> dict[tuple[str, int], float]:
         """The best rate of each optimizer and batch, beginning at `starts`, by validation images."""
         tried = {place: [rate / 2, rate, rate * 2] for place, rate in starts.items()}
         for _ in range(MOST + 1):
@@ -81,11 +84,28 @@ class Experiment:
         return found
 
 
+class Chosen:
+    """Best rates that are known, by optimizer and batch, and where the search for others begins."""
+
+    def __init__(self, records: list[Record]) -> None:
+        rows = [record.details for record in records if record.details["line"] != "linear rule"]
+        self.rates: dict[tuple[str, int], float] = {
+            (row["optimizer"], row["batch"]): row["lr"] for row in rows
+        }
+
+    def start(self, name: str, batch: int) -> float:
+        """The rate of the largest batch that is known, or one that grows with the batch."""
+        rate, power, _ = CENTERS[name]
+        known = [each for optimizer, each in self.rates if optimizer == name and each < batch]
+        return self.rates[name, max(known)] if known else rate * float(batch / 256) ** power
+
+
 def main() -> None:
     parser = make_parser(__doc__, None)
     parser.add_argument("recipe")
     parser.add_argument("--batches", default="256,1024,4096,16384")
     parser.add_argument("--linear-only", action="store_true", help="of momentum at larger batches")
+    parser.add_argument("--add", action="store_true", help="further batches, to the record that is there")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=3600.0, help="begin no run after this time")
@@ -93,26 +113,31 @@ def main() -> None:
     parser.add_argument("--validation", default="data.val_fraction=0.1", help="how images are held out")
     parser.add_argument("-o", "--override", action="append", default=[])
     options = parser.parse_args()
+    output = options.output or RESULTS / f"large-batch-{options.recipe}.json"
     overrides = (*options.override, options.validation)
     batches = list(map(int, options.batches.split(",")))
+    there = read_records(output) if options.add else []
+    known = Chosen(there)
+    first = min([batches[0], *(batch for _, batch in known.rates)])
     with ManyRuns(options.kept, options.jobs, options.seconds) as runs:
         experiment = Experiment(runs, options.recipe, overrides, options.seeds)
         starts = {
-            (name, batch): rate * (batch / 256) ** power
-            for name, (rate, power, _) in CENTERS.items()
+            (name, batch): known.start(name, batch)
+            for name in CENTERS
             for batch in batches
-            if batch == batches[0] or name != "momentum" or not options.linear_only
+            if batch == first or name != "momentum" or not options.linear_only
         }
-        best = experiment.tune(batches, starts)
+        best = experiment.tune(starts)
         print(json.dumps({f"{name}, {batch}": rate for (name, batch), rate in best.items()}), flush=True)
         chosen = {(name, name, batch): rate for (name, batch), rate in best.items()}
-        first = batches[0]
-        for batch in batches[1:]:
-            chosen["linear rule", "momentum", batch] = best["momentum", first] * batch / first
-        records = experiment.finish(chosen)
+        base = {**known.rates, **best}["momentum", first] / first
+        for batch in batches:
+            if batch > first:
+                chosen["linear rule", "momentum", batch] = base * batch
+        records = [*there, *experiment.finish(chosen)]
     for record in records:
         print(f"{record.name}: {record.value:.2f} {record.spread} n = {record.n}")
-    write_records(options.output or Path(f"benchmarks/results/large-batch-{options.recipe}.json"), records)
+    write_records(output, records)
 
 
 if __name__ == "__main__":
