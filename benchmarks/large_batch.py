@@ -106,6 +106,7 @@ def main() -> None:
     parser.add_argument("--batches", default="256,1024,4096,16384")
     parser.add_argument("--linear-only", action="store_true", help="of momentum at larger batches")
     parser.add_argument("--add", action="store_true", help="further batches, to the record that is there")
+    parser.add_argument("--optimizers", default=",".join(CENTERS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=3600.0, help="begin no run after this time")
@@ -123,7 +124,7 @@ def main() -> None:
         experiment = Experiment(runs, options.recipe, overrides, options.seeds)
         starts = {
             (name, batch): known.start(name, batch)
-            for name in CENTERS
+            for name in options.optimizers.split(",")
             for batch in batches
             if batch == first or name != "momentum" or not options.linear_only
         }
