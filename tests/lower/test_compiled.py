@@ -282,13 +282,17 @@ def lying(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=generator).to(DEVICE).contiguous(memory_format=torch.channels_last)
 
 
+def image(*shape: int) -> Tensor:
+    return lying(*shape).contiguous()
+
+
 ROW5 = torch.ones(5, device=DEVICE)
 ROW = [torch.ones(4, device=DEVICE) for _ in range(4)]
 CONV = ([2, 2], [1, 1], [1, 1], 2, 2)
 CLOSED = {
     "conv_forward": (lying(4, 4, 5, 5), lying(6, 2, 3, 3), *CONV, False),
-    "stem_forward": (lying(4, 3, 7, 6), lying(6, 3, 3, 4), [2, 2], [1, 2]),
-    "stem_weight_grad": (lying(4, 6, 4, 4), lying(4, 3, 7, 6), lying(6, 3, 3, 4), [2, 2], [1, 2], 2, 4),
+    "stem_forward": (image(4, 9, 10, 4), image(3, 4, 6, 4), [2, 2], [1, 2]),
+    "stem_weight_grad": (lying(4, 6, 4, 4), image(4, 9, 10, 4), lying(6, 3, 3, 4), [2, 2], [1, 2], 2, 4),
     "conv_data_grad": (lying(4, 6, 3, 3), lying(4, 4, 5, 5), lying(6, 2, 3, 3), *CONV, True),
     "conv_weight_grad": (lying(4, 6, 3, 3), lying(4, 4, 5, 5), lying(6, 2, 3, 3), *CONV),
     "product": (torch.ones(4, 3, device=DEVICE), torch.ones(5, 3, device=DEVICE), 2, True),

@@ -8,6 +8,8 @@ Shapes: x [L · n, C, …] in channels-last format, L lanes of n samples; statis
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -74,11 +76,13 @@ def conv_weight_grad(
 
 @torch.library.custom_op("lockstep::stem_forward", mutates_args=())
 def stem_forward(x: Tensor, w: Tensor, stride: list[int], padding: list[int]) -> Tensor:
-    """The first convolution, without bias, by our own kernel: a sample has the same bits in any batch."""
-    layer = _stem_of(x, w, stride, padding)
+    """The first convolution, without bias, by our own kernel: a sample has the same bits in any batch.
+
+    x [N, H, W, C] has its border of zeros; w is [KH, KW, CO, C].
+    """
+    layer = _stem_of(x, w.shape[2], w.shape[:2], stride, padding)
     z, tile = x.new_empty(len(x), *layer.out_shape), tile_rule("forward", layer, _PRECISIONS[x.dtype])
-    filters = F.pad(w.permute(2, 3, 0, 1), (0, layer.in_channels - w.shape[1])).contiguous()
-    forward(layer, _bordered(x, layer), filters, None, z, None, tile)
+    forward(layer, x.contiguous(), w.contiguous(), None, z, None, tile)
     return z.permute(0, 3, 1, 2)
 
 
@@ -86,12 +90,15 @@ def stem_forward(x: Tensor, w: Tensor, stride: list[int], padding: list[int]) ->
 def stem_weight_grad(
     g: Tensor, x: Tensor, w: Tensor, stride: list[int], padding: list[int], lane_size: int, total_lanes: int
 ) -> Tensor:
-    """The weight gradient of `stem_forward` in fp32, all lanes in one launch, summed by the lane tree."""
-    layer, lanes = _stem_of(x, w, stride, padding), len(x) // lane_size
+    """The gradient of w [CO, CI, KH, KW] in fp32, all lanes in one launch, summed by the lane tree.
+
+    x [N, H, W, C] has its border of zeros, and perhaps channels of zeros more than w.
+    """
+    layer, lanes = _stem_of(x, len(w), w.shape[2:], stride, padding), len(x) // lane_size
     tile = tile_rule("weight_grad", layer, _PRECISIONS[x.dtype])
     chunks = lane_chunks(tile.parts, total_lanes, lane_size)
     parts = torch.empty(lanes * chunks, layer.depth * layer.out_channels, device=x.device)
-    weight_grad(layer, lying(g), None, _bordered(x, layer), parts, None, lanes, tile)
+    weight_grad(layer, lying(g), None, x.contiguous(), parts, None, lanes, tile)
     found = sum_by_tree(parts).view(*layer.kernel, layer.out_channels, layer.in_channels)
     return found[..., : w.shape[1]].permute(2, 3, 0, 1).contiguous(memory_format=_LAST)
 
@@ -191,20 +198,15 @@ def table(like: Tensor, *rows: int) -> Tensor:
     return torch.empty(*rows, like.shape[1], device=like.device)
 
 
-def _stem_of(x: Tensor, w: Tensor, stride: list[int], padding: list[int]) -> Layer:
-    """The first convolution as a fused layer, with channels padded to a multiple of 4 for wider loads."""
-    (out_channels, channels, *kernel), (height, width) = w.shape, x.shape[2:]
+def _stem_of(
+    x: Tensor, out_channels: int, kernel: Sequence[int], stride: list[int], padding: list[int]
+) -> Layer:
+    """The first convolution as a fused layer, for images that have their border."""
+    _, height, width, channels = x.shape
     return Layer(
-        height, width, -(-channels // 4) * 4, out_channels, (kernel[0], kernel[1]), (padding[0], padding[1]),
-        relu=False, stride=stride[0], bias=False,
+        height - 2 * padding[0], width - 2 * padding[1], channels, out_channels, (kernel[0], kernel[1]),
+        (padding[0], padding[1]), relu=False, stride=stride[0], bias=False,
     )  # fmt: skip
-
-
-def _bordered(x: Tensor, layer: Layer) -> Tensor:
-    """N C H W → N H W C, padded with zeros around the image and in the channels."""
-    high, wide = layer.pad
-    ends = (0, layer.in_channels - x.shape[1], wide, wide, high, high)
-    return F.pad(x.permute(0, 2, 3, 1), ends).contiguous()
 
 
 def norm_of(x: Tensor, lane_size: int, total_lanes: int, eps: float = 0.0, momentum: float = 0.0) -> Norm:
@@ -220,7 +222,9 @@ conv_forward.register_fake(
     )
 )
 stem_forward.register_fake(
-    lambda x, w, stride, padding: torch.empty_like(F.conv2d(x, w, None, stride, padding), memory_format=_LAST)
+    lambda x, w, stride, _: torch.empty_like(
+        F.conv2d(x.permute(0, 3, 1, 2), w.permute(2, 3, 0, 1), None, stride), memory_format=_LAST
+    )
 )
 stem_weight_grad.register_fake(
     lambda g, x, w, *_: torch.empty_like(w, dtype=torch.float32, memory_format=_LAST)

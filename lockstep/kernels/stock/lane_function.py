@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from lockstep.kernels.activation import activate, activate_back
 from lockstep.kernels.lrn import in_type_of, widen
@@ -75,12 +76,12 @@ def lane_linear(
 
 def lane_norm(
     x: Tensor, gamma: Tensor, beta: Tensor, running: _Tensors, norm: tuple[int, int, float, float, str]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Batch norm with each lane's own statistics; also returns the running statistics, summed over lanes.
+) -> tuple[Tensor, Tensor]:
+    """Batch norm with each lane's own statistics; also the running mean and variance, summed over lanes.
 
     `norm` is (samples of a lane, lanes of the run, eps, momentum, the activation that follows).
     """
-    found: tuple[Tensor, Tensor, Tensor] = _Norm.apply(x, gamma, beta, *running, *norm)
+    found: tuple[Tensor, Tensor] = _Norm.apply(x, gamma, beta, *running, *norm)
     return found
 
 
@@ -96,12 +97,14 @@ class _Conv(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, has_input_grad: bool, place: int, *options: Any
     ) -> Tensor:
         conv, w = Conv(*options), in_type_of(x, weight)
+        ctx.conv, ctx.has_input_grad, ctx.place, ctx.shape = conv, has_input_grad, place, x.shape
+        is_stem = conv.own and conv.groups == 1
+        x = _bordered(x, conv.padding) if is_stem else x
         ctx.save_for_backward(x, weight)  # not its copy in another type, which would stay in memory
-        ctx.conv, ctx.has_input_grad, ctx.place = conv, has_input_grad, place
-        if conv.own and conv.groups > 1:
-            return cast(Tensor, depthwise(x, w, *conv[:3]))
+        if is_stem:
+            return cast(Tensor, stem_forward(x, _stem_filters(w), conv.stride, conv.padding))
         if conv.own:
-            return cast(Tensor, stem_forward(x, w, conv.stride, conv.padding))
+            return cast(Tensor, depthwise(x, w, *conv[:3]))
         return cast(Tensor, conv_forward(x, w, *conv[:5], conv.forward_at_once, place))
 
     @staticmethod
@@ -117,9 +120,11 @@ class _Conv(torch.autograd.Function):
         else:
             by_weight = conv_weight_grad(g, x, w, *conv[:5], place)
         by_input = None
-        if ctx.has_input_grad and conv.own and x.shape[2:] == w.shape[2:] == (1, 1):
-            by_input = stem_forward(g, w.transpose(0, 1), conv.stride, conv.padding)
+        if ctx.has_input_grad and conv.own and ctx.shape[2:] == w.shape[2:] == (1, 1):
+            filters = _stem_filters(w.transpose(0, 1))
+            by_input = stem_forward(_bordered(g, conv.padding), filters, conv.stride, conv.padding)
         elif ctx.has_input_grad:
+            x = _without_border(x, ctx.shape, conv.padding) if conv.own else x
             by_input = conv_data_grad(g, x, w, *conv[:5], conv.gradient_at_once, place)
         return by_input, by_weight, None, None, *[None] * len(conv)
 
@@ -184,14 +189,13 @@ class _Norm(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, gamma: Tensor, beta: Tensor, mean: Tensor, var: Tensor, lane_size: int,
         total_lanes: int, eps: float, momentum: float, act: str,
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         ctx.sizes = lane_size, total_lanes, act
         stats, news = lane_statistics(x, gamma, beta, mean, var, lane_size, total_lanes, eps, momentum)
         ctx.save_for_backward(x, stats)
-        new_mean, new_var = news[0], news[1]
-        ctx.mark_non_differentiable(new_mean, new_var)
+        ctx.mark_non_differentiable(news)
         _, _, factor, shift = (_wide(values, lane_size) for values in stats)
-        return in_type_of(x, activate(act, widen(x) * factor + shift)), new_mean, new_var
+        return in_type_of(x, activate(act, widen(x) * factor + shift)), news
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -219,6 +223,26 @@ class _PixelMean(torch.autograd.Function):
         (g,) = grads
         spread: Tensor = (g * ctx.share)[:, :, None, None].expand(ctx.shape)
         return spread.contiguous(memory_format=torch.channels_last)
+
+
+def _bordered(x: Tensor, padding: _Pair) -> Tensor:
+    """N C H W → N H W C with a border of zeros and, for wider loads, a multiple of 4 channels."""
+    (high, wide), more = padding, -x.shape[1] % 4
+    x = x.permute(0, 2, 3, 1)
+    return pad(x, (0, more, wide, wide, high, high)).contiguous() if high or wide or more else x
+
+
+def _without_border(x: Tensor, shape: torch.Size, padding: _Pair) -> Tensor:
+    """The images [N, C, H, W] to which `_bordered` gave a border."""
+    _, channels, height, width = shape
+    (high, wide), inner = padding, x[..., :channels].permute(0, 3, 1, 2)
+    return inner[:, :, high : high + height, wide : wide + width]
+
+
+def _stem_filters(w: Tensor) -> Tensor:
+    """CO CI KH KW → KH KW CO CI, with a multiple of 4 channels."""
+    more, filters = -w.shape[1] % 4, w.permute(2, 3, 0, 1)
+    return (pad(filters, (0, more)) if more else filters).contiguous()
 
 
 def _wide(values: Tensor, lane_size: int) -> Tensor:

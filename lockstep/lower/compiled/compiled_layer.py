@@ -63,13 +63,12 @@ class LaneLinear(nn.Module):
 class LaneNorm(nn.Module):
     """A batch norm with statistics of each lane; it applies the activation that follows it, if it can.
 
-    `new_mean` and `new_var` receive the sums of the lanes' new running statistics.
+    `news` receives the sums of the lanes' new running means and variances.
     """
 
     running_mean: Tensor
     running_var: Tensor
-    new_mean: Tensor
-    new_var: Tensor
+    news: Tensor
     act = ""
 
     def __init__(
@@ -80,15 +79,14 @@ class LaneNorm(nn.Module):
         self.weight, self.bias = affine
         for name, value in zip(("mean", "var"), running, strict=True):
             self.register_buffer(f"running_{name}", value)
-            self.register_buffer(f"new_{name}", torch.zeros_like(value))
+        self.register_buffer("news", torch.stack([torch.zeros_like(value) for value in running]))
         self._norm = sizes.lane_size, sizes.total_lanes, *rule  # eps and momentum
 
     def forward(self, x: Tensor) -> Tensor:
         running = self.running_mean, self.running_var
-        y, mean, var = lane_norm(x, self.weight, self.bias, running, (*self._norm, self.act))
+        y, news = lane_norm(x, self.weight, self.bias, running, (*self._norm, self.act))
         with torch.no_grad():
-            self.new_mean.copy_(mean)
-            self.new_var.copy_(var)
+            self.news.copy_(news)
         return y
 
 

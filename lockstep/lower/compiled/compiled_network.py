@@ -148,12 +148,14 @@ class CompiledNetwork(DeviceNetwork):
         """Write gradients and new statistics to a flat table; returns the gradients of `inputs`."""
         wanted, count = [*self._params, *inputs], len(self._params)
         pairs = [pair for pair in zip(outputs, given, strict=True) if pair[0].requires_grad]
-        found = tuple(torch.zeros_like(tensor) for tensor in wanted)
-        if pairs and wanted:  # else all of it is frozen
+        if pairs and wanted:
             ends, firsts = zip(*pairs, strict=True)
             found = torch.autograd.grad(ends, wanted, firsts, allow_unused=True, materialize_grads=True)
-        if self._params:
-            torch._foreach_copy_(self._views(out, self._params), list(found[:count]))
+        else:  # all of it is frozen
+            found = tuple(torch.zeros_like(tensor) for tensor in wanted)
+        if self._params:  # as rows: only those of equal strides are all copied in one launch
+            rows = [out[place] for place in self.layout.places[:count]]
+            torch._foreach_copy_(rows, [as_row(grad) for grad in found[:count]])
             self.unscale(out)
         if self._buffers:
             torch._foreach_copy_(self._views(out, self._buffers, count), self._new_values())
@@ -205,8 +207,8 @@ class CompiledNetwork(DeviceNetwork):
     def _new_values(self) -> list[Tensor]:
         """The buffers' new values, summed over lanes: of batch norms those that they found."""
         norms = [part for graph in self._graphs for part in graph.modules() if isinstance(part, LaneNorm)]
-        new = {id(norm.running_mean): norm.new_mean for norm in norms}
-        new |= {id(norm.running_var): norm.new_var for norm in norms}
+        new = {id(norm.running_mean): norm.news[0] for norm in norms}
+        new |= {id(norm.running_var): norm.news[1] for norm in norms}
         return [new[id(b)] if id(b) in new else b * self._running for b in self._buffers]
 
     def _views(self, flat: Tensor, tensors: list[Any], first: int = 0) -> list[Tensor]:
@@ -233,6 +235,11 @@ def as_lying(flat: Tensor, shape: torch.Size) -> Tensor:
     if len(shape) != 4:
         return flat.view(shape)
     return flat.view(shape[0], shape[2], shape[3], shape[1]).permute(0, 3, 1, 2)
+
+
+def as_row(tensor: Tensor) -> Tensor:
+    """A tensor's elements in the order in which a flat table has them."""
+    return (tensor.permute(0, 2, 3, 1) if tensor.dim() == 4 else tensor).reshape(-1)
 
 
 def _share_frozen(module: nn.Module, copy: nn.Module) -> None:
