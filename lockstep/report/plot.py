@@ -33,9 +33,10 @@ def draw_curves(directory: Path) -> Path | None:
     own = [] if counts else _own_metrics(epochs, split)
     panels = 2 if counts or own else 1
     heights = [4, 1, 1] if waits else [4, 1]
-    (loss, *others), rates, *below = figure.subplots(
-        len(heights), panels, sharex=True, gridspec_kw={"height_ratios": heights}, squeeze=False
-    )
+    grid = figure.add_gridspec(len(heights), panels, height_ratios=heights)
+    loss = figure.add_subplot(grid[0, 0])
+    others = [figure.add_subplot(grid[0, place], sharex=loss) for place in range(1, panels)]
+    rate, *below = (figure.add_subplot(grid[row, :], sharex=loss) for row in range(1, len(heights)))
     smooth = f"training, mean of {2 * half + 1} steps"
     loss.plot(x, [row["loss"] for row in steps], color=_TRAIN, alpha=0.25, linewidth=0.8)
     loss.plot(x, _smooth([row["loss"] for row in steps], half), color=_TRAIN, label=smooth)
@@ -44,32 +45,21 @@ def draw_curves(directory: Path) -> Path | None:
         others[0].plot(x, percent, color=_TRAIN, alpha=0.25, linewidth=0.8)
         others[0].plot(x, _smooth(percent, half), color=_TRAIN)
     if epochs:
-        ends = [row["step"] for row in epochs]
-        last = f"{_WORDS[split]}, at the end {epochs[-1][f'{split}_loss']:.4f}"
-        if counts:
-            percent = [100 * row[f"{split}_accuracy"] for row in epochs]
-            others[0].plot(ends, percent, "o-", color=_TEST, markersize=4)
-            last += f" and {percent[-1]:.2f} %"
-        loss.plot(ends, [row[f"{split}_loss"] for row in epochs], "o-", color=_TEST, label=last, markersize=4)
-        for name, style in zip(own, cycle(_STYLES), strict=False):
-            values = [row[f"{split}_{name}"] for row in epochs]
-            others[0].plot(ends, values, style, color=_TEST, markersize=4, label=f"{name} {values[-1]:.4g}")
-            others[0].legend(frameon=False, fontsize=9)
+        _draw_epochs(loss, others, epochs, split, None if counts else own)
     top = 1.1 * max(row["loss"] for row in steps)  # one bad evaluation must not flatten the curves
     loss.set_ylim(-0.03 * top, top)
     labels = ("loss", "accuracy, %" if counts else f"metrics, {_WORDS[split]}")[:panels]
-    for axes, label, rate in zip((loss, *others), labels, rates, strict=True):
+    for axes, label in zip((loss, *others), labels, strict=True):
         _mark(axes, changes)
         axes.set_ylabel(label)
-        rate.plot(x, [row["lr"] for row in steps], color="#777777", linewidth=1.0)
-        rate.set_ylim(bottom=0)
-        for each in (axes, rate):
-            each.grid(alpha=0.25)
-    rates[0].set_ylabel("learning\nrate")
+    rate.plot(x, [row["lr"] for row in steps], color="#777777", linewidth=1.0)
+    rate.set_ylim(bottom=0)
+    rate.set_ylabel("learning\nrate")
     if below:
         _draw_waits(below[0], x, waits)
-    for axes in (below or [rates])[0]:
-        axes.set_xlabel("step")
+    for axes in figure.axes:
+        axes.grid(alpha=0.25)
+    figure.axes[-1].set_xlabel("step")
     figure.legend(
         *loss.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=9
     )
@@ -79,12 +69,29 @@ def draw_curves(directory: Path) -> Path | None:
     return new.replace(path)  # atomic, as this process may be killed while it draws
 
 
-def _draw_waits(panels: Any, x: list[int], waits: list[float]) -> None:
-    for axes in panels:
-        axes.plot(x, waits, color=_WAITING, linewidth=1.0)
-        axes.set_ylim(0, 100)
-        axes.grid(alpha=0.25)
-    panels[0].set_ylabel("waiting\nfor data, %")
+def _draw_epochs(loss: Any, others: list[Any], epochs: list[Row], split: str, own: list[str] | None) -> None:
+    """Draw what evaluations found: loss and accuracy, or without accuracy `own` metrics."""
+    ends = [row["step"] for row in epochs]
+    last = f"{_WORDS[split]}, at the end {epochs[-1][f'{split}_loss']:.4f}"
+    if own is None:
+        percent = [100 * row[f"{split}_accuracy"] for row in epochs]
+        others[0].plot(ends, percent, "o-", color=_TEST, markersize=4)
+        last += f" and {percent[-1]:.2f} %"
+        if (best := max(percent)) > percent[-1]:
+            last += f", best {best:.2f} %"
+            at = ends[percent.index(best)]
+            others[0].plot(at, best, "o", color=_TEST, markersize=9, fillstyle="none")
+    loss.plot(ends, [row[f"{split}_loss"] for row in epochs], "o-", color=_TEST, label=last, markersize=4)
+    for name, style in zip(own or (), cycle(_STYLES), strict=False):
+        values = [row[f"{split}_{name}"] for row in epochs]
+        others[0].plot(ends, values, style, color=_TEST, markersize=4, label=f"{name} {values[-1]:.4g}")
+        others[0].legend(frameon=False, fontsize=9)
+
+
+def _draw_waits(axes: Any, x: list[int], waits: list[float]) -> None:
+    axes.plot(x, waits, color=_WAITING, linewidth=1.0)
+    axes.set_ylim(0, 100)
+    axes.set_ylabel("waiting\nfor data, %")
 
 
 def _waits(steps: list[Row], half: int) -> list[float]:
