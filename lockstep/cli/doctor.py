@@ -90,6 +90,7 @@ def gather_facts(data_dir: Path | None) -> dict[str, dict[str, Any]]:
         "devices": {
             "cpu": f"{len(os.sched_getaffinity(0))} cores usable, {torch.backends.cpu.get_cpu_capability()}",
             **{f"cuda:{i}": torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())},
+            "C compiler": _compiler(),
         },
         "threads": {"a worker": "1 (train.threads)", "torch default": default_threads},
         "backends": {
@@ -125,6 +126,16 @@ def _kernels(device: torch.device) -> dict[str, str]:
         elif find_residual(model, (3, 64, 64)) and moves_boxes(device):
             found[name] = "fused in bf16 and fp16, else compiled"
     return {**found, "tiles": f"{num_tiles} measured on this device, others by rule"}
+
+
+def _compiler() -> str:
+    from lockstep.errors import LockstepError
+    from lockstep.native.c_library import find_compiler
+
+    try:
+        return find_compiler()
+    except LockstepError as error:
+        return f"{error}; without one updates and compression take longer on a CPU"
 
 
 def _version(name: str) -> str:

@@ -39,7 +39,7 @@ _SHOWN, _SIDE = 48, 128  # the most confident wrong predictions, and pixels a si
 def add_parser(verbs: Verbs) -> None:
     """Add the verb and its flags."""
     text = "evaluate a trained run on its test images, or on others"
-    parser = verbs.add_parser("eval", help=text, description=text.capitalize() + ".")
+    parser = verbs.add_parser("eval", help=text, description=f"{text.capitalize()}.")
     add_trained_run(parser)
     add_device(parser)
     parser.add_argument(
@@ -74,10 +74,9 @@ def add_parser(verbs: Verbs) -> None:
 
 def evaluate(options: argparse.Namespace) -> int:
     """Evaluate, alone or as one of several workers, and print loss and accuracy."""
-    if options.confusion:
-        check_new_file(options.confusion, "--confusion")
-    if options.wrong:
-        check_new_file(options.wrong, "--wrong", ".html")
+    for path, flag, suffix in (options.confusion, "--confusion", ".png"), (options.wrong, "--wrong", ".html"):
+        if path:
+            check_new_file(path, flag, suffix)
     launch, counts = start_users(eval_launch(options)), options.by_class or options.confusion or options.wrong
     if launch.world and counts:
         raise BadInput(
@@ -116,6 +115,7 @@ def evaluate(options: argparse.Namespace) -> int:
         draw_confusion(found.counts.numpy(), trained.classes, title, options.confusion)
     if options.wrong:
         _write_page(trained, name, split, found, options.wrong)
+    sys.stderr.writelines(f"wrote {path}\n" for path in (options.confusion, options.wrong) if path)
     return 0
 
 

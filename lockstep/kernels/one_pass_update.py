@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lockstep.errors import LockstepError
 from lockstep.native.c_library import EXACT, keep_library
@@ -22,6 +22,7 @@ from lockstep.spec import Optimizer
 from lockstep.spec.rule.optimizer_rule import RULES, Rule
 
 _PIECE = 1 << 20  # elements that a thread takes at a time, where there are several
+_MANY = 1_000_000  # weights whose update by PyTorch is felt
 _NUMBERS = ("a", "b", "eps", "correct_a", "correct_b")
 _PASS = """
 static inline void pass_{name}(long count, float *restrict weights, const float *restrict grads,
@@ -79,6 +80,17 @@ def update_in_one_pass(
     else:
         list(_threads(torch.get_num_threads()).map(lambda call: change(*call), calls))
     return left
+
+
+def explain_update(optimizer: Optimizer, model: nn.Module, device: torch.device) -> list[str]:
+    """A notice if many weights are updated on a CPU and there is no compiler for it."""
+    weights = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    if device.type != "cpu" or weights < _MANY or RULES[optimizer.name].whole or _library():
+        return []
+    return [
+        "no C compiler is found, so torch updates the weights, which takes several times as long: install "
+        "gcc or clang"
+    ]
 
 
 def _lie_alike(tensors: Sequence[Tensor]) -> bool:

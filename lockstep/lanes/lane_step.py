@@ -174,7 +174,8 @@ class LaneStep:
                 raise WorkersDiffer(
                     f"worker {rank} computes lane 0 to other bits than worker {group.rank}: something that "
                     "the step uses differs between them; give every module that is used to session.setup, "
-                    "and start all workers with the same files, packages and kind of machine"
+                    "seed what the script itself draws, as its data, and start all workers with the same "
+                    "files, packages and kind of machine"
                 )
         script.rounds.is_mixed = False
 

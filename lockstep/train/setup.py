@@ -24,6 +24,7 @@ from lockstep.data.store import check_batch
 from lockstep.errors import ModelError
 from lockstep.kernels.loss import Loss, WholeLoss, plain_loss
 from lockstep.kernels.numerics import half_type, memory_format, to_device
+from lockstep.kernels.one_pass_update import explain_update
 from lockstep.lower.choose import Sample, lower_for_host
 from lockstep.lower.lane_by_lane import LaneByLane
 from lockstep.lower.local_lanes import LocalLanes
@@ -223,6 +224,7 @@ def set_up(
     if not counts and loss is not None:
         source["outputs"] = "of any shape"
     codecs = describe_codecs(run, model, device, notices)
+    notices += explain_update(run.optimizer, model, device)
     identity = make_identity(
         run,
         data=store.facts(),

@@ -18,6 +18,7 @@ from lockstep.train import optimizer as host
 SHAPES = [(3, 5, 7, 7), (100, 33), (17,), (), (64, 32, 3, 3), (0,), (70_001,)]
 DECAYED = [True, False, True, True, True, True, True]
 LAST = torch.channels_last
+CPU = torch.device("cpu")
 
 
 @contextmanager
@@ -87,5 +88,10 @@ def test_without_a_compiler_all_is_left_to_torch(monkeypatch: pytest.MonkeyPatch
         assert one_pass.update_in_one_pass(Optimizer("sgd"), 0.1, 0, rows, [False]) == [0]
         host.update_params(Optimizer("sgd"), 0.5, 0, *rows, {}, [False])
         assert torch.equal(rows[0][0], torch.full((3,), 0.5))
+        assert not one_pass.explain_update(Optimizer("sgd"), torch.nn.Linear(10, 10), CPU)
+        (notice,) = one_pass.explain_update(Optimizer("sgd"), torch.nn.Linear(1000, 1000), CPU)
+        assert "install gcc or clang" in notice
     finally:
+        monkeypatch.undo()
         one_pass._library.cache_clear()
+    assert not one_pass.explain_update(Optimizer("sgd"), torch.nn.Linear(1000, 1000), CPU)

@@ -84,7 +84,9 @@ def _align(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _short(value: Any) -> str:
-    text = str(value)
+    if isinstance(value, bool):
+        value = str(value).lower()  # as it is set
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
     return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 1]}…"
 
 
