@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from lockstep.planner.compress.bucket_seconds import find_weights
+from lockstep.planner.compress.bucket_seconds import base_name, find_weights
 from lockstep.spec.plan import Plan
 from lockstep.spec.profile import LayerProfile, Profile
 from lockstep.spec.rule.compression import read_compression
@@ -37,6 +38,7 @@ def worker_memory(run: Run, profile: Profile, plan: Plan, at_once: bool) -> Work
     at_once = at_once and steps == 1
     images = run.train.batch // run.train.lanes
     values = 4e-9 * profile.parameters / plan.pipeline
+    trained = 4e-9 * sum(each.values for each in find_weights(profile)) / plan.pipeline
     shares = plan.data // plan.replicas if plan.shard != "none" else 1
     kept = 1 / shares if plan.shard == "parameters" else 1.0
     waiting = lanes.bit_length() if not at_once else 1  # sums of gradients that wait for other lanes
@@ -45,16 +47,25 @@ def worker_memory(run: Run, profile: Profile, plan: Plan, at_once: bool) -> Work
     in_flight = min(plan.pipeline, lanes) if plan.schedule == "1f1b" else lanes
     in_flight = lanes if at_once else in_flight if plan.pipeline > 1 else 1
     width = _VALUE[profile.precision]
-    activations = sum(map(kept_values, profile.layers)) * width * images * in_flight / plan.pipeline
+    activations = sum(map(kept_values, _trained_layers(profile))) * width * images * in_flight / plan.pipeline
     if steps > 1:  # the images of a round, twice while its batches are joined
         activations += 8.0 * prod(profile.shape) * images * lanes * steps
     return WorkerMemory(
         weights_gb=values * kept,
-        gradients_gb=values * (waiting / shares if plan.shards_gradients else waiting),
-        optimizer_gb=values * states / shares,
+        gradients_gb=trained * (waiting / shares if plan.shards_gradients else waiting),
+        optimizer_gb=trained * states / shares,
         activations_gb=1e-9 * activations / plan.cells,
         feedback_gb=2e-9 * _feedback_bytes(run, profile, plan),
     )
+
+
+def _trained_layers(profile: Profile) -> Sequence[LayerProfile]:
+    """Those from the first on that has a trained parameter: what is frozen before it keeps nothing."""
+    owners = {each.name.rpartition(".")[0] for each in find_weights(profile)}
+    inner = tuple(f"{owner}." for owner in owners)
+    names = [base_name(layer) for layer in profile.layers]
+    kept = (place for place, name in enumerate(names) if name in owners or name.startswith(inner))
+    return profile.layers[0 if "" in owners else next(kept, 0) :]
 
 
 def _feedback_bytes(run: Run, profile: Profile, plan: Plan) -> float:

@@ -15,8 +15,10 @@ from lockstep.planner.explain import advise, explain, find_limit, find_turn
 from lockstep.planner.memory import worker_memory
 from lockstep.planner.search import best_of_counts, find_changed, find_plans, list_plans
 from lockstep.planner.simulation.step_events import simulate_step
+from lockstep.spec import Model
 from lockstep.spec.cluster import ExchangeTimes, NetworkRate
 from lockstep.spec.plan import Plan, read_plan
+from lockstep.train.foresight.own_prediction import count_profile
 
 LANE_S = 8 * 3 * LAYER_S
 GRADIENTS = 4 * 8_000_000
@@ -175,6 +177,17 @@ def test_memory_of_shares_and_stages():
     assert shared.weights_gb == plain.weights_gb / 4 and shared.optimizer_gb == plain.optimizer_gb / 4
     assert plain.optimizer_gb == 2 * plain.weights_gb
     assert staged.weights_gb == plain.weights_gb / 4
+
+
+def test_what_is_frozen_has_no_gradients_and_keeps_nothing():
+    run = replace(run_of(optimizer="adam"), model=Model("resnet18"))
+    frozen = replace(run, model=replace(run.model, freeze=("*stem*", "*layer1*", "*layer2*", "*layer3*")))
+    whole, part = (count_profile(each, (3, 64, 64), 10, 1000) for each in (run, frozen))
+    every, some = (worker_memory(run, each, read_plan("data=1"), False) for each in (whole, part))
+    trained = 4e-9 * sum(each.values for each in part.weights)
+    assert some.weights_gb == every.weights_gb and some.optimizer_gb == pytest.approx(2 * trained)
+    assert 0.5 * every.gradients_gb < some.gradients_gb < 0.8 * every.gradients_gb
+    assert 0 < some.activations_gb < 0.2 * every.activations_gb
 
 
 def test_plans_are_ranked_and_repeat():
