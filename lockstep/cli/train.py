@@ -92,7 +92,8 @@ def add_parser(verbs: Verbs) -> None:
         action="store_true",
         help="resume with changed data, such as a repaired file; from there on it is another run",
     )
-    parser.add_argument("--fork", metavar="RUN", help="start a new run from this run's weights")
+    text = "start a new run from this run's newest weights, or a checkpoint's by its path"
+    parser.add_argument("--fork", metavar="RUN", help=text)
     flag.add_trackers(parser)
     parser.add_argument(
         "--trace",
