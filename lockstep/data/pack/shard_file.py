@@ -34,6 +34,12 @@ def sync_file(stream: IO[bytes]) -> None:
     os.fsync(stream.fileno())
 
 
+def remove_unfinished(folder: Path) -> None:
+    """Remove the files that are not whole, also one whose ShardFile was interrupted as it was made."""
+    for path in folder.glob("*.tmp"):
+        path.unlink(missing_ok=True)
+
+
 class ShardFile:
     """A shard that is being written, under a name of its own until it is whole; `shape` is that of pixels."""
 
@@ -73,9 +79,8 @@ class ShardFile:
         return np.array(self._rows, dtype=INDEX_TYPE)
 
     def abandon(self) -> None:
-        """Remove what was written."""
+        """Write no more; `remove_unfinished` removes what was written."""
         self._stream.close()
-        self._temporary.unlink(missing_ok=True)
 
     def _write(self, data: bytes) -> None:
         self._stream.write(data)

@@ -25,7 +25,7 @@ from lockstep.data.pack.image_form import ImageForm, PackedImage
 from lockstep.data.pack.pack_facts import FILE, PackFacts, hash_file, read_facts
 from lockstep.data.pack.pack_journal import PackJournal, ShardLine, check_begun
 from lockstep.data.pack.packable import Packable, PackableSplit
-from lockstep.data.pack.shard_file import ShardFile, sync_names
+from lockstep.data.pack.shard_file import ShardFile, remove_unfinished, sync_names
 from lockstep.errors import DataError
 
 SHARD_MB = 256
@@ -117,6 +117,7 @@ def write_pack(
             "again, which goes on"
         ) from error
     finally:
+        remove_unfinished(part)
         journal.close()
 
 

@@ -67,7 +67,7 @@ def _sums(
     if ACT != "":
         scale = tl.load(factor + own, mask=c < C, other=0.0)
         offset = tl.load(shift + own, mask=c < C, other=0.0)
-    for start in range(0, SIZE, BR):
+    for start in tl.range(0, SIZE, BR, num_stages=3):  # the next blocks are on their way
         row = start + tl.arange(0, BR)
         real = (row < count)[:, None] & (c < C)[None, :]
         place = (first + row)[:, None] * C + c[None, :]

@@ -40,7 +40,7 @@ def _moments(
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     centre = tl.zeros((BR, BC), tl.float32)
     total = tl.zeros((BR, BC), tl.float32)
-    for start in range(0, SIZE, BR):
+    for start in tl.range(0, SIZE, BR, num_stages=3):  # the next blocks are on their way
         row = start + tl.arange(0, BR)
         real = (row < count)[:, None] & (c < C)[None, :]
         x = tl.load(z + (first + row)[:, None] * C + c[None, :], mask=real, other=0.0).to(tl.float32)

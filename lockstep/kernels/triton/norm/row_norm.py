@@ -77,7 +77,7 @@ def _products(
     first, count = chunk_rows(part, R, CHUNKS)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     total = tl.zeros((BR, BC), tl.float32)
-    for start in range(0, SIZE, BR):
+    for start in tl.range(0, SIZE, BR, num_stages=3):  # the next blocks are on their way
         row = start + tl.arange(0, BR)
         real = (row < count)[:, None] & (c < C)[None, :]
         place = (first + row)[:, None] * C + c[None, :]
