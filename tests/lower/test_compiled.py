@@ -306,8 +306,7 @@ CLOSED = {
         2,
         "silu",
     ),
-    "bias_grad": (lying(4, 4, 2, 3), 2, 2),
-    "pixel_sums": (lying(4, 4, 2, 3),),
+    "lane_sums": (lying(4, 4, 2, 3), 2, 2),
     "depthwise": (lying(4, 4, 5, 6), lying(4, 1, 3, 3), [2, 1], [1, 0], [1, 2]),
     "depthwise_data_grad": (lying(4, 4, 3, 2), lying(4, 4, 5, 6), lying(4, 1, 3, 3), [2, 1], [1, 0], [1, 2]),
     "depthwise_filter_grad": (

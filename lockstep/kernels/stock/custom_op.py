@@ -9,6 +9,7 @@ Shapes: x [L · n, C, …] in channels-last format, L lanes of n samples; statis
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -129,24 +130,21 @@ def lane_statistics(
     x: Tensor, gamma: Tensor, beta: Tensor, mean: Tensor, var: Tensor, lane_size: int, total_lanes: int,
     eps: float, momentum: float,
 ) -> list[Tensor]:  # fmt: skip
-    """Each lane's mean, rate, factor and shift [4, L, C], and the new running mean and variance [2, C].
+    """Each lane's mean, rate, factor and shift [4, L, C], and new running mean and variance [L, 2, C].
 
-    The rate is 1 / standard deviation; the norm's output is x · factor + shift. The running statistics are
-    summed over lanes.
+    The rate is 1 / standard deviation; the norm's output is x · factor + shift.
     """
     z, norm, lanes = lying(x), norm_of(x, lane_size, total_lanes, eps, momentum), len(x) // lane_size
     parts, found = table(x, 2, lanes * norm.part_rows()), table(x, 4, lanes)
     stats, running = Statistics(*parts, *found), table(x, lanes, 2)
     find_moments(norm, z, stats)
     statistics(norm, 0, gamma, beta, (mean, var), (running[:, 0], running[:, 1]), stats)
-    return [found, sum_by_tree(running)]
+    return [found, running]
 
 
 @torch.library.custom_op("lockstep::lane_norm_sums", mutates_args=())
-def lane_norm_sums(
-    g: Tensor, x: Tensor, stats: Tensor, lane_size: int, total_lanes: int, act: str
-) -> list[Tensor]:
-    """Each lane's Σ g · x̂ and Σ g [L, 2, C], and the sums of both over all lanes [2, C].
+def lane_norm_sums(g: Tensor, x: Tensor, stats: Tensor, lane_size: int, total_lanes: int, act: str) -> Tensor:
+    """Each lane's Σ g · x̂ and Σ g [L, 2, C].
 
     `stats` come from `lane_statistics`. With `act`, g is the gradient of that activation's output.
     """
@@ -154,19 +152,27 @@ def lane_norm_sums(
     parts, sums = table(x, 2, lanes * norm.part_rows()), table(x, lanes, 2)
     tables, out = (parts[0], parts[1]), (sums[:, 0], sums[:, 1])
     norm_sums(norm, lying(g), lying(x), list(stats), tables, out, act=act)
-    return [sums, sum_by_tree(sums)]
+    return sums
 
 
-@torch.library.custom_op("lockstep::bias_grad", mutates_args=())
-def bias_grad(g: Tensor, lane_size: int, total_lanes: int) -> Tensor:
-    """Σ g for every channel, lane by lane, summed by the lane tree."""
-    return sum_by_tree(_lane_sums(g, lane_size, total_lanes))
+@torch.library.custom_op("lockstep::lane_sums", mutates_args=())
+def lane_sums(g: Tensor, lane_size: int, total_lanes: int) -> Tensor:
+    """Each lane's Σ g [L, C] of images."""
+    norm, lanes = norm_of(g, lane_size, total_lanes), len(g) // lane_size
+    out = table(g, lanes)
+    column_sums(norm, lying(g), table(g, lanes * norm.part_rows()), out)
+    return out
 
 
-@torch.library.custom_op("lockstep::pixel_sums", mutates_args=())
-def pixel_sums(x: Tensor) -> Tensor:
-    """Each sample's sum over pixels for every channel."""
-    return _lane_sums(x, 1, 1)
+@torch.library.custom_op("lockstep::lane_sum", mutates_args=())
+def lane_sum(each: Tensor) -> Tensor:
+    """Sum [L, …] by the lane tree."""
+    return _tree_sum(each)
+
+
+def over_lanes(each: Tensor) -> Tensor:
+    """Sum [L, …] by the lane tree; one lane is its own sum, for which no kernel is started."""
+    return each[0] if len(each) == 1 else cast(Tensor, lane_sum(each))
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
@@ -174,15 +180,12 @@ def _joined(parts: list[Tensor]) -> Tensor:
     return lying_last(parts[0] if len(parts) == 1 else torch.cat(parts))
 
 
-def _lane_sums(g: Tensor, lane_size: int, total_lanes: int) -> Tensor:
-    norm, lanes = norm_of(g, lane_size, total_lanes), len(g) // lane_size
-    out = table(g, lanes)
-    column_sums(norm, lying(g), table(g, lanes * norm.part_rows()), out)
-    return out
-
-
 def sum_by_tree(each: Tensor) -> Tensor:
-    """Sum [lanes, …] over lanes by the lane tree, in fp32."""
+    """Sum [lanes, …] over lanes by the lane tree, in fp32; of one lane a view, if it is in fp32 already."""
+    return each[0] if len(each) == 1 and each.dtype == torch.float32 else _tree_sum(each)
+
+
+def _tree_sum(each: Tensor) -> Tensor:
     out = torch.empty(each.shape[1:], device=each.device)
     lane_tree_sum(each.flatten(1), out.view(-1))
     return out
@@ -236,8 +239,8 @@ conv_weight_grad.register_fake(
 product.register_fake(lambda x, w, size, is_forward, *_: x.new_empty(len(x), w.shape[0 if is_forward else 1]))
 product_weight_grad.register_fake(lambda g, x, *_: x.new_empty(g.shape[1], x.shape[1], dtype=torch.float32))
 lane_statistics.register_fake(
-    lambda x, gamma, beta, mean, var, size, *_: [table(x, 4, len(x) // size), table(x, 2)]
+    lambda x, gamma, beta, mean, var, size, *_: [table(x, 4, len(x) // size), table(x, len(x) // size, 2)]
 )
-lane_norm_sums.register_fake(lambda g, x, stats, *_: [table(x, stats.shape[1], 2), table(x, 2)])
-bias_grad.register_fake(lambda g, *_: table(g))
-pixel_sums.register_fake(lambda x: table(x, len(x)))
+lane_norm_sums.register_fake(lambda g, x, stats, *_: table(x, stats.shape[1], 2))
+lane_sums.register_fake(lambda g, size, _: table(g, len(g) // size))
+lane_sum.register_fake(lambda each: each.new_empty(each.shape[1:], dtype=torch.float32))

@@ -17,13 +17,13 @@ from torch.nn.functional import pad
 from lockstep.kernels.activation import activate, activate_back
 from lockstep.kernels.lrn import in_type_of, widen
 from lockstep.kernels.stock.custom_op import (
-    bias_grad,
     conv_data_grad,
     conv_forward,
     conv_weight_grad,
     lane_norm_sums,
     lane_statistics,
-    pixel_sums,
+    lane_sums,
+    over_lanes,
     product,
     product_weight_grad,
     stem_forward,
@@ -76,19 +76,17 @@ def lane_linear(
 
 def lane_norm(
     x: Tensor, gamma: Tensor, beta: Tensor, running: _Tensors, norm: tuple[int, int, float, float, str]
-) -> tuple[Tensor, Tensor]:
+) -> _Tensors:
     """Batch norm with each lane's own statistics; also the running mean and variance, summed over lanes.
 
     `norm` is (samples of a lane, lanes of the run, eps, momentum, the activation that follows).
     """
-    found: tuple[Tensor, Tensor] = _Norm.apply(x, gamma, beta, *running, *norm)
-    return found
+    return cast(_Tensors, _Norm.apply(x, gamma, beta, *running, *norm))
 
 
 def pixel_mean(x: Tensor) -> Tensor:
     """The mean over pixels, [N, C, H, W] → [N, C], each sample by itself."""
-    found: Tensor = _PixelMean.apply(x)
-    return found
+    return cast(Tensor, _PixelMean.apply(x))
 
 
 class _Conv(torch.autograd.Function):
@@ -180,8 +178,8 @@ class _Bias(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (g,) = grads
-        by_bias: Tensor = bias_grad(g if g.dim() == 4 else g[:, :, None, None], *ctx.sizes)
-        return g, by_bias, None, None
+        image = g if g.dim() == 4 else g[:, :, None, None]
+        return g, over_lanes(lane_sums(image, *ctx.sizes)), None, None
 
 
 class _Norm(torch.autograd.Function):
@@ -191,7 +189,8 @@ class _Norm(torch.autograd.Function):
         total_lanes: int, eps: float, momentum: float, act: str,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         ctx.sizes = lane_size, total_lanes, act
-        stats, news = lane_statistics(x, gamma, beta, mean, var, lane_size, total_lanes, eps, momentum)
+        stats, each = lane_statistics(x, gamma, beta, mean, var, lane_size, total_lanes, eps, momentum)
+        news = over_lanes(each)
         ctx.save_for_backward(x, stats)
         ctx.mark_non_differentiable(news)
         _, _, factor, shift = (_wide(values, lane_size) for values in stats)
@@ -200,7 +199,8 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         g, (x, stats), (lane_size, _, act) = grads[0], ctx.saved_tensors, ctx.sizes
-        sums, totals = lane_norm_sums(g, x, stats, *ctx.sizes)
+        sums = lane_norm_sums(g, x, stats, *ctx.sizes)
+        by_gamma, by_beta = over_lanes(sums)
         means = sums * (1.0 / (lane_size * x[0, 0].numel()))
         centre, rate, factor, shift = (_wide(values, lane_size) for values in stats)
         mean_gamma, mean_beta = (_wide(values, lane_size) for values in means.unbind(1))
@@ -209,14 +209,14 @@ class _Norm(torch.autograd.Function):
         if act:  # its input is recomputed from x, which is saved anyway
             through = activate_back(act, widen(x) * factor + shift, through)
         away = through - mean_beta - normal * mean_gamma
-        return in_type_of(x, factor * away), totals[0], totals[1], *[None] * 7
+        return in_type_of(x, factor * away), by_gamma, by_beta, *[None] * 7
 
 
 class _PixelMean(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.shape, ctx.share = x.shape, 1.0 / (x.shape[2] * x.shape[3])
-        return in_type_of(x, pixel_sums(x) * ctx.share)
+        return in_type_of(x, lane_sums(x, 1, 1) * ctx.share)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from lockstep.kernels.lrn import in_type_of, widen
-from lockstep.kernels.stock.custom_op import bias_grad, pixel_sums
-from lockstep.kernels.stock.row_op import lane_sum, product_sum, row_statistics, row_sums
+from lockstep.kernels.stock.custom_op import lane_sums, over_lanes
+from lockstep.kernels.stock.row_op import product_sum, row_statistics, row_sums
 
 _Sizes = tuple[int, int]  # samples of a lane, lanes of the run
 
@@ -80,7 +80,8 @@ class _LayerNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (g,), (x, stats, gamma) = grads, ctx.saved_tensors
-        rows, sums = row_sums(g, x, stats, gamma, *ctx.sizes)
+        rows, each = row_sums(g, x, stats, gamma, *ctx.sizes)
+        sums = over_lanes(each)
         share = 1.0 / x.shape[-1]
         mean, rate = stats[0][..., None], stats[1][..., None]
         by_normal, by_one = rows[0][..., None] * share, rows[1][..., None] * share
@@ -102,7 +103,8 @@ class _Spread(torch.autograd.Function):
         (g,) = grads
         image = g[:, :, None] if g.dim() == 2 else g.movedim(ctx.dim, 1).flatten(2)
         image = g if g.dim() == 4 and ctx.dim == 1 else image[..., None]
-        found = pixel_sums(image) if ctx.own[0] == len(g) else bias_grad(image, *ctx.sizes)
+        is_own = ctx.own[0] == len(g)
+        found = lane_sums(image, 1, 1) if is_own else over_lanes(lane_sums(image, *ctx.sizes))
         return found.to(ctx.dtype).view(ctx.shape), *[None] * 5
 
 
@@ -117,6 +119,6 @@ class _Scale(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (g,), (x, factor) = grads, ctx.saved_tensors
         is_own = factor.dim() == 4 and len(factor) == len(x)
-        found = product_sum(g, x, 1, 1) if is_own else lane_sum(product_sum(g, x, *ctx.sizes))
+        found = product_sum(g, x, 1, 1) if is_own else over_lanes(product_sum(g, x, *ctx.sizes))
         by_x = in_type_of(x, g * factor)
         return by_x, in_type_of(factor, found).view(factor.shape), None, None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lockstep.kernels.stock.custom_op import lying, norm_of, sum_by_tree, table
+from lockstep.kernels.stock.custom_op import lying, norm_of, table
 from lockstep.kernels.triton.norm.norm_forward import Norm, norm_chunks
 from lockstep.kernels.triton.norm.row_norm import product_sums, row_moments, row_norm_sums
 
@@ -25,7 +25,7 @@ def row_statistics(x: Tensor, eps: float) -> Tensor:
 def row_sums(
     g: Tensor, x: Tensor, stats: Tensor, gamma: Tensor, lane_size: int, total_lanes: int
 ) -> list[Tensor]:
-    """Each row's Σ g · γ · x̂ and Σ g · γ [2, N, …], and Σ g · x̂ and Σ g over all rows of all lanes [2, C]."""
+    """Each row's Σ g · γ · x̂ and Σ g · γ [2, N, …], and Σ g · x̂ and Σ g over all rows of a lane [L, 2, C]."""
     (height, channels), lanes = _rows(x).shape, len(x) // lane_size
     rows = height // lanes
     norm = Norm(1, 1, channels, rows, norm_chunks(rows, channels, total_lanes), 0.0, 0.0, relu=False)
@@ -33,7 +33,7 @@ def row_sums(
     found, sums = torch.empty_like(stats), torch.empty(lanes, 2, channels, device=x.device)
     tables, out = (parts[0], parts[1]), (sums[:, 0], sums[:, 1])
     row_norm_sums(norm, _rows(g), _rows(x), stats, gamma, found, tables, out)
-    return [found, sum_by_tree(sums)]
+    return [found, sums]
 
 
 @torch.library.custom_op("lockstep::product_sum", mutates_args=())
@@ -45,17 +45,14 @@ def product_sum(a: Tensor, b: Tensor, lane_size: int, total_lanes: int) -> Tenso
     return out
 
 
-@torch.library.custom_op("lockstep::lane_sum", mutates_args=())
-def lane_sum(each: Tensor) -> Tensor:
-    """Sum [L, …] by the lane tree."""
-    return sum_by_tree(each)
-
-
 def _rows(x: Tensor) -> Tensor:
     return x.contiguous().view(-1, x.shape[-1])
 
 
 row_statistics.register_fake(lambda x, *_: x.new_empty(2, *x.shape[:-1], dtype=torch.float32))
-row_sums.register_fake(lambda g, x, stats, *_: [torch.empty_like(stats), stats.new_empty(2, x.shape[-1])])
+row_sums.register_fake(
+    lambda g, x, stats, gamma, size, _: [
+        torch.empty_like(stats), stats.new_empty(len(x) // size, 2, x.shape[-1])
+    ]
+)  # fmt: skip
 product_sum.register_fake(lambda a, b, size, *_: table(a, len(a) // size))
-lane_sum.register_fake(lambda each: each.new_empty(each.shape[1:], dtype=torch.float32))
