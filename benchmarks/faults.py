@@ -174,7 +174,7 @@ def beside_torchrun(options: Namespace, folder: Path) -> Record:
 
 def soak(options: Namespace, folder: Path) -> list[Record]:
     rng, begin = random.Random(options.seed), time.monotonic()
-    epochs = options.faults * 4
+    epochs = options.faults * 6  # the run must outlast its faults
     with Job(folder / "calm", command=train(folder / "calm", epochs=epochs, more=options.keys)) as calm:
         expected = wait_and_hash(calm, PATIENCE_S * 10)
     calm_s, begin = time.monotonic() - begin, time.monotonic()
