@@ -8,7 +8,7 @@ images. The linear rule takes the best rate at the smallest batch, times the bat
 leaves out `momentum` with rates of its own at larger batches.
 
 `--add` tunes further batches for a record that is there, whose rows stay: it begins at the best rates of the
-largest batch of those.
+largest batch there that is smaller.
 """
 
 from __future__ import annotations
@@ -126,15 +126,17 @@ def main() -> None:
             (name, batch): known.start(name, batch)
             for name in options.optimizers.split(",")
             for batch in batches
-            if batch == first or name != "momentum" or not options.linear_only
+            if (name, batch) not in known.rates
+            and (batch == first or name != "momentum" or not options.linear_only)
         }
         best = experiment.tune(starts)
         print(json.dumps({f"{name}, {batch}": rate for (name, batch), rate in best.items()}), flush=True)
         chosen = {(name, name, batch): rate for (name, batch), rate in best.items()}
-        base = {**known.rates, **best}["momentum", first] / first
+        base = {**known.rates, **best}.get(("momentum", first))
+        lines = {(record.details["line"], record.details["batch"]) for record in there}
         for batch in batches:
-            if batch > first:
-                chosen["linear rule", "momentum", batch] = base * batch
+            if base and batch > first and ("linear rule", batch) not in lines:
+                chosen["linear rule", "momentum", batch] = base * batch / first
         records = [*there, *experiment.finish(chosen)]
     for record in records:
         print(f"{record.name}: {record.value:.2f} {record.spread} n = {record.n}")

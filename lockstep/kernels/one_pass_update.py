@@ -88,7 +88,7 @@ def explain_update(optimizer: Optimizer, model: nn.Module, device: torch.device)
     if device.type != "cpu" or weights < _MANY or RULES[optimizer.name].whole or _library():
         return []
     return [
-        "no C compiler is found, so torch updates the weights, which takes several times as long: install "
+        "no C compiler works here, so torch updates the weights, which takes several times as long: install "
         "gcc or clang"
     ]
 

@@ -38,7 +38,10 @@ def worker_memory(run: Run, profile: Profile, plan: Plan, at_once: bool) -> Work
     at_once = at_once and steps == 1
     images = run.train.batch // run.train.lanes
     values = 4e-9 * profile.parameters / plan.pipeline
-    trained = 4e-9 * sum(each.values for each in find_weights(profile)) / plan.pipeline
+    trained = values  # of several stages the last may have all that is trained
+    if plan.pipeline == 1:
+        trained = 4e-9 * sum(each.values for each in find_weights(profile))
+    layers = _trained_layers(profile) if plan.pipeline == 1 else profile.layers
     shares = plan.data // plan.replicas if plan.shard != "none" else 1
     kept = 1 / shares if plan.shard == "parameters" else 1.0
     waiting = lanes.bit_length() if not at_once else 1  # sums of gradients that wait for other lanes
@@ -47,7 +50,7 @@ def worker_memory(run: Run, profile: Profile, plan: Plan, at_once: bool) -> Work
     in_flight = min(plan.pipeline, lanes) if plan.schedule == "1f1b" else lanes
     in_flight = lanes if at_once else in_flight if plan.pipeline > 1 else 1
     width = _VALUE[profile.precision]
-    activations = sum(map(kept_values, _trained_layers(profile))) * width * images * in_flight / plan.pipeline
+    activations = sum(map(kept_values, layers)) * width * images * in_flight / plan.pipeline
     if steps > 1:  # the images of a round, twice while its batches are joined
         activations += 8.0 * prod(profile.shape) * images * lanes * steps
     return WorkerMemory(

@@ -115,6 +115,18 @@ def compare(make: Callable[[], nn.Module], lanes: Lanes, within: float = 4e-6) -
         assert (one.double() - other).norm() < within * other.norm().clamp_min(1e-30)
 
 
+def test_a_border_around_one_pixel_with_our_own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of that pixel has no border."""
+    monkeypatch.setattr(at_once, "OWN_TYPES", (torch.float32,))
+
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        layers = nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Conv2d(4, 6, 1, padding=1), nn.Tanh()
+        return nn.Sequential(*layers, GlobalAverage(), nn.Linear(6, 10)).to(DEVICE)
+
+    compare(make, given(1, 4, side=3))
+
+
 @pytest.mark.parametrize("workers", [2, 4])
 def test_all_lanes_at_once_are_lane_by_lane(workers: int) -> None:
     lanes, model = given(4, 3), branches()

@@ -35,7 +35,7 @@ def sync_file(stream: IO[bytes]) -> None:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove the files that are not whole, also one whose ShardFile was interrupted as it was made."""
+    """Remove the files that are not whole: a ShardFile may have been interrupted as it was made."""
     for path in folder.glob("*.tmp"):
         path.unlink(missing_ok=True)
 
@@ -79,8 +79,9 @@ class ShardFile:
         return np.array(self._rows, dtype=INDEX_TYPE)
 
     def abandon(self) -> None:
-        """Write no more; `remove_unfinished` removes what was written."""
+        """Remove what was written."""
         self._stream.close()
+        self._temporary.unlink(missing_ok=True)
 
     def _write(self, data: bytes) -> None:
         self._stream.write(data)

@@ -116,8 +116,10 @@ def write_pack(
             f"{part}: cannot be written ({error.strerror or error}): mend that and run the same command "
             "again, which goes on"
         ) from error
-    finally:
+    except KeyboardInterrupt:
         remove_unfinished(part)
+        raise
+    finally:
         journal.close()
 
 

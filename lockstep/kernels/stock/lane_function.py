@@ -118,9 +118,10 @@ class _Conv(torch.autograd.Function):
         else:
             by_weight = conv_weight_grad(g, x, w, *conv[:5], place)
         by_input = None
-        if ctx.has_input_grad and conv.own and ctx.shape[2:] == w.shape[2:] == (1, 1):
-            filters = _stem_filters(w.transpose(0, 1))
-            by_input = stem_forward(_bordered(g, conv.padding), filters, conv.stride, conv.padding)
+        is_row = ctx.shape[2:] == w.shape[2:] == (1, 1) and conv.padding == (0, 0)
+        if ctx.has_input_grad and conv.own and is_row:
+            back = _bordered(g, (0, 0)), _stem_filters(w.transpose(0, 1))
+            by_input = stem_forward(*back, conv.stride, (0, 0))
         elif ctx.has_input_grad:
             x = _without_border(x, ctx.shape, conv.padding) if conv.own else x
             by_input = conv_data_grad(g, x, w, *conv[:5], conv.gradient_at_once, place)
@@ -227,8 +228,7 @@ class _PixelMean(torch.autograd.Function):
 
 def _bordered(x: Tensor, padding: _Pair) -> Tensor:
     """N C H W → N H W C with a border of zeros and, for wider loads, a multiple of 4 channels."""
-    (high, wide), more = padding, -x.shape[1] % 4
-    x = x.permute(0, 2, 3, 1)
+    (high, wide), more, x = padding, -x.shape[1] % 4, x.permute(0, 2, 3, 1)
     return pad(x, (0, more, wide, wide, high, high)).contiguous() if high or wide or more else x
 
 
