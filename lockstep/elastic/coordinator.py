@@ -50,12 +50,12 @@ class Coordinator:
         self._membership = Membership(job.lanes, job.min_workers, self._min_nodes, job.sizes, job.is_split)
         self._is_split, self._token, self._wait_s, self._say = job.is_split, job.token, job.wait_s, say
         self._nodes: dict[int, Node] = {}
-        self._count = self._strangers = 0
+        self._count = self._strangers = self._training = 0
         self._values: dict[str, str] = {}
         self._asked: dict[str, list[tuple[Node, str]]] = {}
         self._identity: Message | None = None
         self._run: str | None = None
-        self._training, self._said_waiting = 0, False
+        self._said_waiting = False
         self._lost_at: float | None = None  # when a worker reported its group lost, without a known cause
         self._short_at: float | None = None
 
@@ -223,14 +223,14 @@ class Coordinator:
                 self._answer(node, name, "over", training=training)
 
     def _publish(self) -> None:
-        """Publish the next generation to every worker, if one is due; say if workers are missing."""
+        """Publish the next generation, if one is due; say soon after if workers are missing."""
         self._tell_generation(self._membership.next(time.time()))
         if not self._membership.is_short:
             self._short_at = None
         elif self._short_at is None:
-            self._short_at = time.monotonic()
-            told = "; ".join([*map(str, self._membership.changes), self._membership.shortage])
-            self._say(f"{told}: too few workers, waiting up to {self._wait_s:g} s for more")
+            self._short_at = since = time.monotonic()
+            told = f"{self._membership.shortage}: too few workers, waiting up to {self._wait_s:g} s for more"
+            asyncio.get_running_loop().call_later(BEAT_S, lambda: self._short_at == since and self._say(told))
         if not self.has_begun and 0 < len(self._nodes) < self._min_nodes and not self._said_waiting:
             self._said_waiting = True
             self._say(f"waiting for launchers of other nodes: {len(self._nodes)} here so far")

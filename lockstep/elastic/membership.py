@@ -118,8 +118,9 @@ class Membership:
 
     @property
     def shortage(self) -> str:
-        """How many workers are left of the minimum, as text."""
-        return f"{len(self._able())} of at least {self._min_workers} are left"
+        """The changes, and how many workers are left of the minimum, as text."""
+        left = f"{len(self._able())} of at least {self._min_workers} are left"
+        return "; ".join([*map(str, self.changes), left])
 
     @property
     def _training(self) -> int:
