@@ -94,7 +94,7 @@ class Chosen:
         }
 
     def start(self, name: str, batch: int) -> float:
-        """The rate of the largest batch that is known, or one that grows with the batch."""
+        """The best rate of the largest known batch below this one; else one that grows with the batch."""
         rate, power, _ = CENTERS[name]
         known = [each for optimizer, each in self.rates if optimizer == name and each < batch]
         return self.rates[name, max(known)] if known else rate * float(batch / 256) ** power
@@ -106,7 +106,7 @@ def main() -> None:
     parser.add_argument("--batches", default="256,1024,4096,16384")
     parser.add_argument("--linear-only", action="store_true", help="of momentum at larger batches")
     parser.add_argument("--add", action="store_true", help="further batches, to the record that is there")
-    parser.add_argument("--optimizers", default=",".join(CENTERS))
+    parser.add_argument("--optimizers", default=",".join(CENTERS), help="default: all three")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=3600.0, help="begin no run after this time")
